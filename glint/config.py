@@ -1,0 +1,205 @@
+"""Settings of an engine: frozen, and complete once constructed."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from glint.checkpoint.config import ModelConfig
+from glint.checkpoint.plan import ExpertLayout
+from glint.checkpoint.quantisation import ScaleKind
+from glint.errors import EngineError
+
+Device = Literal["cpu", "cuda"]
+Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx"]
+
+DEFAULT_PAGE_TOKENS: dict[Device, int] = {"cpu": 16, "cuda": 64}
+DEFAULT_STEP_TOKENS = 512
+DEFAULT_STEP_ITEMS = 64
+DEFAULT_CACHE_BYTES = 384 * 2**20
+CACHE_SHARE_OF_MEMORY = 4
+MAX_COUNT = 2**31 - 1
+MAX_PAGES = 2**26
+MAX_PAGE_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Everything that is fixed for the life of an engine. Nothing is left to be filled in later.
+
+    `threads` are shared by all ranks; `tp` is the number of ranks. The page cache has `num_pages` pages of
+    `page_tokens` tokens. A step computes at most `max_step_tokens` tokens of at most `max_step_items` requests.
+    `max_model_len` bounds prompt and answer together and always fits in the page cache.
+    """
+
+    model_dir: Path
+    device: Device
+    kernels: Kernels
+    threads: int
+    tp: int
+    row_slices: int
+    expert_layout: ExpertLayout
+    page_tokens: int
+    num_pages: int
+    max_step_tokens: int
+    max_step_items: int
+    max_requests: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("device", Device), ("kernels", Kernels), ("expert_layout", ExpertLayout)):
+            value = getattr(self, name)
+            if value not in get_args(allowed):
+                raise EngineError(f"{name} is {value!r}; choose one of {', '.join(get_args(allowed))}")
+        for name in _COUNTS:
+            _check_count(name, getattr(self, name))
+        if self.page_tokens > MAX_PAGE_TOKENS or MAX_PAGE_TOKENS % self.page_tokens:
+            raise EngineError(f"page_tokens is {self.page_tokens}; it must be a power of two up to {MAX_PAGE_TOKENS}")
+        if self.max_model_len < 2:
+            raise EngineError(f"max_model_len is {self.max_model_len}; a prompt and an answer need at least 2 tokens")
+        if self.tp != 1:
+            raise EngineError(f"tp is {self.tp}; this version runs one rank, use tp=1")
+        if self.max_requests < self.max_step_items:
+            raise EngineError(
+                f"max_requests is {self.max_requests}, less than max_step_items {self.max_step_items}; "
+                "raise the first or lower the second"
+            )
+        if self.max_model_len > self.num_pages * self.page_tokens:
+            raise EngineError(
+                f"max_model_len is {self.max_model_len}, but {self.num_pages} pages of {self.page_tokens} tokens hold "
+                f"{self.num_pages * self.page_tokens}; lower max_model_len or give the page cache more memory"
+            )
+
+    @classmethod
+    def resolve(
+        cls,
+        model_dir: str | Path,
+        model: ModelConfig,
+        *,
+        device: Device = "cpu",
+        kernels: Kernels = "auto",
+        threads: int | None = None,
+        tp: int = 1,
+        row_slices: int | None = None,
+        expert_layout: ExpertLayout = "tp",
+        page_tokens: int | None = None,
+        num_pages: int | None = None,
+        kv_cache_bytes: int | None = None,
+        max_step_tokens: int = DEFAULT_STEP_TOKENS,
+        max_step_items: int = DEFAULT_STEP_ITEMS,
+        max_requests: int | None = None,
+        max_model_len: int | None = None,
+    ) -> "EngineSettings":
+        """Fill what was not asked for from the machine and the model.
+
+        Threads are the cores this process may use. The page cache takes `num_pages`, else `kv_cache_bytes`, else what
+        the longest request needs and at least 384 MiB, but never more than a quarter of the free memory. Without
+        `max_model_len` the context is as long as the model and the page cache allow. Raises `EngineError` where
+        something does not fit.
+        """
+        if page_tokens is None:
+            page_tokens = DEFAULT_PAGE_TOKENS.get(device, 1)
+        _check_count("page_tokens", page_tokens)
+        for name, value in (("num_pages", num_pages), ("max_model_len", max_model_len)):
+            if value is not None:
+                _check_count(name, value)
+        if max_model_len is not None and max_model_len > model.max_positions:
+            raise EngineError(
+                f"max_model_len is {max_model_len}, but the model knows {model.max_positions} positions; lower it"
+            )
+        if num_pages is None:
+            num_pages = _count_pages(model, device, page_tokens, kv_cache_bytes, max_model_len)
+        elif kv_cache_bytes is not None:
+            raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {kv_cache_bytes} are both given; give one")
+        return cls(
+            model_dir=Path(model_dir),
+            device=device,
+            kernels=kernels,
+            threads=count_usable_cores() if threads is None else threads,
+            tp=tp,
+            row_slices=tp if row_slices is None else row_slices,
+            expert_layout=expert_layout,
+            page_tokens=page_tokens,
+            num_pages=num_pages,
+            max_step_tokens=max_step_tokens,
+            max_step_items=max_step_items,
+            max_requests=max_step_items if max_requests is None else max_requests,
+            max_model_len=min(model.max_positions, num_pages * page_tokens) if max_model_len is None else max_model_len,
+        )
+
+
+_COUNTS = (
+    "threads",
+    "tp",
+    "row_slices",
+    "page_tokens",
+    "num_pages",
+    "max_step_tokens",
+    "max_step_items",
+    "max_requests",
+    "max_model_len",
+)
+
+
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+        raise EngineError(f"{name} is {value!r}; it must be an integer from 1 to {MAX_COUNT}")
+
+
+def token_cache_bytes(model: ModelConfig, device: Device) -> int:
+    """Bytes of keys and values that one token keeps: FP32 for a BF16 checkpoint on the CPU, BF16 otherwise."""
+    is_wide = device == "cpu" and model.weight_scale_kind == ScaleKind.NONE
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (4 if is_wide else 2)
+
+
+def _count_pages(
+    model: ModelConfig, device: Device, page_tokens: int, kv_cache_bytes: int | None, max_model_len: int | None
+) -> int:
+    """Pages for the asked-for bytes, or for the default when none were asked for."""
+    page_bytes = page_tokens * token_cache_bytes(model, device)
+    free_bytes = read_free_memory()
+    if kv_cache_bytes is not None:
+        if kv_cache_bytes > free_bytes:
+            raise EngineError(
+                f"kv_cache_bytes is {kv_cache_bytes}, but {free_bytes} bytes of memory are free; ask for less"
+            )
+        if kv_cache_bytes < page_bytes:
+            raise EngineError(f"kv_cache_bytes is {kv_cache_bytes}, less than one page of {page_bytes}; ask for more")
+        return kv_cache_bytes // page_bytes
+    longest = model.max_positions if max_model_len is None else max_model_len
+    longest_pages = -(-longest // page_tokens)
+    wanted_pages = max(longest_pages, DEFAULT_CACHE_BYTES // page_bytes)
+    allowed_pages = free_bytes // CACHE_SHARE_OF_MEMORY // page_bytes
+    if allowed_pages == 0 or (max_model_len is not None and allowed_pages < longest_pages):
+        raise EngineError(
+            f"a context of {longest} tokens needs {longest_pages * page_bytes} bytes of page cache, more than a "
+            f"quarter of the free memory ({free_bytes} bytes); lower max_model_len or set kv_cache_bytes"
+        )
+    return min(wanted_pages, allowed_pages, MAX_PAGES)
+
+
+def count_usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the processor quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _read_words(Path("/sys/fs/cgroup/cpu.max"))
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    return cores
+
+
+def read_free_memory() -> int:
+    """Bytes that can be taken without swapping: the machine's, or less where the control group has a limit."""
+    words = _read_words(Path("/proc/meminfo"))
+    if "MemAvailable:" not in words:
+        raise EngineError("/proc/meminfo does not say MemAvailable; set num_pages or kv_cache_bytes")
+    free_bytes = int(words[words.index("MemAvailable:") + 1]) * 1024
+    limit = _read_words(Path("/sys/fs/cgroup/memory.max"))
+    used = _read_words(Path("/sys/fs/cgroup/memory.current"))
+    if limit and limit[0].isdigit() and used:
+        free_bytes = min(free_bytes, max(0, int(limit[0]) - int(used[0])))
+    return free_bytes
+
+
+def _read_words(path: Path) -> list[str]:
+    """The words of a small system file; none where this system does not have it."""
+    return path.read_text().split() if path.exists() else []

@@ -1,0 +1,34 @@
+"""Errors that glint raises for its users.
+
+Every message names the thing, the value and the way out.
+"""
+
+
+class GlintError(Exception):
+    """Any failure that glint reports to its user."""
+
+
+class CheckpointError(GlintError):
+    """A model folder cannot be used.
+
+    Holds every problem that was found, not only the first; the text has one problem per line.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems: tuple[str, ...] = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class EngineError(GlintError):
+    """The native engine refused a call or failed."""
+
+
+class TextError(GlintError):
+    """A tokenizer, a chat template or a text cannot be used."""
+
+
+class RequestError(GlintError):
+    """A request asks for something that cannot be served."""

@@ -1,0 +1,351 @@
+"""Mirror of native/include/glint.h: constants, structs and function signatures.
+
+Names are the header's without the `glint_` prefix: `glint_step_item` is `StepItem`, `GLINT_STATUS_OK` is `STATUS_OK`.
+A struct whose first field is `struct_bytes` is made with `sized`, which fills it; the library refuses any other value.
+Arrays are C-contiguous and belong to the side that made them. Counts say how many elements a pointer leads to; a
+pointer may be NULL only where its count is 0, unless said otherwise.
+
+`FUNCTIONS` gives the result type and the argument types of every function, by its name in the header.
+"""
+
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
+from typing import Any, TypeVar
+
+ABI_VERSION = 1
+MAX_LOGPROBS = 20
+MAX_STEPS_IN_FLIGHT = 2
+
+STATUS_OK = 0
+STATUS_INVALID_ARGUMENT = 1
+STATUS_UNKNOWN_REQUEST = 2
+STATUS_OUT_OF_PAGES = 3
+STATUS_OUT_OF_MEMORY = 4
+STATUS_FILE = 5
+STATUS_BUSY = 6
+STATUS_UNSUPPORTED = 7
+STATUS_INTERNAL = 8
+
+DTYPE_F32 = 1
+DTYPE_BF16 = 2
+DTYPE_F8_E4M3 = 3
+
+SCALE_NONE = 0
+SCALE_CHANNEL = 1
+SCALE_TENSOR = 2
+SCALE_TILE = 3
+
+KERNELS_AUTO = 0
+KERNELS_EXACT = 1
+KERNELS_PLAIN = 2
+KERNELS_NEON = 3
+KERNELS_AVX2 = 4
+KERNELS_AVX512 = 5
+KERNELS_AMX = 6
+
+EXPERT_LAYOUT_TP = 0
+EXPERT_LAYOUT_EP = 1
+
+ROLE_EMBEDDING = 1
+ROLE_LM_HEAD = 2
+ROLE_FINAL_NORM = 3
+ROLE_INPUT_NORM = 4
+ROLE_POST_ATTENTION_NORM = 5
+ROLE_QUERY = 6
+ROLE_KEY = 7
+ROLE_VALUE = 8
+ROLE_OUTPUT = 9
+ROLE_QUERY_NORM = 10
+ROLE_KEY_NORM = 11
+ROLE_GATE = 12
+ROLE_UP = 13
+ROLE_DOWN = 14
+ROLE_ROUTER = 15
+ROLE_SHARED_GATE = 16
+ROLE_SHARED_UP = 17
+ROLE_SHARED_DOWN = 18
+
+PART_WEIGHT = 0
+PART_SCALE = 1
+PART_BIAS = 2
+
+FINISH_NONE = 0
+FINISH_STOP = 1
+FINISH_LENGTH = 2
+FINISH_FAILED = 3
+
+FAILURE_NONE = 0
+FAILURE_NOT_FINITE = 1
+FAILURE_NOTHING_ALLOWED = 2
+
+
+class Engine(Structure):
+    """An engine, opaque. Only ever held by pointer; made by `glint_init_engine`, ended by `glint_free_engine`."""
+
+
+class Model(Structure):
+    """The shape of the model. Sizes are counts of elements; flags are 0 or 1.
+
+    Layers `0 .. num_dense_layers-1` have a dense MLP of `dense_width`, the others experts of `expert_width` and a
+    shared expert of `shared_width`. `rotary_dim` leading dimensions of each head rotate. `weight_scale_kind` is one
+    of `SCALE_*`; `SCALE_NONE` means a BF16 checkpoint.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("vocab_size", c_int32),
+        ("hidden_size", c_int32),
+        ("num_layers", c_int32),
+        ("num_dense_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("rotary_dim", c_int32),
+        ("dense_width", c_int32),
+        ("expert_width", c_int32),
+        ("shared_width", c_int32),
+        ("num_experts", c_int32),
+        ("experts_per_token", c_int32),
+        ("num_groups", c_int32),
+        ("groups_per_token", c_int32),
+        ("max_positions", c_int32),
+        ("has_qk_norm", c_int32),
+        ("has_attention_bias", c_int32),
+        ("normalise_weights", c_int32),
+        ("weight_scale_kind", c_int32),
+        ("routed_scaling", c_float),
+        ("norm_epsilon", c_double),
+        ("rope_theta", c_double),
+    ]
+
+
+class File(Structure):
+    """A checkpoint file to map. `path` is UTF-8 and ends in NUL; the file must have exactly `byte_count` bytes."""
+
+    _fields_ = [("struct_bytes", c_uint32), ("reserved", c_int32), ("path", c_char_p), ("byte_count", c_uint64)]
+
+
+class Tensor(Structure):
+    """One tensor of the checkpoint: what it is (`ROLE_*`, `PART_*`, layer, expert) and where its bytes lie.
+
+    Shape `[rows, cols]`, row major, starting at `file_offset` of file `file_index`. `layer` is -1 for tensors outside
+    the layers, `expert` is -1 for tensors outside the routed experts.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("role", c_int32),
+        ("part", c_int32),
+        ("layer", c_int32),
+        ("expert", c_int32),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("file_index", c_int32),
+        ("reserved", c_int32),
+        ("file_offset", c_uint64),
+        ("byte_count", c_uint64),
+    ]
+
+
+class EngineOptions(Structure):
+    """Everything that is fixed for the life of an engine. `files` has `file_count` elements; all is copied."""
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("kernels", c_int32),
+        ("num_threads", c_int32),
+        ("num_ranks", c_int32),
+        ("row_slices", c_int32),
+        ("expert_layout", c_int32),
+        ("page_tokens", c_int32),
+        ("num_pages", c_int32),
+        ("max_step_tokens", c_int32),
+        ("max_step_items", c_int32),
+        ("max_requests", c_int32),
+        ("max_context_tokens", c_int32),
+        ("file_count", c_int32),
+        ("reserved", c_int32),
+        ("model", POINTER(Model)),
+        ("files", POINTER(File)),
+    ]
+
+
+class Sampling(Structure):
+    """How a request's tokens are chosen.
+
+    A token's random number depends on `seed`, `choice_index` and the token's position, on nothing else. Temperature 0
+    is greedy. `top_k` 0, `top_p` 1, `min_p` 0, penalties 1, 0 and 0 change nothing. With `has_logprobs` each new token
+    comes with its own log-probability and the `num_logprobs` best (0 to `MAX_LOGPROBS`); likewise for the prompt.
+    `bias_tokens` and `bias_values` both have `bias_count` elements, added to the logits.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("choice_index", c_uint32),
+        ("seed", c_uint64),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("top_k", c_int32),
+        ("has_logprobs", c_int32),
+        ("num_logprobs", c_int32),
+        ("has_prompt_logprobs", c_int32),
+        ("num_prompt_logprobs", c_int32),
+        ("bias_count", c_int32),
+        ("bias_tokens", POINTER(c_int32)),
+        ("bias_values", POINTER(c_float)),
+    ]
+
+
+class Request(Structure):
+    """One completion. Everything is copied by `glint_add_request`.
+
+    `prompt_tokens` has `prompt_count` elements, at least 1. `stop_tokens` has `stop_token_count` elements.
+    `stop_sequence_tokens` is all stop sequences end to end; `stop_sequence_lengths` has `stop_sequence_count`
+    elements. Requests share cached pages only with requests of the same `cache_salt`.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("prompt_count", c_int32),
+        ("prompt_tokens", POINTER(c_int32)),
+        ("max_new_tokens", c_int32),
+        ("stop_token_count", c_int32),
+        ("stop_tokens", POINTER(c_int32)),
+        ("stop_sequence_tokens", POINTER(c_int32)),
+        ("stop_sequence_lengths", POINTER(c_int32)),
+        ("stop_sequence_count", c_int32),
+        ("reserved", c_int32),
+        ("cache_salt", c_uint64),
+        ("sampling", POINTER(Sampling)),
+    ]
+
+
+class StepItem(Structure):
+    """By how many of its known but uncomputed tokens a request advances in a step.
+
+    A request's first item begins after its cached prefix; `advance_tokens` counts from there and is cut to what is
+    left. A successful submit fills `first_position` and `cached_tokens`. `draft_tokens` is 0.
+    """
+
+    _fields_ = [
+        ("request_id", c_uint64),
+        ("advance_tokens", c_int32),
+        ("draft_tokens", c_int32),
+        ("first_position", c_int32),
+        ("cached_tokens", c_int32),
+    ]
+
+
+class Ticket(Structure):
+    """Names a submitted step. A submit short of pages sets `missing_pages` and changes nothing else."""
+
+    _fields_ = [("struct_bytes", c_uint32), ("missing_pages", c_int32), ("step", c_uint64)]
+
+
+class Mask(Structure):
+    """Tokens allowed for one item of the step: bit `t % 32` of `words[t / 32]`, `word_count` words for all tokens."""
+
+    _fields_ = [("item", c_int32), ("word_count", c_int32), ("words", POINTER(c_uint32))]
+
+
+class Masks(Structure):
+    """The masks of a step, `count` of them; items without a mask may choose any token."""
+
+    _fields_ = [("struct_bytes", c_uint32), ("count", c_int32), ("masks", POINTER(Mask))]
+
+
+class Logprob(Structure):
+    """Log-probability of `token` at absolute `position` of prompt and generated tokens.
+
+    The entries of a position follow each other: the actual token first, then the best in descending order.
+    """
+
+    _fields_ = [("item", c_int32), ("position", c_int32), ("token", c_int32), ("logprob", c_float)]
+
+
+class ItemResult(Structure):
+    """What a step did for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts."""
+
+    _fields_ = [
+        ("request_id", c_uint64),
+        ("token_count", c_int32),
+        ("finish_reason", c_int32),
+        ("failure", c_int32),
+        ("cached_tokens", c_int32),
+        ("computed_tokens", c_int32),
+        ("reserved", c_int32),
+        ("tokens", POINTER(c_int32)),
+    ]
+
+
+class StepResults(Structure):
+    """Results of a step: `item_count` items in the order of the submit, `logprob_count` log-probabilities.
+
+    The pointers lead to memory of the engine and are valid until its next collect or its end.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("item_count", c_int32),
+        ("items", POINTER(ItemResult)),
+        ("logprobs", POINTER(Logprob)),
+        ("logprob_count", c_int32),
+        ("pages_free", c_int32),
+        ("pages_held", c_int32),
+        ("pages_cached", c_int32),
+    ]
+
+
+class EngineStats(Structure):
+    """Counters. `pages_free + pages_held + pages_cached == num_pages`; `kernels` is the path really chosen."""
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("num_pages", c_int32),
+        ("pages_free", c_int32),
+        ("pages_held", c_int32),
+        ("pages_cached", c_int32),
+        ("num_requests", c_int32),
+        ("steps_in_flight", c_int32),
+        ("kernels", c_int32),
+        ("steps_done", c_uint64),
+        ("tokens_computed", c_uint64),
+        ("tokens_sampled", c_uint64),
+        ("tokens_cached", c_uint64),
+        ("weight_bytes_mapped", c_uint64),
+        ("weight_bytes_copied", c_uint64),
+        ("page_bytes", c_uint64),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "glint_abi_version": (c_uint32, ()),
+    "glint_backend_name": (c_char_p, ()),
+    "glint_last_error": (c_char_p, ()),
+    "glint_init_engine": (
+        c_int32,
+        (POINTER(EngineOptions), POINTER(Tensor), c_int64, POINTER(POINTER(Engine))),
+    ),
+    "glint_free_engine": (c_int32, (POINTER(Engine),)),
+    "glint_add_request": (c_int32, (POINTER(Engine), POINTER(Request), POINTER(c_uint64))),
+    "glint_free_request": (c_int32, (POINTER(Engine), c_uint64)),
+    "glint_release_pages": (c_int32, (POINTER(Engine), c_uint64)),
+    "glint_submit_step": (c_int32, (POINTER(Engine), POINTER(StepItem), c_int32, POINTER(Ticket))),
+    "glint_sample_step": (c_int32, (POINTER(Engine), POINTER(Ticket), POINTER(Masks))),
+    "glint_collect_step": (c_int32, (POINTER(Engine), POINTER(Ticket), POINTER(StepResults))),
+    "glint_prefill": (c_int32, (POINTER(Engine), c_uint64, POINTER(StepResults))),
+    "glint_decode_step": (c_int32, (POINTER(Engine), c_uint64, POINTER(StepResults))),
+    "glint_stats": (c_int32, (POINTER(Engine), POINTER(EngineStats))),
+    "glint_check": (c_int32, (POINTER(Engine),)),
+}
+AnyStruct = TypeVar("AnyStruct", bound=Structure)
+
+
+def sized(kind: type[AnyStruct], **fields: Any) -> AnyStruct:
+    """Make a struct with `struct_bytes` and the given fields set; the others are 0 or NULL."""
+    return kind(struct_bytes=sizeof(kind), **fields)

@@ -1,0 +1,281 @@
+"""The native library: which file it is, loading it, and calling it with failures as exceptions."""
+
+import ctypes
+import os
+import struct
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from glint.errors import EngineError
+from glint.native import abi
+
+LIBRARY_VARIABLE = "GLINT_ENGINE"
+_LOGPROB = struct.Struct("=iiif")
+
+
+class InvalidArgument(EngineError):
+    """The library refused an argument; nothing changed."""
+
+
+class UnknownRequest(EngineError):
+    """The library does not know the request id."""
+
+
+class OutOfPages(EngineError):
+    """The step needs `missing_pages` more pages than there are; nothing changed."""
+
+    def __init__(self, message: str, missing_pages: int) -> None:
+        super().__init__(message)
+        self.missing_pages = missing_pages
+
+
+class OutOfMemory(EngineError):
+    """The machine has not enough memory for what was asked."""
+
+
+class FileFailure(EngineError):
+    """A checkpoint file could not be opened, mapped or read."""
+
+
+class EngineBusy(EngineError):
+    """The call must wait for another one to end."""
+
+
+class Unsupported(EngineError):
+    """The library or the machine cannot do what was asked."""
+
+
+class InternalFailure(EngineError):
+    """The library found itself in a state that should not be."""
+
+
+_EXCEPTIONS: dict[int, type[EngineError]] = {
+    abi.STATUS_INVALID_ARGUMENT: InvalidArgument,
+    abi.STATUS_UNKNOWN_REQUEST: UnknownRequest,
+    abi.STATUS_OUT_OF_MEMORY: OutOfMemory,
+    abi.STATUS_FILE: FileFailure,
+    abi.STATUS_BUSY: EngineBusy,
+    abi.STATUS_UNSUPPORTED: Unsupported,
+    abi.STATUS_INTERNAL: InternalFailure,
+}
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """What a step did for one request.
+
+    `logprobs` maps an absolute position of prompt and generated tokens to token ids and their log-probabilities: the
+    actual token first, then the best in descending order.
+    """
+
+    request_id: int
+    tokens: tuple[int, ...]
+    finish_reason: int
+    failure: int
+    cached_tokens: int
+    computed_tokens: int
+    logprobs: dict[int, dict[int, float]]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step did, per item in the order of the submit, and the pages after it."""
+
+    items: tuple[ItemOutcome, ...]
+    pages_free: int
+    pages_held: int
+    pages_cached: int
+
+
+def choose_library(device: str, path: str | Path | None = None) -> Path:
+    """Find the library file of a device.
+
+    An explicit path goes first, then $GLINT_ENGINE, then the installed package, then the build folder of the
+    repository. A path that was asked for must exist; nothing else is tried in its place.
+    """
+    name = f"libglint_{device}.so"
+    for asked, origin in ((path, "engine"), (os.environ.get(LIBRARY_VARIABLE), f"${LIBRARY_VARIABLE}")):
+        if asked:
+            chosen = Path(asked).expanduser()
+            if not chosen.is_file():
+                raise EngineError(f"{origin} is {chosen}, which is not a file; give the path of a {name}")
+            return chosen
+    package = Path(__file__).resolve().parents[1]
+    places = (package / "lib" / name, package.parent / "build" / name)
+    for place in places:
+        if place.is_file():
+            return place
+    raise EngineError(
+        f"no native library for device {device!r}: neither {places[0]} nor {places[1]} exists; build it with "
+        f"scripts/build.sh, or set ${LIBRARY_VARIABLE} to the path of a {name}"
+    )
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load a library, check that it speaks our ABI version, and give every function its types."""
+    try:
+        library = ctypes.CDLL(str(path.resolve()))
+        for name, (result, arguments) in abi.FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as problem:
+        raise EngineError(f"{path} cannot be used as a glint library: {problem}; build it anew") from problem
+    version = library.glint_abi_version()
+    if version != abi.ABI_VERSION:
+        raise EngineError(
+            f"{path} speaks ABI version {version}, this package needs {abi.ABI_VERSION}; build it anew with "
+            "scripts/build.sh"
+        )
+    return library
+
+
+def _check(library: ctypes.CDLL, call: str, status: int) -> None:
+    """Turn a status into the exception of its kind, with the library's own words."""
+    if status != abi.STATUS_OK:
+        text = (library.glint_last_error() or b"").decode("utf-8", "replace")
+        raise _EXCEPTIONS.get(status, InternalFailure)(f"{call}: {text or f'status {status}'}")
+
+
+def _free_engine(library: ctypes.CDLL, engine: Any) -> None:
+    library.glint_free_engine(engine)
+
+
+class NativeEngine:
+    """One engine of a loaded library. It ends with `close`, with its context, or with the last reference to it.
+
+    One thread makes all calls but `stats`. A refused call changes nothing and raises a subclass of `EngineError`.
+    """
+
+    def __init__(self, library: ctypes.CDLL, options: abi.EngineOptions, tensors: Any) -> None:
+        """Map the files and plan all memory.
+
+        `tensors` is a NumPy array of shape `[count]` whose records have the layout of `abi.Tensor`.
+        """
+        if tensors.dtype.itemsize != ctypes.sizeof(abi.Tensor) or not tensors.flags.c_contiguous:
+            raise EngineError(
+                f"the tensor table has records of {tensors.dtype.itemsize} bytes; contiguous records of "
+                f"{ctypes.sizeof(abi.Tensor)} bytes are needed"
+            )
+        self._library = library
+        self._engine = ctypes.POINTER(abi.Engine)()
+        table = tensors.ctypes.data_as(ctypes.POINTER(abi.Tensor))
+        status = library.glint_init_engine(ctypes.byref(options), table, tensors.shape[0], ctypes.byref(self._engine))
+        _check(library, "glint_init_engine", status)
+        self._release = weakref.finalize(self, _free_engine, library, self._engine)
+        self._ticket = abi.sized(abi.Ticket)
+
+    @property
+    def backend_name(self) -> str:
+        """The backend that computes, as the library names it."""
+        return str(self._library.glint_backend_name().decode())
+
+    def close(self) -> None:
+        """End the engine and everything it holds. Calling it again does nothing."""
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add_request(self, request: abi.Request) -> int:
+        """Copy a request into the engine and return its id. It takes no pages yet."""
+        request_id = ctypes.c_uint64()
+        self._call("glint_add_request", ctypes.byref(request), ctypes.byref(request_id))
+        return request_id.value
+
+    def free_request(self, request_id: int) -> None:
+        """Forget a request and give its pages back."""
+        self._call("glint_free_request", request_id)
+
+    def release_pages(self, request_id: int) -> None:
+        """Give a request's pages back; its known tokens stay and will be computed anew."""
+        self._call("glint_release_pages", request_id)
+
+    def submit_step(self, items: Sequence[tuple[int, int]]) -> abi.Ticket:
+        """Start a forward pass over (request id, tokens to advance) pairs.
+
+        Raises `OutOfPages` with the number of missing pages, having changed nothing.
+        """
+        native_items = (abi.StepItem * len(items))()
+        for native_item, (request_id, advance_tokens) in zip(native_items, items, strict=True):
+            native_item.request_id = request_id
+            native_item.advance_tokens = advance_tokens
+        self._ticket = ticket = abi.sized(abi.Ticket)
+        function = self._live_function("glint_submit_step")
+        status = function(self._engine, native_items, len(items), ctypes.byref(ticket))
+        if status == abi.STATUS_OUT_OF_PAGES:
+            raise OutOfPages(f"the step needs {ticket.missing_pages} more pages than there are", ticket.missing_pages)
+        _check(self._library, "glint_submit_step", status)
+        return ticket
+
+    def sample_step(self, ticket: abi.Ticket, masks: abi.Masks | None = None) -> None:
+        """Start the sampling of a submitted step; exactly once per step."""
+        self._call("glint_sample_step", ctypes.byref(ticket), masks and ctypes.byref(masks))
+
+    def collect_step(self, ticket: abi.Ticket) -> StepOutcome:
+        """Wait for a step and copy its results."""
+        results = abi.sized(abi.StepResults)
+        self._call("glint_collect_step", ctypes.byref(ticket), ctypes.byref(results))
+        return _read_results(results)
+
+    def finish_interrupted_step(self) -> None:
+        """Bring a step that was left between submit and collect to its end and drop its results."""
+        if self._release.alive and self.stats().steps_in_flight:
+            ticket = ctypes.byref(self._ticket)
+            self._library.glint_sample_step(self._engine, ticket, None)
+            self._library.glint_collect_step(self._engine, ticket, ctypes.byref(abi.sized(abi.StepResults)))
+
+    def stats(self) -> abi.EngineStats:
+        """Counters of the engine; may be called from any thread."""
+        stats = abi.sized(abi.EngineStats)
+        self._call("glint_stats", ctypes.byref(stats))
+        return stats
+
+    def check(self) -> None:
+        """Check the engine's own books; raises where something does not add up."""
+        self._call("glint_check")
+
+    def _live_function(self, name: str) -> Any:
+        if not self._release.alive:
+            raise EngineError(f"{name} was called after the engine was closed; make a new engine")
+        return getattr(self._library, name)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        _check(self._library, name, self._live_function(name)(self._engine, *arguments))
+
+
+def _read_results(results: abi.StepResults) -> StepOutcome:
+    """Copy results out of the engine's memory, log-probabilities grouped by item and position."""
+    logprobs: list[dict[int, dict[int, float]]] = [{} for _ in range(results.item_count)]
+    if results.logprob_count:
+        raw = ctypes.string_at(results.logprobs, results.logprob_count * _LOGPROB.size)
+        for item, position, token, logprob in _LOGPROB.iter_unpack(raw):
+            logprobs[item].setdefault(position, {})[token] = logprob
+    items = results.items
+    return StepOutcome(
+        items=tuple(_read_item(items[index], logprobs[index]) for index in range(results.item_count)),
+        pages_free=results.pages_free,
+        pages_held=results.pages_held,
+        pages_cached=results.pages_cached,
+    )
+
+
+def _read_item(item: abi.ItemResult, logprobs: dict[int, dict[int, float]]) -> ItemOutcome:
+    return ItemOutcome(
+        request_id=item.request_id,
+        tokens=tuple(item.tokens[: item.token_count]) if item.token_count else (),
+        finish_reason=item.finish_reason,
+        failure=item.failure,
+        cached_tokens=item.cached_tokens,
+        computed_tokens=item.computed_tokens,
+        logprobs=logprobs,
+    )

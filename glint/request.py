@@ -1,0 +1,186 @@
+"""One completion in flight: what was asked, what has come out so far, and its form for the native engine."""
+
+from ctypes import c_float, c_int32, pointer
+from dataclasses import dataclass, field
+from typing import Literal
+
+from glint.native import abi
+from glint.native.library import ItemOutcome
+from glint.sampling import SamplingParams
+from glint.text.tokenizer import Detokenizer, StopStrings, Tokenizer
+
+FinishReason = Literal["stop", "length", "failed"]
+
+_FINISH_REASONS: dict[int, FinishReason | None] = {
+    abi.FINISH_NONE: None,
+    abi.FINISH_STOP: "stop",
+    abi.FINISH_LENGTH: "length",
+    abi.FINISH_FAILED: "failed",
+}
+_FAILURES = {
+    abi.FAILURE_NOT_FINITE: "the logits held a NaN or an infinity; the weights or the logit_bias are at fault",
+    abi.FAILURE_NOTHING_ALLOWED: "no token was allowed; loosen the mask or the logit_bias",
+}
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step added to one request.
+
+    `text` is None without a tokenizer; it may lag behind `token_ids` while a character or a stop string is unfinished.
+    `logprobs` has a mapping from token id to log-probability for each of `token_ids`, None where they were not asked
+    for. `prompt_logprobs`, one entry per prompt token with None for the first, comes with the first output of a
+    request that asked for them. `finish_reason` is set on the last output; `failure` says why it is "failed".
+    """
+
+    request_id: int
+    text: str | None
+    token_ids: tuple[int, ...]
+    logprobs: tuple[dict[int, float], ...] | None
+    prompt_logprobs: tuple[dict[int, float] | None, ...] | None
+    cached_tokens: int
+    finish_reason: FinishReason | None
+    failure: str | None
+
+
+class OutputText:
+    """The growing text of one request: tokens in, text out, ended by stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._stops = StopStrings(list(params.stop), include_stop=params.include_stop_str_in_output)
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """Take a token; give the text that is now certain and whether a stop string ended it."""
+        return self._stops.push(self._detokenizer.push(token))
+
+    def finish(self) -> tuple[str, bool]:
+        """Give the text held back so far and whether a stop string ended it after all."""
+        text, is_stopped = self._stops.push(self._detokenizer.finish())
+        return (text, True) if is_stopped else (text + self._stops.finish(), False)
+
+
+@dataclass
+class ActiveRequest:
+    """One completion from its submit to its last output. `native_id` is set while the native engine holds it."""
+
+    request_id: int
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    choice_index: int
+    cache_salt: int
+    stop_tokens: tuple[int, ...]
+    max_new_tokens: int
+    text: OutputText | None
+    native_id: int | None = None
+    cached_tokens: int | None = None
+    prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
+    has_sent_output: bool = False
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The choices of a prompt share it, so only the first asks for its log-probabilities."""
+        return self.params.prompt_logprobs is not None and self.choice_index == 0
+
+    def take_in(self, item: ItemOutcome) -> StepOutput | None:
+        """Turn this request's part of a step into its output; None where only prompt tokens were computed."""
+        if self.cached_tokens is None:
+            self.cached_tokens = item.cached_tokens
+        new_logprobs = []
+        for position, logprobs in item.logprobs.items():
+            if position < len(self.prompt_tokens):
+                self.prompt_logprobs[position] = logprobs
+            else:
+                new_logprobs.append(logprobs)
+        finish_reason = _FINISH_REASONS[item.finish_reason]
+        if not item.tokens and finish_reason is None:
+            return None
+        text, num_tokens, is_stopped = self._extend_text(item.tokens, finish_reason)
+        output = StepOutput(
+            request_id=self.request_id,
+            text=text,
+            token_ids=item.tokens[:num_tokens],
+            logprobs=None if self.params.logprobs is None else tuple(new_logprobs[:num_tokens]),
+            prompt_logprobs=None if self.has_sent_output else self._all_prompt_logprobs(),
+            cached_tokens=self.cached_tokens,
+            finish_reason="stop" if is_stopped else finish_reason,
+            failure=_FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
+        )
+        self.has_sent_output = True
+        return output
+
+    def fail(self, failure: str) -> StepOutput:
+        """The last output of a request that cannot run on."""
+        return StepOutput(
+            request_id=self.request_id,
+            text=None if self.text is None else self.text.finish()[0],
+            token_ids=(),
+            logprobs=None if self.params.logprobs is None else (),
+            prompt_logprobs=None,
+            cached_tokens=self.cached_tokens or 0,
+            finish_reason="failed",
+            failure=failure,
+        )
+
+    def _extend_text(self, tokens: tuple[int, ...], finish_reason: FinishReason | None) -> tuple[str | None, int, bool]:
+        """Give the new text, how many of the tokens count, and whether a stop string ended the request.
+
+        A stop token adds text only where the request wants the stop in its output.
+        """
+        if self.text is None:
+            return None, len(tokens), False
+        hides_stop = finish_reason == "stop" and not self.params.include_stop_str_in_output
+        shown = tokens[:-1] if hides_stop and tokens[-1] in self.stop_tokens else tokens
+        pieces = []
+        for index, token in enumerate(shown):
+            piece, is_stopped = self.text.push(token)
+            pieces.append(piece)
+            if is_stopped:
+                return "".join(pieces), index + 1, True
+        is_stopped = False
+        if finish_reason is not None:
+            piece, is_stopped = self.text.finish()
+            pieces.append(piece)
+        return "".join(pieces), len(tokens), is_stopped
+
+    def _all_prompt_logprobs(self) -> tuple[dict[int, float] | None, ...] | None:
+        if not self.wants_prompt_logprobs:
+            return None
+        return tuple(self.prompt_logprobs.get(position) for position in range(len(self.prompt_tokens)))
+
+    def to_native(self) -> abi.Request:
+        """The request as the native engine takes it; the struct keeps the arrays that it points to."""
+        return abi.sized(
+            abi.Request,
+            prompt_count=len(self.prompt_tokens),
+            prompt_tokens=(c_int32 * len(self.prompt_tokens))(*self.prompt_tokens),
+            max_new_tokens=self.max_new_tokens,
+            stop_token_count=len(self.stop_tokens),
+            stop_tokens=(c_int32 * len(self.stop_tokens))(*self.stop_tokens),
+            cache_salt=self.cache_salt,
+            sampling=pointer(self._native_sampling()),
+        )
+
+    def _native_sampling(self) -> abi.Sampling:
+        params = self.params
+        bias = params.logit_bias
+        return abi.sized(
+            abi.Sampling,
+            choice_index=self.choice_index,
+            seed=self.seed,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            top_k=params.top_k,
+            has_logprobs=params.logprobs is not None,
+            num_logprobs=params.logprobs or 0,
+            has_prompt_logprobs=self.wants_prompt_logprobs,
+            num_prompt_logprobs=(params.prompt_logprobs or 0) if self.wants_prompt_logprobs else 0,
+            bias_count=len(bias),
+            bias_tokens=(c_int32 * len(bias))(*bias.keys()),
+            bias_values=(c_float * len(bias))(*bias.values()),
+        )

@@ -1,0 +1,1 @@
+"""Deciding what each step computes. Pure Python, knows nothing of the native engine."""

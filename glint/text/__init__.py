@@ -1,0 +1,1 @@
+"""Text in and out: tokenizer, incremental detokenising, stop strings and chat prompts."""

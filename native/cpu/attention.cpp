@@ -1,0 +1,127 @@
+#include <algorithm>
+#include <cmath>
+
+#include "base/fp8.h"
+#include "cpu/backend.h"
+#include "cpu/rows.h"
+#include "model/ops.h"
+
+namespace glint::ops {
+
+namespace {
+
+void rotate_head(float* head, const float* cosines, const float* sines, int64_t rotary_dim) {
+  const int64_t half = rotary_dim / 2;
+  for (int64_t index = 0; index < half; ++index) {
+    const auto low = static_cast<double>(head[index]);
+    const auto high = static_cast<double>(head[index + half]);
+    const auto cosine = static_cast<double>(cosines[index]);
+    const auto sine = static_cast<double>(sines[index]);
+    head[index] = static_cast<float>(low * cosine - high * sine);
+    head[index + half] = static_cast<float>(high * cosine + low * sine);
+  }
+}
+
+void store_head(std::byte* target, const float* head, int64_t head_dim, int32_t dtype) {
+  if (dtype == GLINT_DTYPE_F32) {
+    std::copy(head, head + head_dim, reinterpret_cast<float*>(target));
+    return;
+  }
+  auto* values = reinterpret_cast<uint16_t*>(target);
+  for (int64_t index = 0; index < head_dim; ++index) values[index] = bf16_from_float(head[index]);
+}
+
+void rotate_row(const RotateCall& call, int64_t row) {
+  const HeadShape& heads = call.heads;
+  const float* cosines = call.cosines + row * heads.rotary_dim / 2;
+  const float* sines = call.sines + row * heads.rotary_dim / 2;
+  const auto rotate_heads = [&](float* first, int64_t count, const float* norm) {
+    for (int64_t head = 0; head < count; ++head) {
+      float* values = first + head * heads.head_dim;
+      if (norm != nullptr) norm_row(values, values, norm, heads.head_dim, call.norm_epsilon);
+      rotate_head(values, cosines, sines, heads.rotary_dim);
+    }
+  };
+  rotate_heads(call.query + row * heads.num_heads * heads.head_dim, heads.num_heads, call.query_norm);
+  rotate_heads(call.key + row * heads.num_kv_heads * heads.head_dim, heads.num_kv_heads, call.key_norm);
+}
+
+void store_row(const RotateCall& call, const PageLayout& pages, int64_t layer, int64_t row, int64_t page,
+               int64_t offset) {
+  const HeadShape& heads = call.heads;
+  for (int64_t head = 0; head < heads.num_kv_heads; ++head) {
+    const int64_t source = (row * heads.num_kv_heads + head) * heads.head_dim;
+    const int64_t target = page * pages.page_bytes() + head * pages.head_bytes() +
+                           offset * heads.head_dim * pages.element_bytes();
+    store_head(pages.keys(layer) + target, call.key + source, heads.head_dim, pages.dtype);
+    store_head(pages.values(layer) + target, call.value + source, heads.head_dim, pages.dtype);
+  }
+}
+
+}
+
+void fill_rotary(Backend& backend, float* cosines, float* sines, std::span<const int32_t> positions,
+                 int64_t rotary_dim, double theta) {
+  const int64_t half = rotary_dim / 2;
+  backend.team().run(static_cast<int64_t>(positions.size()), [&](int64_t row, int) {
+    for (int64_t index = 0; index < half; ++index) {
+      const double exponent = -2.0 * static_cast<double>(index) / static_cast<double>(rotary_dim);
+      const double angle = static_cast<double>(positions[static_cast<size_t>(row)]) * std::pow(theta, exponent);
+      cosines[row * half + index] = static_cast<float>(std::cos(angle));
+      sines[row * half + index] = static_cast<float>(std::sin(angle));
+    }
+  });
+}
+
+void rotate_and_store(Backend& backend, const RotateCall& call, const PageLayout& pages, int64_t layer,
+                      std::span<const BatchRequest> requests) {
+  const int64_t query_width = call.heads.num_heads * call.heads.head_dim;
+  for (const BatchRequest& request : requests) {
+    backend.team().run(request.row_count, [&](int64_t index, int) {
+      const int64_t row = request.row_first + index;
+      rotate_row(call, row);
+      const int64_t position = request.first_position + index;
+      store_row(call, pages, layer, row, request.pages[position / pages.page_tokens], position % pages.page_tokens);
+      if (pages.dtype != GLINT_DTYPE_BF16) return;
+      float* query = call.query + row * query_width;
+      for (int64_t dim = 0; dim < query_width; ++dim) query[dim] = round_to_bf16(query[dim]);
+    });
+  }
+}
+
+void attend(Backend& backend, float* out, const float* query, const PageLayout& pages, int64_t layer,
+            std::span<const BatchRequest> requests, const HeadShape& heads) {
+  const int64_t group_heads = heads.num_heads / heads.num_kv_heads;
+  const int64_t tile_rows = query_rows_per_tile(group_heads);
+  const int64_t row_stride = heads.num_heads * heads.head_dim;
+  std::vector<int64_t>& ends = backend.task_ends();
+  ends.clear();
+  int64_t num_tasks = 0;
+  for (const BatchRequest& request : requests) {
+    ends.push_back(num_tasks += (request.row_count + tile_rows - 1) / tile_rows * heads.num_kv_heads);
+  }
+  backend.team().run(num_tasks, [&](int64_t task, int thread) {
+    const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
+    const BatchRequest& request = requests[index];
+    const int64_t local = task - (index == 0 ? 0 : ends[index - 1]);
+    const int64_t kv_head = local % heads.num_kv_heads;
+    const int64_t row = local / heads.num_kv_heads * tile_rows;
+    const int64_t offset = (request.row_first + row) * row_stride + kv_head * group_heads * heads.head_dim;
+    backend.kernels().attend({.out = out + offset,
+                              .query = query + offset,
+                              .row_stride = row_stride,
+                              .group_heads = group_heads,
+                              .head_dim = heads.head_dim,
+                              .row_count = std::min(tile_rows, request.row_count - row),
+                              .first_position = request.first_position + row,
+                              .pages = request.pages,
+                              .keys = pages.keys(layer) + kv_head * pages.head_bytes(),
+                              .values = pages.values(layer) + kv_head * pages.head_bytes(),
+                              .page_bytes = pages.page_bytes(),
+                              .page_tokens = pages.page_tokens,
+                              .dtype = pages.dtype},
+                             backend.scratch(thread));
+  });
+}
+
+}

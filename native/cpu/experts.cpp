@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/contract.h"
+#include "cpu/backend.h"
+#include "model/ops.h"
+
+namespace glint::ops {
+
+namespace {
+
+constexpr int32_t kMaxExperts = 4096;
+
+using Scores = std::array<float, kMaxExperts>;
+
+int32_t best_of(const Scores& scores, int32_t first, int32_t last) {
+  int32_t best = first;
+  for (int32_t index = first + 1; index < last; ++index) {
+    if (scores[static_cast<size_t>(index)] > scores[static_cast<size_t>(best)]) best = index;
+  }
+  return best;
+}
+
+float group_score(const Scores& choice, int32_t first, int32_t last) {
+  const int32_t best = best_of(choice, first, last);
+  float second = -std::numeric_limits<float>::infinity();
+  for (int32_t index = first; index < last; ++index) {
+    if (index != best) second = std::max(second, choice[static_cast<size_t>(index)]);
+  }
+  return choice[static_cast<size_t>(best)] + second;
+}
+
+void keep_best_groups(Scores& choice, const glint_model& model) {
+  if (model.groups_per_token == model.num_groups) return;
+  const int32_t group_size = model.num_experts / model.num_groups;
+  Scores groups;
+  for (int32_t group = 0; group < model.num_groups; ++group) {
+    groups[static_cast<size_t>(group)] = group_score(choice, group * group_size, (group + 1) * group_size);
+  }
+  std::array<bool, kMaxExperts> is_kept{};
+  for (int32_t kept = 0; kept < model.groups_per_token; ++kept) {
+    const int32_t best = best_of(groups, 0, model.num_groups);
+    is_kept[static_cast<size_t>(best)] = true;
+    groups[static_cast<size_t>(best)] = -std::numeric_limits<float>::infinity();
+  }
+  for (int32_t expert = 0; expert < model.num_experts; ++expert) {
+    if (!is_kept[static_cast<size_t>(expert / group_size)]) {
+      choice[static_cast<size_t>(expert)] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+void route_row(const RouteCall& call, int64_t row) {
+  const glint_model& model = *call.model;
+  Scores scores;
+  Scores choice;
+  for (int32_t expert = 0; expert < model.num_experts; ++expert) {
+    const auto logit = static_cast<double>(call.logits[row * model.num_experts + expert]);
+    const auto score = static_cast<float>(1.0 / (1.0 + std::exp(-logit)));
+    const float selection = score + call.bias[expert];
+    scores[static_cast<size_t>(expert)] = score;
+    choice[static_cast<size_t>(expert)] = std::isnan(selection) ? std::numeric_limits<float>::lowest() : selection;
+  }
+  keep_best_groups(choice, model);
+  int32_t* experts = call.experts + row * model.experts_per_token;
+  for (int32_t kept = 0; kept < model.experts_per_token; ++kept) {
+    experts[kept] = best_of(choice, 0, model.num_experts);
+    choice[static_cast<size_t>(experts[kept])] = -std::numeric_limits<float>::infinity();
+  }
+  std::sort(experts, experts + model.experts_per_token);
+  double sum = 1e-20;
+  for (int32_t kept = 0; kept < model.experts_per_token; ++kept) {
+    sum += static_cast<double>(scores[static_cast<size_t>(experts[kept])]);
+  }
+  const double factor = static_cast<double>(model.routed_scaling) / (model.normalise_weights != 0 ? sum : 1.0);
+  for (int32_t kept = 0; kept < model.experts_per_token; ++kept) {
+    call.weights[row * model.experts_per_token + kept] =
+        static_cast<float>(static_cast<double>(scores[static_cast<size_t>(experts[kept])]) * factor);
+  }
+}
+
+void combine_row(const CombineCall& call, int64_t row, double* sums) {
+  std::fill(sums, sums + call.hidden_size, 0.0);
+  for (int64_t kept = 0; kept < call.experts_per_token; ++kept) {
+    const int64_t index = row * call.experts_per_token + kept;
+    if (call.experts[index] < call.expert_first || call.experts[index] >= call.expert_last) continue;
+    const float* routed = call.routed + call.routed_rows[index] * call.hidden_size;
+    const auto weight = static_cast<double>(call.weights[index]);
+    for (int64_t dim = 0; dim < call.hidden_size; ++dim) sums[dim] += weight * static_cast<double>(routed[dim]);
+  }
+  const float* shared = call.shared + row * call.hidden_size;
+  float* out = call.out + row * call.hidden_size;
+  for (int64_t dim = 0; dim < call.hidden_size; ++dim) {
+    out[dim] = static_cast<float>(sums[dim] + static_cast<double>(shared[dim]));
+  }
+}
+
+}
+
+void swiglu(Backend& backend, float* out, const float* gate, const float* up, int64_t count) {
+  constexpr int64_t kPiece = 4096;
+  backend.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
+    const int64_t first = piece * kPiece;
+    backend.kernels().swiglu(out + first, gate + first, up + first, std::min(kPiece, count - first));
+  });
+}
+
+void route(Backend& backend, const RouteCall& call) {
+  require_argument(call.model->num_experts <= kMaxExperts, "at most ", kMaxExperts, " experts are supported");
+  backend.team().run(call.count, [&](int64_t row, int) { route_row(call, row); });
+}
+
+void combine(Backend& backend, const CombineCall& call) {
+  backend.team().run(call.count, [&](int64_t row, int thread) {
+    combine_row(call, row, reinterpret_cast<double*>(backend.scratch(thread)));
+  });
+}
+
+}

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "include/glint.h"
+#include "model/weights.h"
+
+namespace glint {
+
+inline constexpr int64_t kSplitPositions = 1024;
+inline constexpr int64_t kOperandAlignment = 64;
+inline constexpr int64_t kTileRows = 32;
+inline constexpr int64_t kMaxQueriesPerTile = 16;
+
+struct ProductTile {
+  float* out;
+  int64_t out_stride;
+  const std::byte* operand;
+  int64_t operand_stride;
+  const float* input_scales;
+  const int32_t* input_rows;
+  int64_t count;
+  const Weight* weight;
+  const float* bias;
+  int64_t row_first;
+  int64_t row_count;
+
+  int64_t input_row(int64_t index) const { return input_rows == nullptr ? index : input_rows[index]; }
+  float input_scale(int64_t index) const { return input_scales == nullptr ? 1.0F : input_scales[input_row(index)]; }
+  float bias_at(int64_t row) const { return bias == nullptr ? 0.0F : bias[row]; }
+};
+
+struct AttentionTile {
+  float* out;
+  const float* query;
+  int64_t row_stride;
+  int64_t group_heads;
+  int64_t head_dim;
+  int64_t row_count;
+  int64_t first_position;
+  const int32_t* pages;
+  const std::byte* keys;
+  const std::byte* values;
+  int64_t page_bytes;
+  int64_t page_tokens;
+  int32_t dtype;
+};
+
+enum class OperandForm { kFloat, kBf16 };
+
+struct KernelSet {
+  const char* name;
+  int32_t id;
+  OperandForm code_form;
+  void (*product_codes)(const ProductTile& tile, std::byte* scratch);
+  void (*product_floats)(const ProductTile& tile, std::byte* scratch);
+  void (*attend)(const AttentionTile& tile, std::byte* scratch);
+  void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);
+};
+
+int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens);
+int64_t product_scratch_bytes(int64_t max_cols);
+
+const KernelSet& exact_kernels();
+const KernelSet& plain_kernels();
+#if defined(GLINT_ARM64)
+const KernelSet& neon_kernels();
+#endif
+#if defined(GLINT_X86)
+const KernelSet& avx2_kernels();
+const KernelSet& avx512_kernels();
+const KernelSet& amx_kernels();
+bool amx_is_available();
+#endif
+
+const KernelSet& choose_kernels(int32_t requested);
+
+}

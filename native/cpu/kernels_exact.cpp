@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/fp8.h"
+#include "cpu/kernels.h"
+
+namespace glint {
+
+namespace {
+
+constexpr int64_t kSumLanes = 8;
+
+double weight_value(const Weight& weight, int64_t row, int64_t col) {
+  const std::byte* data = weight.row(row);
+  if (weight.dtype == GLINT_DTYPE_F8_E4M3) {
+    const double code = e4m3_table()[std::to_integer<uint8_t>(data[col])];
+    return code * static_cast<double>(weight.scale_at(row, col));
+  }
+  uint16_t bits = 0;
+  std::memcpy(&bits, data + 2 * col, sizeof(bits));
+  return static_cast<double>(float_from_bf16(bits));
+}
+
+double dot(const float* left, const double* right, int64_t count) {
+  double lanes[kSumLanes] = {};
+  int64_t index = 0;
+  for (; index + kSumLanes <= count; index += kSumLanes) {
+    for (int64_t lane = 0; lane < kSumLanes; ++lane) {
+      lanes[lane] += static_cast<double>(left[index + lane]) * right[index + lane];
+    }
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  for (; index < count; ++index) sum += static_cast<double>(left[index]) * right[index];
+  return sum;
+}
+
+void product_exact(const ProductTile& tile, std::byte* scratch) {
+  const Weight& weight = *tile.weight;
+  auto* row_values = reinterpret_cast<double*>(scratch);
+  const auto* operand = reinterpret_cast<const float*>(tile.operand);
+  for (int64_t row = tile.row_first; row < tile.row_first + tile.row_count; ++row) {
+    for (int64_t col = 0; col < weight.cols; ++col) row_values[col] = weight_value(weight, row, col);
+    for (int64_t index = 0; index < tile.count; ++index) {
+      const float* input = operand + tile.input_row(index) * tile.operand_stride;
+      const double sum = dot(input, row_values, weight.cols);
+      tile.out[index * tile.out_stride + row] = static_cast<float>(
+          static_cast<double>(tile.input_scale(index)) * sum + static_cast<double>(tile.bias_at(row)));
+    }
+  }
+}
+
+double stored_value(const std::byte* data, int64_t index, int32_t dtype) {
+  if (dtype == GLINT_DTYPE_F32) return static_cast<double>(reinterpret_cast<const float*>(data)[index]);
+  return static_cast<double>(float_from_bf16(reinterpret_cast<const uint16_t*>(data)[index]));
+}
+
+struct SplitSum {
+  float highest;
+  double weight_sum;
+};
+
+SplitSum weigh_split(float* scores, int64_t count, bool rounds_weights) {
+  const float highest = *std::max_element(scores, scores + count);
+  double weight_sum = 0;
+  for (int64_t index = 0; index < count; ++index) {
+    const auto weight = static_cast<float>(std::exp(static_cast<double>(scores[index]) - static_cast<double>(highest)));
+    weight_sum += static_cast<double>(weight);
+    scores[index] = rounds_weights ? round_to_bf16(weight) : weight;
+  }
+  return {highest, weight_sum};
+}
+
+struct QueryRow {
+  float* out;
+  const float* query;
+  int64_t positions;
+};
+
+void attend_query(const AttentionTile& tile, const QueryRow& row, float* scores, double* sums, double* split_sums) {
+  const double scale = 1.0 / std::sqrt(static_cast<double>(tile.head_dim));
+  const auto page_of = [&](const std::byte* base, int64_t position) {
+    return base + tile.pages[position / tile.page_tokens] * tile.page_bytes;
+  };
+  std::fill(sums, sums + tile.head_dim, 0.0);
+  SplitSum total{-std::numeric_limits<float>::infinity(), 0.0};
+  for (int64_t first = 0; first < row.positions; first += kSplitPositions) {
+    const int64_t count = std::min(kSplitPositions, row.positions - first);
+    for (int64_t index = 0; index < count; ++index) {
+      const std::byte* keys = page_of(tile.keys, first + index);
+      const int64_t offset = (first + index) % tile.page_tokens * tile.head_dim;
+      double sum = 0;
+      for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
+        sum += static_cast<double>(row.query[dim]) * stored_value(keys, offset + dim, tile.dtype);
+      }
+      scores[index] = static_cast<float>(sum * scale);
+    }
+    const SplitSum split = weigh_split(scores, count, tile.dtype == GLINT_DTYPE_BF16);
+    std::fill(split_sums, split_sums + tile.head_dim, 0.0);
+    for (int64_t index = 0; index < count; ++index) {
+      const std::byte* values = page_of(tile.values, first + index);
+      const int64_t offset = (first + index) % tile.page_tokens * tile.head_dim;
+      for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
+        split_sums[dim] += static_cast<double>(scores[index]) * stored_value(values, offset + dim, tile.dtype);
+      }
+    }
+    const float highest = std::max(total.highest, split.highest);
+    const double keep = static_cast<double>(std::exp(total.highest - highest));
+    const double take = static_cast<double>(std::exp(split.highest - highest));
+    for (int64_t dim = 0; dim < tile.head_dim; ++dim) sums[dim] = sums[dim] * keep + split_sums[dim] * take;
+    total = {highest, total.weight_sum * keep + split.weight_sum * take};
+  }
+  for (int64_t dim = 0; dim < tile.head_dim; ++dim) row.out[dim] = static_cast<float>(sums[dim] / total.weight_sum);
+}
+
+void attend_exact(const AttentionTile& tile, std::byte* scratch) {
+  auto* sums = reinterpret_cast<double*>(scratch);
+  double* split_sums = sums + tile.head_dim;
+  auto* scores = reinterpret_cast<float*>(split_sums + tile.head_dim);
+  for (int64_t index = 0; index < tile.row_count; ++index) {
+    for (int64_t head = 0; head < tile.group_heads; ++head) {
+      const int64_t offset = index * tile.row_stride + head * tile.head_dim;
+      attend_query(tile, {tile.out + offset, tile.query + offset, tile.first_position + index + 1}, scores, sums,
+                   split_sums);
+    }
+  }
+}
+
+void swiglu_exact(float* out, const float* gate, const float* up, int64_t count) {
+  for (int64_t index = 0; index < count; ++index) {
+    const auto value = static_cast<double>(gate[index]);
+    out[index] = static_cast<float>(value / (1.0 + std::exp(-value)) * static_cast<double>(up[index]));
+  }
+}
+
+}
+
+const KernelSet& exact_kernels() {
+  static const KernelSet kernels{.name = "exact",
+                                 .id = GLINT_KERNELS_EXACT,
+                                 .code_form = OperandForm::kFloat,
+                                 .product_codes = product_exact,
+                                 .product_floats = product_exact,
+                                 .attend = attend_exact,
+                                 .swiglu = swiglu_exact};
+  return kernels;
+}
+
+}

@@ -1,0 +1,37 @@
+#include "cpu/lane_attention.h"
+#include "cpu/lane_products.h"
+
+namespace glint {
+
+namespace {
+
+struct PlainIsa {
+  static constexpr int kLanes = 4;
+  static constexpr int kCodeVectors = 1;
+  static constexpr int kRows = 2;
+  static constexpr int kTokens = 4;
+  static constexpr int kDirectRows = 4;
+  static constexpr float kCodeFactor = 1.0F;
+
+  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
+    const std::array<float, 256>& table = e4m3_table();
+    Lanes<kLanes>::Floats values;
+    for (int lane = 0; lane < kLanes; ++lane) values[lane] = table[std::to_integer<uint8_t>(source[lane])];
+    return {values};
+  }
+};
+
+}
+
+const KernelSet& plain_kernels() {
+  static const KernelSet kernels{.name = "plain",
+                                 .id = GLINT_KERNELS_PLAIN,
+                                 .code_form = OperandForm::kFloat,
+                                 .product_codes = LaneProducts<PlainIsa>::codes,
+                                 .product_floats = LaneProducts<PlainIsa>::floats,
+                                 .attend = LaneAttention<PlainIsa>::attend,
+                                 .swiglu = lane_swiglu<PlainIsa>};
+  return kernels;
+}
+
+}

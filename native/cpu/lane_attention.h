@@ -1,0 +1,204 @@
+#pragma once
+
+#include "cpu/lanes.h"
+
+namespace glint {
+
+namespace {
+
+template <typename Isa>
+class LaneAttention {
+ public:
+  using Lane = Lanes<Isa::kLanes>;
+  using Floats = typename Lane::Floats;
+
+  static void attend(const AttentionTile& tile, std::byte* scratch) {
+    const Workspace work(tile, scratch);
+    const int64_t queries = tile.row_count * tile.group_heads;
+    for (int64_t query = 0; query < queries; ++query) {
+      work.highest[query] = -std::numeric_limits<float>::infinity();
+      work.weight_sum[query] = 0.0F;
+      std::fill_n(work.sums + query * tile.head_dim, tile.head_dim, 0.0F);
+    }
+    const int64_t positions = tile.first_position + tile.row_count;
+    for (int64_t first = 0; first < positions; first += kSplitPositions) {
+      const int64_t last = std::min(first + kSplitPositions, positions);
+      score_split(tile, work, first, last);
+      for (int64_t query = 0; query < queries; ++query) weigh_split(tile, work, query, first, last);
+      sum_split(tile, work, first, last);
+      for (int64_t query = 0; query < queries; ++query) join_split(tile, work, query, first);
+    }
+    for (int64_t query = 0; query < queries; ++query) {
+      float* out = tile.out + query_offset(tile, query);
+      for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
+        out[dim] = work.sums[query * tile.head_dim + dim] / work.weight_sum[query];
+      }
+    }
+  }
+
+ private:
+  struct Workspace {
+    Workspace(const AttentionTile& tile, std::byte* scratch) {
+      const int64_t queries = tile.row_count * tile.group_heads;
+      auto* next = reinterpret_cast<float*>(scratch);
+      const auto take = [&next](int64_t count) {
+        float* start = next;
+        next += round_up(count, kOperandAlignment);
+        return start;
+      };
+      scores = take(queries * kSplitPositions);
+      sums = take(queries * tile.head_dim);
+      split_sums = take(queries * tile.head_dim);
+      slab = take(tile.page_tokens * tile.head_dim);
+      highest = take(queries);
+      weight_sum = take(queries);
+      split_highest = take(queries);
+      split_weight_sum = take(queries);
+    }
+    float* scores;
+    float* sums;
+    float* split_sums;
+    float* slab;
+    float* highest;
+    float* weight_sum;
+    float* split_highest;
+    float* split_weight_sum;
+  };
+
+  static int64_t query_offset(const AttentionTile& tile, int64_t query) {
+    return query / tile.group_heads * tile.row_stride + query % tile.group_heads * tile.head_dim;
+  }
+
+  static int64_t visible_positions(const AttentionTile& tile, int64_t query, int64_t first, int64_t last) {
+    const int64_t end = tile.first_position + query / tile.group_heads + 1;
+    return std::max<int64_t>(0, std::min(end, last) - first);
+  }
+
+  static const float* load_page(const AttentionTile& tile, const std::byte* base, int64_t page, int64_t count,
+                                float* slab) {
+    const std::byte* source = base + tile.pages[page] * tile.page_bytes;
+    if (tile.dtype == GLINT_DTYPE_F32) return reinterpret_cast<const float*>(source);
+    const int64_t elements = count * tile.head_dim;
+    int64_t index = 0;
+    for (; index + Isa::kLanes <= elements; index += Isa::kLanes) {
+      Lane::store(slab + index, Lane::load_bf16(source + 2 * index));
+    }
+    for (; index < elements; ++index) slab[index] = float_from_bf16(reinterpret_cast<const uint16_t*>(source)[index]);
+    return slab;
+  }
+
+  static float dot(const float* left, const float* right, int64_t count) {
+    Floats sums = {};
+    int64_t index = 0;
+    for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
+      sums += Lane::load(left + index) * Lane::load(right + index);
+    }
+    float total = Lane::sum(sums);
+    for (; index < count; ++index) total += left[index] * right[index];
+    return total;
+  }
+
+  static void score_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
+    const float scale = 1.0F / std::sqrt(static_cast<float>(tile.head_dim));
+    const int64_t queries = tile.row_count * tile.group_heads;
+    for (int64_t start = first; start < last; start += tile.page_tokens) {
+      const int64_t count = std::min(tile.page_tokens, last - start);
+      const float* keys = load_page(tile, tile.keys, start / tile.page_tokens, count, work.slab);
+      for (int64_t query = 0; query < queries; ++query) {
+        const float* values = tile.query + query_offset(tile, query);
+        float* scores = work.scores + query * kSplitPositions + (start - first);
+        const int64_t visible = visible_positions(tile, query, start, start + count);
+        for (int64_t index = 0; index < visible; ++index) {
+          scores[index] = dot(values, keys + index * tile.head_dim, tile.head_dim) * scale;
+        }
+      }
+    }
+  }
+
+  static void weigh_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first,
+                          int64_t last) {
+    const int64_t count = visible_positions(tile, query, first, last);
+    float* scores = work.scores + query * kSplitPositions;
+    float highest = -std::numeric_limits<float>::infinity();
+    for (int64_t index = 0; index < count; ++index) highest = std::max(highest, scores[index]);
+    for (int64_t index = count; index < round_up(count, Isa::kLanes); ++index) scores[index] = -1000.0F + highest;
+    Floats sums = {};
+    const Floats zeros = {};
+    for (int64_t index = 0; index < count; index += Isa::kLanes) {
+      Floats weights = Lane::exponential(Lane::load(scores + index) - highest);
+      for (int64_t lane = count - index; lane < Isa::kLanes; ++lane) weights[lane] = zeros[lane];
+      sums += weights;
+      Lane::store(scores + index, weights);
+    }
+    if (tile.dtype == GLINT_DTYPE_BF16) {
+      for (int64_t index = 0; index < count; ++index) scores[index] = round_to_bf16(scores[index]);
+    }
+    work.split_highest[query] = highest;
+    work.split_weight_sum[query] = Lane::sum(sums);
+  }
+
+  static void sum_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
+    const int64_t queries = tile.row_count * tile.group_heads;
+    std::fill_n(work.split_sums, queries * tile.head_dim, 0.0F);
+    for (int64_t start = first; start < last; start += tile.page_tokens) {
+      const int64_t count = std::min(tile.page_tokens, last - start);
+      const float* values = load_page(tile, tile.values, start / tile.page_tokens, count, work.slab);
+      for (int64_t query = 0; query < queries; ++query) {
+        const float* weights = work.scores + query * kSplitPositions + (start - first);
+        const int64_t visible = visible_positions(tile, query, start, start + count);
+        add_values(work.split_sums + query * tile.head_dim, weights, values, visible, tile.head_dim);
+      }
+    }
+  }
+
+  static void add_values(float* sums, const float* weights, const float* values, int64_t count, int64_t head_dim) {
+    constexpr int64_t kStep = Isa::kLanes * 4;
+    int64_t dim = 0;
+    for (; dim + kStep <= head_dim; dim += kStep) {
+      Floats parts[4];
+      for (int part = 0; part < 4; ++part) parts[part] = Lane::load(sums + dim + part * Isa::kLanes);
+      for (int64_t index = 0; index < count; ++index) {
+        const float* row = values + index * head_dim + dim;
+        for (int part = 0; part < 4; ++part) parts[part] += weights[index] * Lane::load(row + part * Isa::kLanes);
+      }
+      for (int part = 0; part < 4; ++part) Lane::store(sums + dim + part * Isa::kLanes, parts[part]);
+    }
+    for (; dim < head_dim; ++dim) {
+      for (int64_t index = 0; index < count; ++index) sums[dim] += weights[index] * values[index * head_dim + dim];
+    }
+  }
+
+  static void join_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first) {
+    if (visible_positions(tile, query, first, first + 1) == 0) return;
+    const float highest = std::max(work.highest[query], work.split_highest[query]);
+    const float keep = std::exp(work.highest[query] - highest);
+    const float take = std::exp(work.split_highest[query] - highest);
+    float* sums = work.sums + query * tile.head_dim;
+    const float* split_sums = work.split_sums + query * tile.head_dim;
+    for (int64_t dim = 0; dim < tile.head_dim; ++dim) sums[dim] = sums[dim] * keep + split_sums[dim] * take;
+    work.weight_sum[query] = work.weight_sum[query] * keep + work.split_weight_sum[query] * take;
+    work.highest[query] = highest;
+  }
+};
+
+template <typename Isa>
+void lane_swiglu(float* out, const float* gate, const float* up, int64_t count) {
+  using Lane = Lanes<Isa::kLanes>;
+  using Floats = typename Lane::Floats;
+  const auto activate = [](Floats g, Floats u) { return g / (1.0F + Lane::exponential(-g)) * u; };
+  int64_t index = 0;
+  for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
+    Lane::store(out + index, activate(Lane::load(gate + index), Lane::load(up + index)));
+  }
+  if (index == count) return;
+  float gates[Isa::kLanes] = {};
+  float ups[Isa::kLanes] = {};
+  std::copy(gate + index, gate + count, gates);
+  std::copy(up + index, up + count, ups);
+  const Floats rest = activate(Lane::load(gates), Lane::load(ups));
+  for (int64_t lane = 0; index + lane < count; ++lane) out[index + lane] = rest[lane];
+}
+
+}
+
+}

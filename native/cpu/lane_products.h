@@ -1,0 +1,207 @@
+#pragma once
+
+#include <array>
+
+#include "cpu/lanes.h"
+
+namespace glint {
+
+namespace {
+
+template <typename Isa>
+class LaneProducts {
+ public:
+  using Lane = Lanes<Isa::kLanes>;
+  using Floats = typename Lane::Floats;
+  static constexpr int64_t kPanelRows = 16;
+
+  static void codes(const ProductTile& tile, std::byte* scratch) { multiply<CodeReader>(tile, scratch); }
+  static void floats(const ProductTile& tile, std::byte* scratch) { multiply<Bf16Reader>(tile, scratch); }
+
+ private:
+  struct PanelReader {
+    static constexpr int kVectors = 1;
+    const float* panel;
+    int64_t stride;
+    std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
+      return {Lane::load(panel + row * stride + col)};
+    }
+  };
+
+  struct Bf16Reader {
+    static constexpr int kVectors = 1;
+    const Weight* weight;
+    std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
+      return {Lane::load_bf16(weight->row(row) + 2 * col)};
+    }
+    static void decode(float* out, const std::byte* source, int64_t count) {
+      int64_t index = 0;
+      for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
+        Lane::store(out + index, Lane::load_bf16(source + 2 * index));
+      }
+      for (; index < count; ++index) {
+        uint16_t bits = 0;
+        std::memcpy(&bits, source + 2 * index, sizeof(bits));
+        out[index] = float_from_bf16(bits);
+      }
+    }
+  };
+
+  struct CodeReader {
+    static constexpr int kVectors = Isa::kCodeVectors;
+    const Weight* weight;
+    std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
+      return Isa::decode_codes(weight->row(row) + col);
+    }
+    static void decode(float* out, const std::byte* source, int64_t count) {
+      constexpr int64_t kStep = Isa::kLanes * kVectors;
+      int64_t index = 0;
+      for (; index + kStep <= count; index += kStep) {
+        const std::array<Floats, kVectors> values = Isa::decode_codes(source + index);
+        for (int part = 0; part < kVectors; ++part) Lane::store(out + index + part * Isa::kLanes, values[part]);
+      }
+      for (; index < count; ++index) {
+        out[index] = e4m3_table()[std::to_integer<uint8_t>(source[index])] * Isa::kCodeFactor;
+      }
+    }
+  };
+
+  template <typename Reader>
+  static void multiply(const ProductTile& tile, std::byte* scratch) {
+    auto* panel = reinterpret_cast<float*>(scratch);
+    const bool reads_directly = tile.count == 1 && tile.weight->scale_kind != GLINT_SCALE_TILE;
+    const int64_t row_last = tile.row_first + tile.row_count;
+    for (int64_t row = tile.row_first; row < row_last; row += kPanelRows) {
+      const int64_t rows = std::min(kPanelRows, row_last - row);
+      if (reads_directly) {
+        multiply_directly<Reader>(tile, row, rows);
+      } else {
+        multiply_panel<Reader>(tile, row, rows, panel);
+      }
+    }
+  }
+
+  template <typename Reader>
+  static void multiply_directly(const ProductTile& tile, int64_t row_first, int64_t rows) {
+    const Reader reader{tile.weight};
+    int64_t row = 0;
+    for (; row + Isa::kDirectRows <= rows; row += Isa::kDirectRows) {
+      multiply_micro<Isa::kDirectRows, 1, Reader>(tile, reader, row_first + row, row_first + row, 0);
+    }
+    for (; row < rows; ++row) multiply_micro<1, 1, Reader>(tile, reader, row_first + row, row_first + row, 0);
+  }
+
+  template <typename Reader>
+  static void multiply_panel(const ProductTile& tile, int64_t row_first, int64_t rows, float* panel) {
+    const int64_t stride = round_up(tile.weight->cols, kOperandAlignment);
+    for (int64_t row = 0; row < rows; ++row) fill_panel_row<Reader>(panel + row * stride, tile, row_first + row, stride);
+    const PanelReader reader{panel, stride};
+    int64_t token = 0;
+    for (; token + Isa::kTokens <= tile.count; token += Isa::kTokens) {
+      multiply_rows<Isa::kTokens>(tile, reader, row_first, rows, token);
+    }
+    for (; token < tile.count; ++token) multiply_rows<1>(tile, reader, row_first, rows, token);
+  }
+
+  template <typename Reader>
+  static void fill_panel_row(float* out, const ProductTile& tile, int64_t row, int64_t stride) {
+    const Weight& weight = *tile.weight;
+    Reader::decode(out, weight.row(row), weight.cols);
+    std::fill(out + weight.cols, out + stride, 0.0F);
+    if (weight.scale_kind != GLINT_SCALE_TILE) return;
+    for (int64_t col = 0; col < weight.cols;) {
+      const int64_t tile_end = ((weight.col_first + col) / kScaleTile + 1) * kScaleTile - weight.col_first;
+      const int64_t end = std::min(tile_end, weight.cols);
+      const float scale = weight.scale_at(row, col);
+      for (; col < end; ++col) out[col] *= scale;
+    }
+  }
+
+  template <int kTokens>
+  static void multiply_rows(const ProductTile& tile, const PanelReader& reader, int64_t row_first, int64_t rows,
+                            int64_t token) {
+    int64_t row = 0;
+    for (; row + Isa::kRows <= rows; row += Isa::kRows) {
+      multiply_micro<Isa::kRows, kTokens, PanelReader>(tile, reader, row, row_first + row, token);
+    }
+    for (; row < rows; ++row) multiply_micro<1, kTokens, PanelReader>(tile, reader, row, row_first + row, token);
+  }
+
+  template <int kRows, int kTokens, typename Reader>
+  static void multiply_micro(const ProductTile& tile, const Reader& reader, int64_t reader_row, int64_t row,
+                             int64_t token) {
+    constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
+    constexpr bool kIsPanel = std::is_same_v<Reader, PanelReader>;
+    const float* inputs[kTokens];
+    for (int index = 0; index < kTokens; ++index) {
+      inputs[index] = reinterpret_cast<const float*>(tile.operand) + tile.input_row(token + index) * tile.operand_stride;
+    }
+    Floats sums[kRows][kTokens] = {};
+    const int64_t cols = kIsPanel ? round_up(tile.weight->cols, Isa::kLanes) : tile.weight->cols / kStep * kStep;
+    for (int64_t col = 0; col < cols; col += kStep) {
+      add_step<kRows, kTokens>(sums, reader, reader_row, inputs, col);
+    }
+    if constexpr (!kIsPanel) {
+      if (cols < tile.weight->cols) add_tail<kRows, Reader>(sums, tile, row, inputs[0], cols);
+    }
+    float totals[kRows * kTokens];
+    for (int r = 0; r < kRows; ++r) {
+      for (int t = 0; t < kTokens; ++t) totals[r * kTokens + t] = Lane::sum(sums[r][t]);
+    }
+    finish(tile, totals, row, kRows, token, kTokens);
+  }
+
+  template <int kRows, int kTokens, typename Reader>
+  static inline __attribute__((always_inline)) void add_step(Floats (&sums)[kRows][kTokens], const Reader& reader,
+                                                             int64_t row, const float* const* inputs, int64_t col) {
+    Floats values[kTokens][Reader::kVectors];
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+      for (int v = 0; v < Reader::kVectors; ++v) values[t][v] = Lane::load(inputs[t] + col + v * Isa::kLanes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const std::array<Floats, Reader::kVectors> weights = reader.read(row + r, col);
+#pragma GCC unroll 8
+      for (int v = 0; v < Reader::kVectors; ++v) {
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) sums[r][t] += weights[v] * values[t][v];
+      }
+    }
+  }
+
+  template <int kRows, typename Reader>
+  static void add_tail(Floats (&sums)[kRows][1], const ProductTile& tile, int64_t row, const float* input,
+                       int64_t first) {
+    constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
+    const int64_t rest = tile.weight->cols - first;
+    const int64_t element_bytes = tile.weight->element_bytes();
+    for (int r = 0; r < kRows; ++r) {
+      float values[kStep] = {};
+      Reader::decode(values, tile.weight->row(row + r) + first * element_bytes, rest);
+      for (int64_t col = 0; col < round_up(rest, Isa::kLanes); col += Isa::kLanes) {
+        sums[r][0] += Lane::load(values + col) * Lane::load(input + first + col);
+      }
+    }
+  }
+
+  static __attribute__((noinline)) void finish(const ProductTile& tile, const float* totals, int64_t row, int rows,
+                                               int64_t token, int tokens) {
+    const Weight& weight = *tile.weight;
+    const bool has_codes = weight.dtype == GLINT_DTYPE_F8_E4M3;
+    const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
+    for (int r = 0; r < rows; ++r) {
+      const float row_scale = has_row_scale ? weight.scale_at(row + r, 0) : 1.0F;
+      const float factor = has_codes ? row_scale / Isa::kCodeFactor : row_scale;
+      for (int t = 0; t < tokens; ++t) {
+        const float scale = tile.input_scale(token + t) * factor;
+        tile.out[(token + t) * tile.out_stride + row + r] = totals[r * tokens + t] * scale + tile.bias_at(row + r);
+      }
+    }
+  }
+};
+
+}
+
+}

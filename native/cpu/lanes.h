@@ -1,0 +1,104 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "base/fp8.h"
+#include "cpu/kernels.h"
+
+namespace glint {
+
+namespace {
+
+template <int kLanes>
+struct Vectors;
+
+template <>
+struct Vectors<4> {
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef int32_t Ints __attribute__((vector_size(16)));
+  typedef uint32_t Words __attribute__((vector_size(16)));
+  typedef uint16_t Halves __attribute__((vector_size(8)));
+};
+
+template <>
+struct Vectors<8> {
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef int32_t Ints __attribute__((vector_size(32)));
+  typedef uint32_t Words __attribute__((vector_size(32)));
+  typedef uint16_t Halves __attribute__((vector_size(16)));
+};
+
+template <>
+struct Vectors<16> {
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef int32_t Ints __attribute__((vector_size(64)));
+  typedef uint32_t Words __attribute__((vector_size(64)));
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+};
+
+template <int kLanes>
+struct Lanes {
+  using Floats = typename Vectors<kLanes>::Floats;
+  using Ints = typename Vectors<kLanes>::Ints;
+  using Words = typename Vectors<kLanes>::Words;
+  using Halves = typename Vectors<kLanes>::Halves;
+
+  static Floats load(const float* source) {
+    Floats value;
+    std::memcpy(&value, source, sizeof(value));
+    return value;
+  }
+
+  static Floats load_bf16(const std::byte* source) {
+    Halves halves;
+    std::memcpy(&halves, source, sizeof(halves));
+    const Words words = __builtin_convertvector(halves, Words) << 16U;
+    return std::bit_cast<Floats>(words);
+  }
+
+  static void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }
+
+  static float sum(Floats value) {
+    float parts[kLanes];
+    std::memcpy(parts, &value, sizeof(value));
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int lane = 0; lane < width; ++lane) parts[lane] += parts[lane + width];
+    }
+    return parts[0];
+  }
+
+  static Floats exponential(Floats value) {
+    constexpr float kLog2E = 1.44269504088896340736F;
+    constexpr float kLn2High = 0.693359375F;
+    constexpr float kLn2Low = -2.12194440e-4F;
+    constexpr float kLowest = -87.0F;
+    constexpr float kHighest = 88.0F;
+    value = value < kLowest ? Floats{} + kLowest : value;
+    value = value > kHighest ? Floats{} + kHighest : value;
+    const Floats scaled = value * kLog2E;
+    const Floats shifted = scaled + (scaled < 0.0F ? Floats{} - 0.5F : Floats{} + 0.5F);
+    const Ints power = __builtin_convertvector(shifted, Ints);
+    const Floats whole = __builtin_convertvector(power, Floats);
+    const Floats rest = value - whole * kLn2High - whole * kLn2Low;
+    Floats series = Floats{} + 1.9875691500e-4F;
+    series = series * rest + 1.3981999507e-3F;
+    series = series * rest + 8.3334519073e-3F;
+    series = series * rest + 4.1665795894e-2F;
+    series = series * rest + 1.6666665459e-1F;
+    series = series * rest + 5.0000001201e-1F;
+    series = series * rest * rest + rest + 1.0F;
+    const Ints bits = (power + 127) << 23;
+    return series * std::bit_cast<Floats>(bits);
+  }
+};
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}
+
+}

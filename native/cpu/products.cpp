@@ -1,0 +1,47 @@
+#include <algorithm>
+
+#include "cpu/backend.h"
+#include "model/ops.h"
+
+namespace glint::ops {
+
+namespace {
+
+int64_t num_tiles(const ProductCall& call) {
+  return call.count == 0 ? 0 : (call.weight.rows + kTileRows - 1) / kTileRows;
+}
+
+ProductTile tile_of(const ProductCall& call, int64_t tile) {
+  const int64_t row_first = tile * kTileRows;
+  return {.out = call.out,
+          .out_stride = call.out_stride,
+          .operand = call.input.operand,
+          .operand_stride = call.input.stride,
+          .input_scales = call.input.scales,
+          .input_rows = call.input_rows,
+          .count = call.count,
+          .weight = &call.weight,
+          .bias = call.bias,
+          .row_first = row_first,
+          .row_count = std::min(kTileRows, call.weight.rows - row_first)};
+}
+
+}
+
+void products(Backend& backend, std::span<const ProductCall> calls) {
+  std::vector<int64_t>& ends = backend.task_ends();
+  ends.clear();
+  int64_t num_tasks = 0;
+  for (const ProductCall& call : calls) ends.push_back(num_tasks += num_tiles(call));
+  const KernelSet& kernels = backend.kernels();
+  backend.team().run(num_tasks, [&](int64_t task, int thread) {
+    const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
+    const ProductCall& call = calls[index];
+    const int64_t first = index == 0 ? 0 : ends[index - 1];
+    const auto multiply =
+        call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.product_codes : kernels.product_floats;
+    multiply(tile_of(call, task - first), backend.scratch(thread));
+  });
+}
+
+}

@@ -1,0 +1,161 @@
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+
+#include "base/contract.h"
+#include "engine/engine.h"
+#include "engine/handle.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+std::mutex live_mutex;
+std::set<const glint_engine*>& live_engines() {
+  static std::set<const glint_engine*> engines;
+  return engines;
+}
+
+template <typename Action>
+glint_status guarded(Action&& action) {
+  try {
+    last_error.clear();
+    action();
+    return GLINT_STATUS_OK;
+  } catch (const glint::Failure& failure) {
+    last_error = failure.what();
+    return failure.status();
+  } catch (const std::bad_alloc&) {
+    last_error = "the machine is out of memory";
+    return GLINT_STATUS_OUT_OF_MEMORY;
+  } catch (const std::exception& failure) {
+    last_error = failure.what();
+    return GLINT_STATUS_INTERNAL;
+  } catch (...) {
+    last_error = "an unknown failure";
+    return GLINT_STATUS_INTERNAL;
+  }
+}
+
+}
+
+glint::Engine& glint::engine_of(glint_engine* handle) {
+  const std::lock_guard lock(live_mutex);
+  require_argument(handle != nullptr, "the engine is null");
+  require_argument(live_engines().contains(handle), "the engine handle is not one of a living engine");
+  return *handle->engine;
+}
+
+using glint::engine_of;
+using glint::require_argument;
+using glint::require_struct;
+
+uint32_t glint_abi_version(void) { return GLINT_ABI_VERSION; }
+
+const char* glint_backend_name(void) { return "cpu"; }
+
+const char* glint_last_error(void) { return last_error.c_str(); }
+
+glint_status glint_init_engine(const glint_engine_options* options, const glint_tensor* tensors, int64_t count,
+                               glint_engine** engine) {
+  return guarded([&] {
+    require_argument(engine != nullptr, "the place for the engine is null");
+    require_struct(options, "options");
+    require_argument(tensors != nullptr && count > 0 && count < (int64_t{1} << 32), "the tensor table is empty: ",
+                     count, " tensors given");
+    auto handle = std::make_unique<glint_engine>();
+    handle->engine = std::make_unique<glint::Engine>(
+        *options, std::span<const glint_tensor>{tensors, static_cast<size_t>(count)});
+    const std::lock_guard lock(live_mutex);
+    live_engines().insert(handle.get());
+    *engine = handle.release();
+  });
+}
+
+glint_status glint_free_engine(glint_engine* engine) {
+  return guarded([&] {
+    engine_of(engine);
+    {
+      const std::lock_guard lock(live_mutex);
+      live_engines().erase(engine);
+    }
+    delete engine;
+  });
+}
+
+glint_status glint_add_request(glint_engine* engine, const glint_request* request, uint64_t* id) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(request, "request");
+    require_argument(id != nullptr, "the place for the request id is null");
+    *id = target.add_request(*request);
+  });
+}
+
+glint_status glint_free_request(glint_engine* engine, uint64_t id) {
+  return guarded([&] { engine_of(engine).free_request(id); });
+}
+
+glint_status glint_release_pages(glint_engine* engine, uint64_t id) {
+  return guarded([&] { engine_of(engine).release_pages(id); });
+}
+
+glint_status glint_submit_step(glint_engine* engine, glint_step_item* items, int32_t count, glint_ticket* ticket) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(ticket, "ticket");
+    require_argument(items != nullptr && count > 0, "a step has ", count, " items, expected at least 1");
+    target.submit_step({items, static_cast<size_t>(count)}, *ticket);
+  });
+}
+
+glint_status glint_sample_step(glint_engine* engine, const glint_ticket* ticket, const glint_masks* masks) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(ticket, "ticket");
+    if (masks != nullptr) {
+      require_struct(masks, "masks");
+      require_argument(masks->count >= 0 && (masks->count == 0 || masks->masks != nullptr), "masks.count is ",
+                       masks->count, " with a null array or below zero");
+    }
+    target.sample_step(*ticket, masks);
+  });
+}
+
+glint_status glint_collect_step(glint_engine* engine, const glint_ticket* ticket, glint_step_results* results) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(ticket, "ticket");
+    require_struct(results, "results");
+    target.collect_step(*ticket, *results);
+  });
+}
+
+glint_status glint_prefill(glint_engine* engine, uint64_t id, glint_step_results* results) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(results, "results");
+    target.run_alone(id, true, *results);
+  });
+}
+
+glint_status glint_decode_step(glint_engine* engine, uint64_t id, glint_step_results* results) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(results, "results");
+    target.run_alone(id, false, *results);
+  });
+}
+
+glint_status glint_stats(glint_engine* engine, glint_engine_stats* stats) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_struct(stats, "stats");
+    *stats = target.stats();
+  });
+}
+
+glint_status glint_check(glint_engine* engine) {
+  return guarded([&] { engine_of(engine).check(); });
+}

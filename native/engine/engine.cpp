@@ -1,0 +1,233 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+
+#include "base/contract.h"
+
+namespace glint {
+
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxPages = 1 << 26;
+constexpr int32_t kMaxStepTokens = 1 << 17;
+constexpr int32_t kMaxItems = 1 << 14;
+constexpr int32_t kMaxRequests = 1 << 20;
+
+void check_range(int32_t value, int32_t low, int32_t high, const char* name) {
+  require_argument(value >= low && value <= high, "options.", name, " is ", value, ", expected ", low, " to ", high);
+}
+
+void check_slices(const glint_engine_options& options, const glint_model& model) {
+  check_range(options.num_ranks, 1, 1024, "num_ranks");
+  require(options.num_ranks == 1, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ", options.num_ranks,
+          ": this library runs one rank");
+  check_range(options.row_slices, 1, 64, "row_slices");
+  check_range(options.expert_layout, GLINT_EXPERT_LAYOUT_TP, GLINT_EXPERT_LAYOUT_EP, "expert_layout");
+  const auto divides = [&](int64_t width, const char* name) {
+    require_argument(width % options.row_slices == 0, "options.row_slices is ", options.row_slices,
+                     ", which does not divide the ", name, " ", width);
+  };
+  divides(int64_t{model.num_heads} * model.head_dim, "attention width");
+  if (model.num_dense_layers > 0) divides(model.dense_width, "dense width");
+  if (model.num_dense_layers < model.num_layers) {
+    divides(model.shared_width, "shared expert width");
+    const bool is_tp = options.expert_layout == GLINT_EXPERT_LAYOUT_TP;
+    divides(is_tp ? model.expert_width : model.num_experts, is_tp ? "expert width" : "number of experts");
+  }
+}
+
+glint_model checked_model(const glint_engine_options& options) {
+  require_struct(options.model, "options.model");
+  check_model(*options.model);
+  check_slices(options, *options.model);
+  return *options.model;
+}
+
+EngineLimits checked_limits(const glint_engine_options& options) {
+  check_range(options.num_threads, 1, kMaxThreads, "num_threads");
+  check_range(options.page_tokens, 1, kSplitPositions, "page_tokens");
+  require_argument(kSplitPositions % options.page_tokens == 0, "options.page_tokens is ", options.page_tokens,
+                   ", expected a power of two up to ", kSplitPositions);
+  check_range(options.num_pages, 0, kMaxPages, "num_pages");
+  check_range(options.max_step_tokens, 1, kMaxStepTokens, "max_step_tokens");
+  check_range(options.max_step_items, 1, kMaxItems, "max_step_items");
+  check_range(options.max_requests, 1, kMaxRequests, "max_requests");
+  check_range(options.max_context_tokens, 2, options.model->max_positions, "max_context_tokens");
+  return {.vocab_size = options.model->vocab_size,
+          .page_tokens = options.page_tokens,
+          .max_step_tokens = options.max_step_tokens,
+          .max_step_items = options.max_step_items,
+          .max_requests = options.max_requests,
+          .max_context_tokens = options.max_context_tokens};
+}
+
+std::span<const glint_file> checked_files(const glint_engine_options& options) {
+  require_argument(options.file_count > 0 && options.files != nullptr, "options.files is empty: ", options.file_count,
+                   " files given");
+  return {options.files, static_cast<size_t>(options.file_count)};
+}
+
+PageLayout page_layout(const glint_model& model, const glint_engine_options& options) {
+  return {.data = nullptr,
+          .num_pages = options.num_pages,
+          .page_tokens = options.page_tokens,
+          .num_kv_heads = model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .dtype = model.weight_scale_kind == GLINT_SCALE_NONE ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16};
+}
+
+BackendOptions backend_options(const glint_model& model, const glint_engine_options& options) {
+  return {.num_threads = options.num_threads,
+          .kernels = options.kernels,
+          .max_product_calls = max_product_calls(model, options.row_slices),
+          .max_step_items = options.max_step_items,
+          .vocab_size = model.vocab_size,
+          .max_cols = std::max({model.hidden_size, model.num_heads * model.head_dim, model.dense_width,
+                                model.expert_width, model.shared_width}),
+          .group_heads = model.num_heads / model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .page_tokens = options.page_tokens};
+}
+
+}
+
+Step::Step(const EngineLimits& limits) {
+  const auto max_items = static_cast<size_t>(limits.max_step_items);
+  const auto max_tokens = static_cast<size_t>(limits.max_step_tokens);
+  items.reserve(max_items);
+  sampled_tokens.resize(max_items);
+  results.reserve(max_items);
+  logprobs.reserve((max_items + max_tokens) * (GLINT_MAX_LOGPROBS + 1));
+}
+
+void Step::clear() {
+  stage = StepStage::kIdle;
+  may_sample = false;
+  failure_status = GLINT_STATUS_OK;
+  failure.clear();
+  items.clear();
+  results.clear();
+  logprobs.clear();
+}
+
+Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor> tensors)
+    : model_(checked_model(options)),
+      limits_(checked_limits(options)),
+      store_(model_, checked_files(options), tensors),
+      pool_(options.num_pages, options.page_tokens),
+      requests_(limits_),
+      layout_(page_layout(model_, options)) {
+  page_memory_ = ZeroedMemory(2 * static_cast<uint64_t>(model_.num_layers) *
+                              static_cast<uint64_t>(layout_.num_pages * layout_.page_bytes()));
+  layout_.data = page_memory_.data();
+  backend_ = std::make_unique<Backend>(backend_options(model_, options));
+  forward_ = std::make_unique<ForwardPass>(*backend_, model_, store_.weights(), layout_,
+                                           ForwardOptions{.row_slices = options.row_slices,
+                                                          .expert_layout = options.expert_layout,
+                                                          .max_tokens = options.max_step_tokens,
+                                                          .max_logit_rows = options.max_step_items});
+  steps_.reserve(kStepSlots);
+  for (size_t slot = 0; slot < kStepSlots; ++slot) steps_.emplace_back(limits_);
+  admissions_.reserve(static_cast<size_t>(options.max_step_items));
+  matches_.reserve(static_cast<size_t>(options.num_pages) + static_cast<size_t>(options.max_step_items));
+  page_marks_.resize(static_cast<size_t>(options.num_pages));
+  taken_.resize(static_cast<size_t>(options.max_context_tokens / options.page_tokens) + 1);
+  stats_ = {.struct_bytes = sizeof(glint_engine_stats),
+            .num_pages = options.num_pages,
+            .pages_free = 0,
+            .pages_held = 0,
+            .pages_cached = 0,
+            .num_requests = 0,
+            .steps_in_flight = 0,
+            .kernels = backend_->kernels().id,
+            .steps_done = 0,
+            .tokens_computed = 0,
+            .tokens_sampled = 0,
+            .tokens_cached = 0,
+            .weight_bytes_mapped = store_.bytes_mapped(),
+            .weight_bytes_copied = store_.bytes_copied(),
+            .page_bytes = page_memory_.byte_count(),
+            .workspace_bytes = forward_->byte_count() + backend_->byte_count()};
+  runner_ = std::make_unique<StepRunner>(*backend_, *forward_, limits_);
+  refresh_stats();
+}
+
+Engine::~Engine() = default;
+
+uint64_t Engine::add_request(const glint_request& source) {
+  const uint64_t id = requests_.add(source);
+  requests_.find(id).chain = pool_.root(source.cache_salt);
+  refresh_stats();
+  return id;
+}
+
+void Engine::free_request(uint64_t id) {
+  Request& request = requests_.find(id);
+  require(!request.is_freed, GLINT_STATUS_UNKNOWN_REQUEST, "request ", id, " was freed before");
+  request.is_freed = true;
+  if (request.steps_in_flight > 0) return;
+  drop_pages(request);
+  requests_.erase(id);
+  refresh_stats();
+}
+
+void Engine::release_pages(uint64_t id) {
+  Request& request = requests_.find(id);
+  require(request.steps_in_flight == 0, GLINT_STATUS_BUSY, "request ", id,
+          " is part of a step in flight: collect the step first");
+  drop_pages(request);
+  refresh_stats();
+}
+
+void Engine::drop_pages(Request& request) {
+  for (auto page = request.pages.rbegin(); page != request.pages.rend(); ++page) pool_.release(*page);
+  request.pages.clear();
+  request.computed_tokens = 0;
+  request.registered_pages = 0;
+  request.chain = pool_.root(request.cache_salt);
+}
+
+void Engine::run_alone(uint64_t id, bool is_prefill, glint_step_results& results) {
+  Request& request = requests_.find(id);
+  require(next_step_ == next_collect_, GLINT_STATUS_BUSY, "a step is in flight: collect it first");
+  const int32_t left = request.known_tokens() - request.computed_tokens;
+  require_argument(!request.is_finished, "request ", id, " is finished");
+  require_argument(is_prefill || left == 1, "request ", id, " has ", left,
+                   " tokens to compute: call glint_prefill before glint_decode_step");
+  require_argument(!request.settings.has_prompt_logprobs || left <= limits_.max_step_tokens, "request ", id,
+                   " asks for prompt logprobs over ", left, " tokens, one step takes ", limits_.max_step_tokens,
+                   ": use glint_submit_step");
+  do {
+    glint_step_item item{.request_id = id,
+                         .advance_tokens = limits_.max_step_tokens,
+                         .draft_tokens = 0,
+                         .first_position = 0,
+                         .cached_tokens = 0};
+    glint_ticket ticket{.struct_bytes = sizeof(glint_ticket), .missing_pages = 0, .step = 0};
+    submit_step({&item, 1}, ticket);
+    sample_step(ticket, nullptr);
+    collect_step(ticket, results);
+  } while (results.items[0].token_count == 0 && results.items[0].finish_reason == GLINT_FINISH_NONE);
+}
+
+glint_engine_stats Engine::stats() const {
+  const std::lock_guard lock(stats_mutex_);
+  return stats_;
+}
+
+void Engine::check() const {
+  std::string why;
+  require(pool_.check(&why), GLINT_STATUS_INTERNAL, "page pool: ", why);
+}
+
+void Engine::refresh_stats() {
+  const std::lock_guard lock(stats_mutex_);
+  stats_.pages_free = static_cast<int32_t>(pool_.num_free());
+  stats_.pages_held = static_cast<int32_t>(pool_.num_held());
+  stats_.pages_cached = static_cast<int32_t>(pool_.num_cached());
+  stats_.num_requests = requests_.count();
+  stats_.steps_in_flight = static_cast<int32_t>(next_step_ - next_collect_);
+}
+
+}

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "cpu/backend.h"
+#include "engine/pages.h"
+#include "engine/request.h"
+#include "engine/runner.h"
+#include "engine/step.h"
+#include "model/glm4_moe.h"
+#include "model/weights.h"
+
+namespace glint {
+
+class Engine {
+ public:
+  Engine(const glint_engine_options& options, std::span<const glint_tensor> tensors);
+  ~Engine();
+
+  uint64_t add_request(const glint_request& source);
+  void free_request(uint64_t id);
+  void release_pages(uint64_t id);
+  void submit_step(std::span<glint_step_item> items, glint_ticket& ticket);
+  void sample_step(const glint_ticket& ticket, const glint_masks* masks);
+  void collect_step(const glint_ticket& ticket, glint_step_results& results);
+  void run_alone(uint64_t id, bool is_prefill, glint_step_results& results);
+  glint_engine_stats stats() const;
+  void check() const;
+
+  ForwardPass& forward() { return *forward_; }
+  const glint_model& model() const { return model_; }
+  const PageLayout& pages() const { return layout_; }
+
+ private:
+  struct Admission {
+    Request* request;
+    int32_t first_position;
+    int32_t count;
+    int32_t match_first;
+    int32_t match_count;
+    int32_t new_pages;
+  };
+
+  static constexpr size_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
+
+  Request& checked_item(const glint_step_item& item, size_t index);
+  void match_prefix(Request& request, Admission& admission);
+  int64_t plan_admissions(std::span<const glint_step_item> items);
+  int64_t cached_pages_to_hold();
+  void admit(const Admission& admission);
+  Step& open_slot();
+  Step& oldest_step(const glint_ticket& ticket);
+  void collect_item(Step& step, size_t index);
+  void register_pages(Request& request, int32_t computed);
+  void drop_pages(Request& request);
+  void refresh_stats();
+
+  glint_model model_;
+  EngineLimits limits_;
+  WeightStore store_;
+  PagePool pool_;
+  RequestTable requests_;
+  ZeroedMemory page_memory_;
+  PageLayout layout_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ForwardPass> forward_;
+  std::vector<Step> steps_;
+  uint64_t next_step_ = 1;
+  uint64_t next_collect_ = 1;
+  std::vector<Admission> admissions_;
+  std::vector<PagePool::Match> matches_;
+  std::vector<uint64_t> page_marks_;
+  uint64_t mark_ = 0;
+  std::vector<int32_t> taken_;
+  mutable std::mutex stats_mutex_;
+  glint_engine_stats stats_{};
+  std::unique_ptr<StepRunner> runner_;
+};
+
+}

@@ -1,0 +1,222 @@
+#include "engine/runner.h"
+
+#include <algorithm>
+
+#include "base/contract.h"
+
+namespace glint {
+
+namespace {
+
+bool ends_with_sequence(const Request& request) {
+  const std::vector<int32_t>& history = request.progress.history;
+  const size_t generated = history.size() - static_cast<size_t>(request.prompt_count);
+  return std::any_of(request.stop_sequences.begin(), request.stop_sequences.end(), [&](const auto& sequence) {
+    return sequence.size() <= generated && std::equal(sequence.rbegin(), sequence.rend(), history.rbegin());
+  });
+}
+
+int32_t finish_reason(const Request& request, int32_t token, int32_t max_context_tokens) {
+  const bool is_stop =
+      std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
+  if (is_stop || ends_with_sequence(request)) return GLINT_FINISH_STOP;
+  const auto known = static_cast<int32_t>(request.progress.history.size());
+  const bool is_full = known - request.prompt_count >= request.max_new_tokens || known >= max_context_tokens;
+  return is_full ? GLINT_FINISH_LENGTH : GLINT_FINISH_NONE;
+}
+
+void add_logprobs(std::vector<glint_logprob>& out, int32_t item, int32_t position, const SampledRow& row) {
+  out.push_back({item, position, row.token, row.logprob});
+  for (int32_t rank = 0; rank < row.top_count; ++rank) {
+    out.push_back({item, position, row.top_tokens[static_cast<size_t>(rank)],
+                   row.top_logprobs[static_cast<size_t>(rank)]});
+  }
+}
+
+}
+
+StepRunner::StepRunner(Backend& backend, ForwardPass& forward, const EngineLimits& limits)
+    : backend_(backend), forward_(forward), limits_(limits) {
+  const auto max_tokens = static_cast<size_t>(limits.max_step_tokens);
+  const auto max_items = static_cast<size_t>(limits.max_step_items);
+  queue_.reserve(GLINT_MAX_STEPS_IN_FLIGHT);
+  tokens_.reserve(max_tokens);
+  positions_.reserve(max_tokens);
+  requests_.reserve(max_items);
+  row_firsts_.reserve(max_items);
+  logit_rows_.reserve(max_items);
+  sampled_items_.reserve(max_items);
+  prompt_rows_.reserve(max_items);
+  sampling_rows_.reserve(max_items);
+  sampled_rows_.resize(max_items);
+  thread_ = std::thread([this] { loop(); });
+}
+
+StepRunner::~StepRunner() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StepRunner::submit(Step& step) {
+  {
+    const std::lock_guard lock(mutex_);
+    step.stage = StepStage::kSubmitted;
+    queue_.push_back(&step);
+  }
+  changed_.notify_all();
+}
+
+void StepRunner::allow_sampling(Step& step) {
+  {
+    const std::lock_guard lock(mutex_);
+    step.may_sample = true;
+  }
+  changed_.notify_all();
+}
+
+void StepRunner::wait(Step& step) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return step.stage == StepStage::kDone; });
+}
+
+void StepRunner::loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return is_stopping_ || !queue_.empty(); });
+    if (is_stopping_) return;
+    Step& step = *queue_.front();
+    const auto run_unlocked = [&](void (StepRunner::*part)(Step&)) {
+      lock.unlock();
+      try {
+        (this->*part)(step);
+      } catch (const Failure& failure) {
+        step.failure_status = failure.status();
+        step.failure = failure.what();
+      } catch (const std::exception& failure) {
+        step.failure_status = GLINT_STATUS_INTERNAL;
+        step.failure = failure.what();
+      }
+      lock.lock();
+    };
+    run_unlocked(&StepRunner::run_forward);
+    step.stage = StepStage::kForwarded;
+    changed_.wait(lock, [&] { return is_stopping_ || step.may_sample; });
+    if (is_stopping_) return;
+    step.stage = StepStage::kSampling;
+    if (step.failure_status == GLINT_STATUS_OK) run_unlocked(&StepRunner::run_sampling);
+    queue_.erase(queue_.begin());
+    step.stage = StepStage::kDone;
+    changed_.notify_all();
+  }
+}
+
+void StepRunner::add_to_batch(const PlannedItem& item) {
+  const std::vector<int32_t>& history = item.request->progress.history;
+  requests_.push_back({.row_first = static_cast<int32_t>(tokens_.size()),
+                       .row_count = item.count,
+                       .first_position = item.first_position,
+                       .pages = item.request->pages.data()});
+  for (int32_t position = item.first_position; position < item.first_position + item.count; ++position) {
+    tokens_.push_back(history[static_cast<size_t>(position)]);
+    positions_.push_back(position);
+  }
+}
+
+void StepRunner::run_forward(Step& step) {
+  tokens_.clear();
+  positions_.clear();
+  requests_.clear();
+  row_firsts_.clear();
+  logit_rows_.clear();
+  sampled_items_.clear();
+  for (size_t index = 0; index < step.items.size(); ++index) {
+    const PlannedItem& item = step.items[index];
+    row_firsts_.push_back(static_cast<int32_t>(tokens_.size()));
+    if (item.request->progress.finish_reason != GLINT_FINISH_NONE) continue;
+    add_to_batch(item);
+    if (!item.samples) continue;
+    logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
+    sampled_items_.push_back(static_cast<int32_t>(index));
+  }
+  if (tokens_.empty()) return;
+  forward_.run({.tokens = tokens_, .positions = positions_, .requests = requests_});
+  report_prompt_logprobs(step);
+  if (!logit_rows_.empty()) logits_ = forward_.logits(logit_rows_);
+}
+
+void StepRunner::report_prompt_logprobs(Step& step) {
+  for (size_t index = 0; index < step.items.size(); ++index) {
+    const Request& request = *step.items[index].request;
+    const bool is_skipped = request.progress.finish_reason != GLINT_FINISH_NONE;
+    if (!is_skipped && request.settings.has_prompt_logprobs) {
+      report_prompt_rows(step, static_cast<int32_t>(index), row_firsts_[index]);
+    }
+  }
+}
+
+void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_first) {
+  const PlannedItem& item = step.items[static_cast<size_t>(item_index)];
+  RankProgress& progress = item.request->progress;
+  const int32_t last = std::min(item.first_position + item.count, item.request->prompt_count - 1);
+  int32_t position = std::max(item.first_position, progress.prompt_logprobs_end - 1);
+  while (position < last) {
+    const int32_t count = std::min(last - position, limits_.max_step_items);
+    std::vector<int32_t>& rows = prompt_rows_;
+    rows.clear();
+    for (int32_t offset = 0; offset < count; ++offset) {
+      rows.push_back(row_first + position - item.first_position + offset);
+    }
+    float* logits = forward_.logits(rows);
+    for (int32_t offset = 0; offset < count; ++offset) {
+      SampledRow row;
+      const int32_t predicted = position + offset + 1;
+      logprobs_row(row, {logits + int64_t{offset} * limits_.vocab_size, static_cast<size_t>(limits_.vocab_size)},
+                   progress.history[static_cast<size_t>(predicted)], item.request->settings.num_prompt_logprobs);
+      add_logprobs(step.logprobs, item_index, predicted, row);
+    }
+    position += count;
+  }
+  progress.prompt_logprobs_end = std::max(progress.prompt_logprobs_end, last + 1);
+}
+
+void StepRunner::run_sampling(Step& step) {
+  sampling_rows_.clear();
+  for (size_t row = 0; row < sampled_items_.size(); ++row) {
+    const PlannedItem& item = step.items[static_cast<size_t>(sampled_items_[row])];
+    const Request& request = *item.request;
+    const auto vocab_size = static_cast<size_t>(limits_.vocab_size);
+    sampling_rows_.push_back({.logits = {logits_ + row * vocab_size, vocab_size},
+                              .settings = &request.settings,
+                              .history = request.progress.history,
+                              .prompt_count = request.prompt_count,
+                              .allowed_words = item.allowed_words,
+                              .position = static_cast<int32_t>(request.progress.history.size())});
+  }
+  ops::sample_rows(backend_, sampled_rows_, sampling_rows_);
+  for (size_t row = 0; row < sampled_items_.size(); ++row) finish_row(step, sampled_items_[row], sampled_rows_[row]);
+}
+
+void StepRunner::finish_row(Step& step, int32_t item_index, const SampledRow& row) {
+  Request& request = *step.items[static_cast<size_t>(item_index)].request;
+  glint_item_result& result = step.results[static_cast<size_t>(item_index)];
+  if (row.failure != GLINT_FAILURE_NONE) {
+    request.progress.finish_reason = GLINT_FINISH_FAILED;
+    result.finish_reason = GLINT_FINISH_FAILED;
+    result.failure = row.failure;
+    return;
+  }
+  const auto position = static_cast<int32_t>(request.progress.history.size());
+  request.progress.history.push_back(row.token);
+  request.progress.finish_reason = finish_reason(request, row.token, limits_.max_context_tokens);
+  step.sampled_tokens[static_cast<size_t>(item_index)] = row.token;
+  result.token_count = 1;
+  result.tokens = &step.sampled_tokens[static_cast<size_t>(item_index)];
+  result.finish_reason = request.progress.finish_reason;
+  if (request.settings.has_logprobs) add_logprobs(step.logprobs, item_index, position, row);
+}
+
+}

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/step.h"
+#include "model/glm4_moe.h"
+
+namespace glint {
+
+class StepRunner {
+ public:
+  StepRunner(Backend& backend, ForwardPass& forward, const EngineLimits& limits);
+  ~StepRunner();
+  StepRunner(const StepRunner&) = delete;
+  StepRunner& operator=(const StepRunner&) = delete;
+
+  void submit(Step& step);
+  void allow_sampling(Step& step);
+  void wait(Step& step);
+
+ private:
+  void loop();
+  void run_forward(Step& step);
+  void run_sampling(Step& step);
+  void add_to_batch(const PlannedItem& item);
+  void report_prompt_logprobs(Step& step);
+  void report_prompt_rows(Step& step, int32_t item_index, int32_t row_first);
+  void finish_row(Step& step, int32_t item_index, const SampledRow& row);
+
+  Backend& backend_;
+  ForwardPass& forward_;
+  EngineLimits limits_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Step*> queue_;
+  bool is_stopping_ = false;
+
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<BatchRequest> requests_;
+  std::vector<int32_t> row_firsts_;
+  std::vector<int32_t> logit_rows_;
+  std::vector<int32_t> sampled_items_;
+  std::vector<int32_t> prompt_rows_;
+  std::vector<SamplingRow> sampling_rows_;
+  std::vector<SampledRow> sampled_rows_;
+  float* logits_ = nullptr;
+  std::thread thread_;
+};
+
+}

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/request.h"
+#include "model/ops.h"
+
+namespace glint {
+
+enum class StepStage { kIdle, kSubmitted, kForwarded, kSampling, kDone };
+
+struct PlannedItem {
+  Request* request = nullptr;
+  int32_t first_position = 0;
+  int32_t count = 0;
+  bool samples = false;
+  const uint32_t* allowed_words = nullptr;
+};
+
+struct Step {
+  explicit Step(const EngineLimits& limits);
+  void clear();
+
+  uint64_t serial = 0;
+  StepStage stage = StepStage::kIdle;
+  bool may_sample = false;
+  glint_status failure_status = GLINT_STATUS_OK;
+  std::string failure;
+
+  std::vector<PlannedItem> items;
+  std::vector<int32_t> sampled_tokens;
+  std::vector<glint_item_result> results;
+  std::vector<glint_logprob> logprobs;
+};
+
+}

@@ -1,0 +1,246 @@
+#include <algorithm>
+
+#include "base/contract.h"
+#include "engine/engine.h"
+
+namespace glint {
+
+Request& Engine::checked_item(const glint_step_item& item, size_t index) {
+  Request& request = requests_.find(item.request_id);
+  require(!request.is_freed, GLINT_STATUS_UNKNOWN_REQUEST, "request ", item.request_id, " of item ", index,
+          " was freed");
+  require_argument(!request.is_finished, "request ", item.request_id, " of item ", index, " is finished");
+  require_argument(request.last_step != next_step_, "request ", item.request_id, " occurs twice in the step");
+  require_argument(item.advance_tokens > 0, "item ", index, " advances ", item.advance_tokens, " tokens");
+  require(item.draft_tokens == 0, GLINT_STATUS_UNSUPPORTED, "item ", index, " has ", item.draft_tokens,
+          " draft tokens: speculation is not part of this library yet");
+  require_argument(request.known_tokens() > request.computed_tokens, "request ", item.request_id, " of item ", index,
+                   " has no token to compute: collect the step that samples it first");
+  return request;
+}
+
+void Engine::match_prefix(Request& request, Admission& admission) {
+  admission.match_first = static_cast<int32_t>(matches_.size());
+  admission.match_count = 0;
+  if (!request.pages.empty() || request.computed_tokens > 0 || request.settings.has_prompt_logprobs) return;
+  const int32_t page_tokens = limits_.page_tokens;
+  const int32_t limit = (request.known_tokens() - 1) / page_tokens;
+  uint64_t parent = pool_.root(request.cache_salt);
+  while (admission.match_count < limit) {
+    const auto start = static_cast<size_t>(admission.match_count) * static_cast<size_t>(page_tokens);
+    const std::span<const int32_t> tokens(request.tokens.data() + start, static_cast<size_t>(page_tokens));
+    const std::optional<PagePool::Match> match = pool_.find(parent, tokens);
+    if (!match.has_value()) break;
+    matches_.push_back(*match);
+    parent = match->serial;
+    ++admission.match_count;
+  }
+}
+
+int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
+  admissions_.clear();
+  matches_.clear();
+  int64_t num_tokens = 0;
+  int64_t new_pages = 0;
+  for (size_t index = 0; index < items.size(); ++index) {
+    Request& request = checked_item(items[index], index);
+    request.last_step = next_step_;
+    Admission admission{.request = &request,
+                        .first_position = request.computed_tokens,
+                        .count = 0,
+                        .match_first = 0,
+                        .match_count = 0,
+                        .new_pages = 0};
+    match_prefix(request, admission);
+    admission.first_position += admission.match_count * limits_.page_tokens;
+    admission.count = std::min(items[index].advance_tokens, request.known_tokens() - admission.first_position);
+    const int32_t last = admission.first_position + admission.count;
+    const int32_t pages_needed = (last + limits_.page_tokens - 1) / limits_.page_tokens;
+    const auto pages_there = static_cast<int32_t>(request.pages.size()) + admission.match_count;
+    admission.new_pages = std::max(0, pages_needed - pages_there);
+    num_tokens += admission.count;
+    new_pages += admission.new_pages;
+    admissions_.push_back(admission);
+  }
+  require_argument(num_tokens <= limits_.max_step_tokens, "the step advances ", num_tokens, " tokens, at most ",
+                   limits_.max_step_tokens, " fit (max_step_tokens)");
+  return new_pages;
+}
+
+int64_t Engine::cached_pages_to_hold() {
+  int64_t count = 0;
+  ++mark_;
+  for (const PagePool::Match& match : matches_) {
+    uint64_t& mark = page_marks_[static_cast<size_t>(match.page)];
+    if (pool_.references(match.page) == 0 && mark != mark_) ++count;
+    mark = mark_;
+  }
+  return count;
+}
+
+void Engine::admit(const Admission& admission) {
+  Request& request = *admission.request;
+  const std::span<int32_t> taken(taken_.data(), static_cast<size_t>(admission.new_pages));
+  require(pool_.take(taken), GLINT_STATUS_INTERNAL, "the page pool refused ", admission.new_pages,
+          " pages that were counted as available");
+  request.pages.insert(request.pages.end(), taken.begin(), taken.end());
+  request.computed_tokens = admission.first_position + admission.count;
+  if (!request.was_admitted) request.cached_tokens = admission.match_count * limits_.page_tokens;
+  request.was_admitted = true;
+  ++request.steps_in_flight;
+}
+
+Step& Engine::open_slot() {
+  require(next_step_ - next_collect_ < GLINT_MAX_STEPS_IN_FLIGHT, GLINT_STATUS_BUSY, "already ",
+          GLINT_MAX_STEPS_IN_FLIGHT, " steps are in flight: collect one first");
+  return steps_[next_step_ % kStepSlots];
+}
+
+void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket) {
+  Step& step = open_slot();
+  require_argument(!items.empty() && items.size() <= static_cast<size_t>(limits_.max_step_items), "a step has ",
+                   items.size(), " items, expected 1 to ", limits_.max_step_items, " (max_step_items)");
+  struct ForgetMarks {
+    std::vector<Admission>& admissions;
+    bool is_armed = true;
+    ~ForgetMarks() {
+      for (Admission& admission : admissions) {
+        if (is_armed) admission.request->last_step = 0;
+      }
+    }
+  } forget_marks{admissions_};
+  const int64_t new_pages = plan_admissions(items);
+  const int64_t missing = new_pages - (pool_.available() - cached_pages_to_hold());
+  if (missing > 0) {
+    ticket.missing_pages = static_cast<int32_t>(missing);
+    throw Failure(GLINT_STATUS_OUT_OF_PAGES, text("the step needs ", missing, " more pages of ", limits_.page_tokens,
+                                                  " tokens than are free or cached: release a request's pages"));
+  }
+  forget_marks.is_armed = false;
+  step.clear();
+  step.serial = next_step_;
+  for (const Admission& admission : admissions_) {
+    Request& request = *admission.request;
+    for (int32_t index = 0; index < admission.match_count; ++index) {
+      const PagePool::Match& match = matches_[static_cast<size_t>(admission.match_first + index)];
+      pool_.hold(match.page);
+      request.pages.push_back(match.page);
+      request.chain = match.serial;
+    }
+    request.registered_pages += admission.match_count;
+  }
+  for (size_t index = 0; index < admissions_.size(); ++index) {
+    const Admission& admission = admissions_[index];
+    Request& request = *admission.request;
+    admit(admission);
+    const bool samples = request.computed_tokens == request.known_tokens();
+    request.pending_tokens += samples ? 1 : 0;
+    step.items.push_back({&request, admission.first_position, admission.count, samples, nullptr});
+    step.results.push_back({.request_id = request.id,
+                            .token_count = 0,
+                            .finish_reason = GLINT_FINISH_NONE,
+                            .failure = GLINT_FAILURE_NONE,
+                            .cached_tokens = request.cached_tokens,
+                            .computed_tokens = request.computed_tokens,
+                            .reserved = 0,
+                            .tokens = nullptr});
+    items[index].first_position = admission.first_position;
+    items[index].cached_tokens = admission.match_count * limits_.page_tokens;
+  }
+  ticket.step = next_step_++;
+  ticket.missing_pages = 0;
+  runner_->submit(step);
+  refresh_stats();
+  const std::lock_guard lock(stats_mutex_);
+  stats_.tokens_cached += matches_.size() * static_cast<uint64_t>(limits_.page_tokens);
+}
+
+Step& Engine::oldest_step(const glint_ticket& ticket) {
+  require_argument(ticket.step >= next_collect_ && ticket.step < next_step_, "ticket.step ", ticket.step,
+                   " is not in flight");
+  return steps_[ticket.step % kStepSlots];
+}
+
+void Engine::sample_step(const glint_ticket& ticket, const glint_masks* masks) {
+  Step& step = oldest_step(ticket);
+  require_argument(!step.may_sample, "step ", ticket.step, " is being sampled already");
+  const std::span<const glint_mask> given =
+      masks == nullptr ? std::span<const glint_mask>{}
+                       : std::span<const glint_mask>{masks->masks, static_cast<size_t>(masks->count)};
+  const int32_t words_needed = (limits_.vocab_size + 31) / 32;
+  for (const glint_mask& mask : given) {
+    require_argument(mask.item >= 0 && static_cast<size_t>(mask.item) < step.items.size(), "a mask names item ",
+                     mask.item, " of ", step.items.size());
+    require_argument(mask.words != nullptr && mask.word_count == words_needed, "the mask of item ", mask.item, " has ",
+                     mask.word_count, " words, expected ", words_needed);
+  }
+  for (const glint_mask& mask : given) step.items[static_cast<size_t>(mask.item)].allowed_words = mask.words;
+  runner_->allow_sampling(step);
+}
+
+void Engine::register_pages(Request& request, int32_t computed) {
+  const auto page_tokens = static_cast<size_t>(limits_.page_tokens);
+  const int32_t full = std::min(computed, static_cast<int32_t>(request.tokens.size())) / limits_.page_tokens;
+  for (; request.registered_pages < full; ++request.registered_pages) {
+    const auto page = static_cast<size_t>(request.registered_pages);
+    const std::span<const int32_t> tokens(request.tokens.data() + page * page_tokens, page_tokens);
+    request.chain = pool_.add(request.chain, tokens, request.pages[page]);
+  }
+}
+
+void Engine::collect_item(Step& step, size_t index) {
+  const PlannedItem& item = step.items[index];
+  Request& request = *item.request;
+  glint_item_result& result = step.results[index];
+  --request.steps_in_flight;
+  if (item.samples) --request.pending_tokens;
+  if (step.failure_status != GLINT_STATUS_OK) {
+    request.progress.finish_reason = GLINT_FINISH_FAILED;
+    result.finish_reason = GLINT_FINISH_FAILED;
+  }
+  if (result.token_count > 0) request.tokens.push_back(result.tokens[0]);
+  const bool has_finished = request.progress.finish_reason != GLINT_FINISH_NONE;
+  request.is_finished = request.is_finished || (has_finished && request.steps_in_flight == 0) ||
+                        result.finish_reason != GLINT_FINISH_NONE;
+  if (step.failure_status == GLINT_STATUS_OK && !request.is_freed) {
+    register_pages(request, item.first_position + item.count);
+  }
+  if (request.is_freed && request.steps_in_flight == 0) {
+    drop_pages(request);
+    requests_.erase(request.id);
+  }
+}
+
+void Engine::collect_step(const glint_ticket& ticket, glint_step_results& results) {
+  Step& step = oldest_step(ticket);
+  require_argument(ticket.step == next_collect_, "steps are collected in order: the next is ", next_collect_, ", not ",
+                   ticket.step);
+  require_argument(step.may_sample, "step ", ticket.step, " was not sampled: call glint_sample_step first");
+  runner_->wait(step);
+  uint64_t num_tokens = 0;
+  uint64_t num_sampled = 0;
+  for (size_t index = 0; index < step.items.size(); ++index) {
+    num_tokens += static_cast<uint64_t>(step.items[index].count);
+    num_sampled += static_cast<uint64_t>(step.results[index].token_count);
+    collect_item(step, index);
+  }
+  ++next_collect_;
+  refresh_stats();
+  {
+    const std::lock_guard lock(stats_mutex_);
+    ++stats_.steps_done;
+    stats_.tokens_computed += num_tokens;
+    stats_.tokens_sampled += num_sampled;
+  }
+  require(step.failure_status == GLINT_STATUS_OK, step.failure_status, "step ", step.serial, " failed: ", step.failure);
+  results = {.struct_bytes = sizeof(glint_step_results),
+             .item_count = static_cast<int32_t>(step.results.size()),
+             .items = step.results.data(),
+             .logprobs = step.logprobs.data(),
+             .logprob_count = static_cast<int32_t>(step.logprobs.size()),
+             .pages_free = static_cast<int32_t>(pool_.num_free()),
+             .pages_held = static_cast<int32_t>(pool_.num_held()),
+             .pages_cached = static_cast<int32_t>(pool_.num_cached())};
+}
+
+}

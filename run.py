@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Entry point of a glint checkout: prepares everything on first use, then runs glint.
+
+The first start makes a virtual environment in .venv, installs the requirements of pyproject.toml into it and builds
+build/libglint_cpu.so, showing what it does. Later starts find all that unchanged and go straight to the work.
+Only the standard library is used here, so any Python can say what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+VENV_STAMP = VENV / "glint-requirements.json"
+BUILD = ROOT / "build"
+BUILD_STAMP = BUILD / "glint-sources.sha256"
+CPU_LIBRARY = BUILD / "libglint_cpu.so"
+OLDEST_PYTHON = (3, 11)
+OLDEST_CMAKE = (3, 20)
+EXIT_REFUSED = 2
+
+DESCRIPTION = """\
+Runs glint from a checkout. The first start makes .venv, installs what is needed and builds the engine;
+later starts begin at once.
+
+  ./run.py --smoke                     five prompts through the CPU engine, checked; the place to begin
+  ./run.py --smoke --model DIR         the same with your own GLM-4.x MoE checkpoint
+  ./run.py --bench                     speed of prefill and decode on this machine, in tokens per second
+  ./run.py chat                        any glint command: generate, chat, check, sample-model, bench
+  ./run.py generate --help             what such a command takes
+"""
+
+
+class PrepareError(Exception):
+    """Something this machine lacks; the text names it and the way out."""
+
+
+def say(text: str) -> None:
+    """Prints one line of progress on standard error."""
+    print(f"[run.py] {text}", file=sys.stderr, flush=True)
+
+
+def call(command: Sequence[str | Path], purpose: str, environment: dict[str, str] | None = None) -> None:
+    """Runs a command with its output on standard error; raises PrepareError naming the purpose if it fails."""
+    result = subprocess.run([str(part) for part in command], stdout=sys.stderr, env=environment, check=False)
+    if result.returncode != 0:
+        shown = " ".join(str(part) for part in command)
+        raise PrepareError(f"{purpose} failed with exit code {result.returncode}; the command was:\n  {shown}")
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Holds the lock of this checkout, so that two first starts do not build over each other."""
+    with (ROOT / ".prepare.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another start is preparing this checkout; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def check_python_version() -> None:
+    """Refuses a Python that is too old for glint."""
+    if sys.version_info < OLDEST_PYTHON:
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        needed = ".".join(str(part) for part in OLDEST_PYTHON)
+        raise PrepareError(
+            f"Python {found} ({sys.executable}) is too old: glint needs {needed} or newer.\n"
+            f"Install it (Debian, Ubuntu: sudo apt install python{needed} python{needed}-venv) "
+            f"and start with: python{needed} run.py"
+        )
+
+
+def check_venv_module() -> None:
+    """Refuses a Python that cannot make virtual environments, as Debian's is without a package of its own."""
+    for module in ("venv", "ensurepip"):
+        if importlib.util.find_spec(module) is None:
+            package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+            raise PrepareError(
+                f"Python ({sys.executable}) has no module '{module}', which makes virtual environments.\n"
+                f"Install it (Debian, Ubuntu: sudo apt install {package}) and start again"
+            )
+
+
+def requirements(extras: Sequence[str]) -> list[str]:
+    """The requirements of pyproject.toml, with those of the named extras."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = project.get("optional-dependencies", {})
+    wanted = list(project["dependencies"])
+    for extra in extras:
+        if extra not in known:
+            raise PrepareError(f"pyproject.toml has no extra '{extra}'; it has: {', '.join(sorted(known))}")
+        wanted += known[extra]
+    return sorted(set(wanted))
+
+
+def venv_identity() -> dict[str, str]:
+    """What makes .venv usable: the interpreter behind it and the place of this checkout."""
+    return {"python": str(VENV_PYTHON.resolve()), "root": str(ROOT)}
+
+
+def stamped_requirements() -> list[str]:
+    """What .venv was last completed with; empty if it is absent, unfinished, moved or of another Python."""
+    if not VENV_PYTHON.exists() or not VENV_STAMP.exists():
+        return []
+    stamp = json.loads(VENV_STAMP.read_text())
+    return list(stamp["requirements"]) if stamp["identity"] == venv_identity() else []
+
+
+def prepare_environment(wanted: Sequence[str]) -> None:
+    """Makes .venv hold the wanted requirements and see this checkout; does nothing if it already does."""
+    present = stamped_requirements()
+    missing = [line for line in wanted if line not in present]
+    if present and not missing:
+        return
+    if not present:
+        check_venv_module()
+        say(f"making a virtual environment in {VENV}")
+        call([sys.executable, "-m", "venv", "--clear", VENV], "making the virtual environment")
+    VENV_STAMP.unlink(missing_ok=True)
+    say(f"installing {len(missing)} requirements: {', '.join(missing)}")
+    call([VENV_PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *missing], "installing requirements")
+    packages = next((VENV / "lib").glob("python3.*/site-packages"))
+    (packages / "glint-checkout.pth").write_text(f"{ROOT}\n")
+    everything = sorted({*present, *missing})
+    VENV_STAMP.write_text(json.dumps({"identity": venv_identity(), "requirements": everything}, indent=1))
+
+
+def sources_digest() -> str:
+    """A hash over the names and bytes of everything that the native library is built from."""
+    digest = hashlib.sha256(os.environ.get("CXX", "").encode())
+    for path in [ROOT / "CMakeLists.txt", *sorted((ROOT / "native").rglob("*"))]:
+        if path.suffix in {".txt", ".cpp", ".h"}:
+            digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def system_cmake_is_recent() -> bool:
+    """Whether the cmake on the PATH is recent enough for CMakeLists.txt."""
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        return False
+    answer = subprocess.run([cmake, "-E", "capabilities"], capture_output=True, check=False)
+    if answer.returncode != 0:
+        return False
+    version = json.loads(answer.stdout)["version"]
+    return (version["major"], version["minor"]) >= OLDEST_CMAKE
+
+
+def build_tools() -> list[str]:
+    """The build tools this machine lacks and PyPI has."""
+    tools = [] if system_cmake_is_recent() else ["cmake>=3.20"]
+    return tools if shutil.which("ninja") or shutil.which("make") else [*tools, "ninja>=1.10"]
+
+
+def build_is_current() -> bool:
+    """Whether build/libglint_cpu.so was built from exactly the sources that are here now."""
+    return CPU_LIBRARY.exists() and BUILD_STAMP.exists() and BUILD_STAMP.read_text() == sources_digest()
+
+
+def build_library() -> None:
+    """Builds build/libglint_cpu.so through scripts/build.sh; the tools of .venv come first on its PATH."""
+    digest = sources_digest()
+    BUILD_STAMP.unlink(missing_ok=True)
+    say("building build/libglint_cpu.so")
+    environment = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    call(["bash", ROOT / "scripts" / "build.sh"], "building the native library", environment)
+    BUILD_STAMP.write_text(digest)
+
+
+def prepare(extras: Sequence[str], needs_build: bool) -> None:
+    """Brings .venv and the native library up to date with this checkout, with visible progress."""
+    started = time.monotonic()
+    with one_at_a_time():
+        must_build = needs_build and not build_is_current()
+        if must_build:
+            call(["bash", ROOT / "scripts" / "build.sh", "--check"], "looking for a C++ compiler")
+        wanted = requirements(extras)
+        present = stamped_requirements()
+        prepare_environment([*wanted, *build_tools()] if must_build else wanted)
+        if must_build:
+            build_library()
+        if must_build or present != stamped_requirements():
+            say(f"ready after {time.monotonic() - started:.0f} s")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of this script, each with what it does and its default."""
+    parser = argparse.ArgumentParser(
+        prog="run.py",
+        usage="run.py (--smoke | --bench | --serve | --prepare | COMMAND) [flags]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--smoke", action="store_true", help="run five prompts greedily, check everything, print speed")
+    action.add_argument("--bench", action="store_true", help="run 'glint bench cpu'; its own flags may follow")
+    action.add_argument("--serve", action="store_true", help="start the HTTP server (not part of this version yet)")
+    action.add_argument("--prepare", action="store_true", help="only make .venv and build, then stop")
+    parser.add_argument("--model", metavar="DIR", help="checkpoint folder (default: the sample model, made if absent)")
+    parser.add_argument("--engine", metavar="FILE", help="native library (default: build/libglint_cpu.so, built here)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: one per core)")
+    parser.add_argument("--kernels", metavar="NAME", help="kernel set: auto, exact, plain, neon, avx2, avx512 or amx")
+    parser.add_argument("--extra", metavar="NAME", action="append", default=[], help="with --prepare: also this extra")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Reads the command line; flags that only the bench knows are handed on as they are."""
+    parser = make_parser()
+    chosen, rest = parser.parse_known_args(arguments)
+    if rest and not chosen.bench:
+        flags = [flag for flag in parser.format_help().split() if flag.startswith("--")]
+        near = difflib.get_close_matches(rest[0], flags, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        parser.error(f"unknown: {' '.join(rest)}{hint} './run.py --help' lists every flag")
+    if not (chosen.smoke or chosen.bench or chosen.serve or chosen.prepare):
+        parser.error("say what to run: --smoke is the place to begin; './run.py --help' lists everything")
+    return chosen, rest
+
+
+def refuse(text: str) -> int:
+    """Says why something is not done; returns the exit code for it."""
+    print(f"run.py: {text}", file=sys.stderr)
+    return EXIT_REFUSED
+
+
+def engine_file(chosen: argparse.Namespace) -> Path:
+    """The native library to use; one that is neither ours to build nor there is refused."""
+    if chosen.engine is None:
+        return CPU_LIBRARY
+    engine = Path(chosen.engine).resolve()
+    if engine != CPU_LIBRARY and not engine.is_file():
+        raise PrepareError(f"--engine {chosen.engine} is not a file; leave it out to build and use {CPU_LIBRARY}")
+    return engine
+
+
+def glint_flags(chosen: argparse.Namespace, engine: Path) -> list[str]:
+    """The flags that smoke and bench share, for glint's own command line."""
+    flags = ["--engine", str(engine)]
+    for name in ("model", "threads", "kernels"):
+        value = getattr(chosen, name)
+        flags += [] if value is None else [f"--{name}", str(value)]
+    return flags
+
+
+def start_glint(arguments: Sequence[str]) -> NoReturn:
+    """Replaces this process by glint in the environment of the checkout."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-P", "-m", "glint", *arguments])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Does what the command line asks for; returns the exit code."""
+    check_python_version()
+    if arguments and not arguments[0].startswith("-"):
+        prepare([], needs_build=True)
+        start_glint(arguments)
+    chosen, rest = parse(arguments)
+    if chosen.serve:
+        return refuse(
+            "--serve is not part of this version: the OpenAI-compatible server comes with the server issue. "
+            "Until then './run.py chat' and './run.py generate' talk to the model"
+        )
+    if chosen.device == "cuda":
+        return refuse("--device cuda is not part of this version: it has the CPU engine only; leave --device out")
+    engine = engine_file(chosen)
+    prepare(chosen.extra, needs_build=engine == CPU_LIBRARY)
+    if chosen.smoke:
+        start_glint(["smoke", *glint_flags(chosen, engine)])
+    if chosen.bench:
+        start_glint(["bench", "cpu", *glint_flags(chosen, engine), *rest])
+    return 0
+
+
+def main() -> int:
+    """Runs the command line; a missing tool is one message and exit code 1, Ctrl-C is exit code 130."""
+    try:
+        return run(sys.argv[1:])
+    except PrepareError as problem:
+        print(f"run.py: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nrun.py: stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

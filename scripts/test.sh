@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+set -uo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/test.sh [--all]
+
+Prepares the checkout (a virtual environment in .venv, the native library in build), then runs every test that needs
+no GPU and prints the time of each part. Exits non-zero if any part fails.
+
+  --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads) and the fuzz target
+TEXT
+}
+
+run_all=false
+while (($# > 0)); do
+  case "$1" in
+    --all) run_all=true; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; echo "test.sh: unknown flag '$1'" >&2; exit 2 ;;
+  esac
+done
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+python="${PYTHON:-python3}"
+command -v "$python" >/dev/null || { echo "test.sh: no $python found; install python3 (3.11 or newer)" >&2; exit 1; }
+
+names=()
+seconds=()
+outcomes=()
+part() {
+  local name="$1" start="$SECONDS" outcome="passed"
+  shift
+  printf '\n== %s ==\n' "$name"
+  "$@" || outcome="FAILED"
+  names+=("$name")
+  seconds+=("$((SECONDS - start))")
+  outcomes+=("$outcome")
+  [[ "$outcome" == passed ]]
+}
+
+pytest() {
+  .venv/bin/python -m pytest --durations=3 --durations-min=5 "$@"
+}
+
+sanitized() {
+  local list="$1" runtime="$2" folder="build-${1//,/-}"
+  PATH="$PWD/.venv/bin:$PATH" bash scripts/build.sh --sanitize "$list" || return 1
+  local compiler library
+  compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$folder/CMakeCache.txt")"
+  library="$("$compiler" -print-file-name="$runtime")"
+  if [[ ! -e "$library" ]]; then
+    echo "test.sh: $compiler has no $runtime; install the sanitizer runtime (Debian, Ubuntu: sudo apt install gcc)" >&2
+    return 1
+  fi
+  GLINT_SANITIZED="$list" GLINT_ENGINE="$PWD/$folder/libglint_cpu.so" \
+    GLINT_TEST_LIBRARY="$PWD/$folder/libglint_cpu_test.so" LD_PRELOAD="$library" PYTHONMALLOC=malloc \
+    ASAN_OPTIONS="detect_leaks=0:halt_on_error=1" \
+    UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1" \
+    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1" \
+    .venv/bin/python -m pytest --capture=sys -m sanitize tests/cpu
+}
+
+summary() {
+  local index failed=0
+  printf '\n== time per part ==\n'
+  for index in "${!names[@]}"; do
+    printf '%-28s %6d s  %s\n' "${names[index]}" "${seconds[index]}" "${outcomes[index]}"
+    [[ "${outcomes[index]}" == passed ]] || failed=$((failed + 1))
+  done
+  printf '%-28s %6d s\n' "all" "$SECONDS"
+  return "$((failed > 0))"
+}
+
+if ! part "prepare" "$python" run.py --prepare --extra test; then
+  summary
+  exit 1
+fi
+part "lint" .venv/bin/ruff check .
+part "types" .venv/bin/mypy
+part "house rules" pytest tests/house_rules
+part "pure" pytest tests/pure
+part "cpu" pytest tests/cpu
+part "end to end" pytest tests/e2e
+if "$run_all"; then
+  part "sanitize address,undefined" sanitized address,undefined libasan.so
+  part "sanitize thread" sanitized thread libtsan.so
+  part "fuzz" .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$RANDOM"
+fi
+summary

@@ -1,0 +1,95 @@
+"""What the documents say exists: ABI functions have their section, and named paths are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house_rules.lexer import line_at
+from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind
+
+DOCUMENTS = ["README.md", "native/README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+ABI_FUNCTION = re.compile(r"\b(glint_[a-z0-9_]+)\s*\(")
+HEADING = re.compile(r"^\#{1,6}[ \t]+(.*)$", re.MULTILINE)
+CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+PATH_SHAPE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
+NOT_IN_THE_REPOSITORY = ("build", ".venv", "shared")
+
+
+def read(name: str) -> str:
+    """A document of the repository; its absence is the finding."""
+    path = ROOT / name
+    assert path.is_file(), f"{name} is missing: the repository promises it"
+    return path.read_text(encoding="utf-8")
+
+
+def undescribed_functions(header: str, document: str) -> list[str]:
+    """The ABI functions of the header that no heading of the document names."""
+    headings = " ".join(HEADING.findall(document))
+    return sorted(name for name in set(ABI_FUNCTION.findall(header)) if not re.search(rf"\b{name}\b", headings))
+
+
+def unknown_functions(header: str, document: str) -> list[str]:
+    """The ABI functions that a heading of the document names and the header does not have."""
+    named = set(re.findall(r"\bglint_[a-z0-9_]+\b", " ".join(HEADING.findall(document))))
+    return sorted(name for name in named if not re.search(rf"\b{name}\b", header))
+
+
+def looks_like_a_path(text: str, root: Path) -> bool:
+    """Whether a code span names a file or folder of the repository; a bare data file may be one of a model folder."""
+    first = text.split("/")[0]
+    if not PATH_SHAPE.fullmatch(text) or first.startswith(NOT_IN_THE_REPOSITORY):
+        return False
+    kind = KIND_BY_SUFFIX.get(Path(text).suffix)
+    if "/" in text:
+        return (root / first).is_dir() or kind is not None
+    return kind not in (None, Kind.DATA) and not text.startswith(("*", "."))
+
+
+def missing_paths(document: str, folder: Path, root: Path) -> list[Finding]:
+    """The paths in backticks that exist neither below the root nor beside the document."""
+    findings = []
+    for span in CODE_SPAN.finditer(document):
+        named = span[1].strip().removeprefix("./").rstrip("/")
+        is_there = any(list(base.glob(named)) for base in (root, folder) if named)
+        if looks_like_a_path(named, root) and not is_there:
+            findings.append(Finding(line_at(document, span.start()), f"path '{named}' does not exist"))
+    return findings
+
+
+def test_every_abi_function_has_a_section() -> None:
+    header = read("native/include/glint.h")
+    document = read("native/README.md")
+    assert len(set(ABI_FUNCTION.findall(header))) >= 10
+    missing = undescribed_functions(header, document)
+    assert not missing, f"native/README.md has no heading for: {', '.join(missing)}"
+    unknown = unknown_functions(header, document)
+    assert not unknown, f"native/README.md has headings for functions that glint.h lacks: {', '.join(unknown)}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_named_paths_exist(name: str) -> None:
+    findings = missing_paths(read(name), (ROOT / name).parent, ROOT)
+    assert not findings, "\n".join(f"{name}:{found.line}: {found.what}" for found in findings)
+
+
+def test_a_function_without_a_section_is_found() -> None:
+    header = "int glint_a(void);\nint glint_b(int x);\n"
+    mark = chr(35) * 2
+    assert undescribed_functions(header, f"{mark} `glint_a`\nglint_b is nice\n") == ["glint_b"]
+    assert undescribed_functions(header, f"{mark} glint_a\n{mark} `glint_b(x)`\n") == []
+    assert unknown_functions(header, f"{mark} glint_a, glint_c\n") == ["glint_c"]
+
+
+def test_a_missing_path_is_found(tmp_path: Path) -> None:
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "a.h").touch()
+    fine = "`native/a.h`, `a.h`, `./native/`, `x + y`, `glint.LLM`, `--flag`, `build/lib.so`, `tok/s`, `config.json`"
+    text = f"See {fine}.\n`native/b.h` `c.py`"
+    assert [found.what for found in missing_paths(text, tmp_path / "native", tmp_path)] == [
+        "path 'native/b.h' does not exist",
+        "path 'c.py' does not exist",
+    ]
+    assert [found.line for found in missing_paths(text, tmp_path / "native", tmp_path)] == [2, 2]

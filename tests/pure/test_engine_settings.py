@@ -1,0 +1,137 @@
+"""EngineSettings: complete after resolve, filled from the machine and the model, refusing what does not fit."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glint import config
+from glint.checkpoint.config import ModelConfig
+from glint.checkpoint.quantisation import ScaleKind
+from glint.config import EngineSettings, read_free_memory, token_cache_bytes
+from glint.errors import EngineError
+
+SAMPLE = ModelConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    num_layers=30,
+    num_dense_layers=1,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rotary_dim=64,
+    dense_width=1536,
+    expert_width=192,
+    shared_width=192,
+    num_experts=7,
+    experts_per_token=7,
+    num_groups=1,
+    groups_per_token=1,
+    max_positions=8192,
+    has_qk_norm=False,
+    has_attention_bias=False,
+    normalise_weights=True,
+    weight_scale_kind=ScaleKind.CHANNEL,
+    routed_scaling=7.0,
+    norm_epsilon=1e-5,
+    rope_theta=1e5,
+    eos_token_ids=(2,),
+    pad_token_id=None,
+    dtype="bfloat16",
+    mtp_layers=0,
+    tied_embeddings=True,
+    architecture="Glm4MoeForCausalLM",
+    scale_suffix="weight_scale",
+)
+TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
+GIGABYTE = 2**30
+
+
+@pytest.fixture
+def free_memory(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(config, "read_free_memory", lambda: 8 * GIGABYTE)
+    return 8 * GIGABYTE
+
+
+def resolve(**wishes: Any) -> EngineSettings:
+    return EngineSettings.resolve("folder", SAMPLE, **wishes)
+
+
+def test_defaults_fit_the_model_and_stay_small(free_memory: int) -> None:
+    settings = resolve()
+    assert settings.model_dir == Path("folder")
+    assert settings.threads <= len(os.sched_getaffinity(0))
+    assert (settings.page_tokens, settings.max_model_len, settings.row_slices) == (16, 8192, 1)
+    assert 256 * 2**20 < settings.num_pages * 16 * TOKEN_BYTES <= 384 * 2**20
+    assert all(getattr(settings, field.name) is not None for field in dataclasses.fields(settings))
+
+
+def test_the_cache_holds_the_longest_request(free_memory: int) -> None:
+    longer = dataclasses.replace(SAMPLE, max_positions=40_000)
+    settings = EngineSettings.resolve("folder", longer)
+    assert settings.num_pages == 2500
+    assert settings.max_model_len == 40_000
+
+
+def test_a_context_that_does_not_fit_is_cut_unless_it_was_asked_for(free_memory: int) -> None:
+    longer = dataclasses.replace(SAMPLE, max_positions=10**6)
+    settings = EngineSettings.resolve("folder", longer)
+    assert settings.max_model_len == settings.num_pages * 16 < 10**6
+    assert settings.num_pages == free_memory // 4 // (16 * TOKEN_BYTES)
+    with pytest.raises(EngineError, match=rf"1000000 tokens needs .* \({free_memory} bytes\)"):
+        EngineSettings.resolve("folder", longer, max_model_len=10**6)
+
+
+def test_bytes_become_pages(free_memory: int) -> None:
+    page_bytes = 16 * TOKEN_BYTES
+    assert resolve(kv_cache_bytes=10 * page_bytes + 1).num_pages == 10
+    assert resolve(kv_cache_bytes=10 * page_bytes + 1).max_model_len == 160
+    with pytest.raises(EngineError, match="less than one page"):
+        resolve(kv_cache_bytes=page_bytes - 1)
+    with pytest.raises(EngineError, match="ask for less"):
+        resolve(kv_cache_bytes=free_memory + 1)
+
+
+def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
+    plain = dataclasses.replace(SAMPLE, weight_scale_kind=ScaleKind.NONE)
+    assert token_cache_bytes(SAMPLE, "cpu") == token_cache_bytes(plain, "cuda") == TOKEN_BYTES
+    assert token_cache_bytes(plain, "cpu") == 2 * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"tp": 2}, "tp is 2; this version runs one rank"),
+        ({"device": "tpu"}, "device is 'tpu'; choose one of cpu, cuda"),
+        ({"kernels": "sse"}, "kernels is 'sse'"),
+        ({"expert_layout": "dp"}, "expert_layout is 'dp'"),
+        ({"threads": 0}, "threads is 0"),
+        ({"threads": 1.5}, "threads is 1.5"),
+        ({"page_tokens": 0}, "page_tokens is 0"),
+        ({"num_pages": 0}, "num_pages is 0"),
+        ({"num_pages": 2**31}, "num_pages is 2147483648"),
+        ({"max_step_tokens": 0}, "max_step_tokens is 0"),
+        ({"max_requests": 1}, "max_requests is 1, less than max_step_items 64"),
+        ({"max_model_len": 8193}, "the model knows 8192 positions"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"max_model_len": 1}, "max_model_len is 1; .* at least 2"),
+        ({"page_tokens": 24}, "page_tokens is 24; it must be a power of two up to 1024"),
+        ({"page_tokens": 2048}, "page_tokens is 2048"),
+        ({"max_model_len": 33, "num_pages": 2}, "2 pages of 16 tokens hold 32"),
+        ({"kv_cache_bytes": GIGABYTE, "num_pages": 2}, "both given"),
+    ],
+)
+def test_what_cannot_be_is_refused(free_memory: int, wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        resolve(**wishes)
+
+
+def test_settings_are_frozen(free_memory: int) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        resolve().threads = 3
+
+
+def test_free_memory_is_no_more_than_the_machine_has() -> None:
+    assert 0 < read_free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,74 @@
+"""The number formats of the NumPy sentences against torch's."""
+
+import numpy as np
+import pytest
+
+from tests.reference import numpy_ops
+
+torch = pytest.importorskip("torch")
+rounded_parts = pytest.importorskip("tests.reference.rounded_parts")
+
+
+def torch_codes(values: np.ndarray) -> np.ndarray:
+    """E4M3 codes by torch's own conversion."""
+    return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+
+def test_decoding_all_codes_is_torchs() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).to(torch.float64).numpy()
+    np.testing.assert_array_equal(numpy_ops.decode_e4m3(codes), expected)
+
+
+def test_encoding_ties_neighbours_and_zeros_is_torchs() -> None:
+    positive = numpy_ops.E4M3_VALUES[:127].astype(np.float32)
+    middles = (positive[1:] + positive[:-1]) / 2
+    values = np.concatenate([positive, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.inf)])
+    values = np.concatenate([values, -values]).astype(np.float32)
+    np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_codes(values))
+
+
+def test_encoding_random_values_is_torchs() -> None:
+    source = np.random.default_rng(0)
+    sizes = 2.0 ** source.uniform(-12, 8.8, size=200_000)
+    values = np.clip(sizes * source.choice([-1, 1], size=sizes.size), -448, 448).astype(np.float32)
+    np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_codes(values))
+
+
+def test_encoding_saturates_and_refuses_nan() -> None:
+    assert numpy_ops.decode_e4m3(numpy_ops.encode_e4m3(np.array([449.0, 1e30, -1e30]))).tolist() == [448, 448, -448]
+    with pytest.raises(ValueError, match="finite"):
+        numpy_ops.encode_e4m3(np.array([1.0, np.nan]))
+
+
+def test_bf16_rounding_is_torchs() -> None:
+    source = np.random.default_rng(1)
+    bits = source.integers(0, 0x7F7F0000, size=200_000, dtype=np.uint32)
+    ties = (bits[:50_000] & 0xFFFF0000) | 0x8000
+    values = np.concatenate([bits, ties]).view(np.float32)
+    values = np.concatenate([values, -values])
+    expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
+    np.testing.assert_array_equal(numpy_ops.round_bf16(values), expected)
+
+
+def test_quantising_rows_is_torchs() -> None:
+    source = np.random.default_rng(2)
+    rows = (source.standard_normal((64, 192)) * 2.0 ** source.integers(-30, 20, size=(64, 1))).astype(np.float32)
+    rows[3] = 0
+    quantised = numpy_ops.quantise(rows)
+    codes, scales = rounded_parts.quantise(torch.from_numpy(rows))
+    np.testing.assert_array_equal(numpy_ops.decode_e4m3(quantised.codes), codes.numpy())
+    np.testing.assert_array_equal(quantised.scales.astype(np.float64), scales.numpy())
+    assert quantised.scales[3, 0] == 1.0
+
+
+def test_quantising_by_slices_is_quantising_each_slice() -> None:
+    rows = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
+    sliced = numpy_ops.quantise(rows, row_slices=4)
+    for index in range(4):
+        alone = numpy_ops.quantise(rows[:, index * 24 : (index + 1) * 24])
+        np.testing.assert_array_equal(sliced.codes[:, index * 24 : (index + 1) * 24], alone.codes)
+        np.testing.assert_array_equal(sliced.scales[:, index : index + 1], alone.scales)
+    np.testing.assert_allclose(sliced.values(), rows, rtol=0.07, atol=0.01)
+    with pytest.raises(ValueError, match="5 slices"):
+        numpy_ops.quantise(rows, row_slices=5)

@@ -1,0 +1,201 @@
+"""The parts of transformers' Glm4Moe with the rounding points of the engine.
+
+Activations travel as float32 tensors, so that every residual addition is one float32 rounding; each part computes in
+float64 and rounds once. Matrices are replaced by Weight objects, which torch's linear function multiplies by.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+
+from tests.reference.sums import Sums
+
+MAX_POSITIONS = 1024
+_ATTENTION = "rounded_eager"
+_E4M3_MAX = 448.0
+
+
+def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as float64 values and scales [rows, 1] of float32 rows, by the absolute maximum over 448."""
+    largest = rows.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest == 0, torch.ones_like(largest), largest / _E4M3_MAX)
+    codes = (rows / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+    return codes.to(torch.float64), scale.to(torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A matrix [out, in] in float64 that torch's linear function multiplies by with the rounding points.
+
+    The input is rounded to float32 and, for E4M3 weights, quantised per row; the result is a float32 tensor.
+    """
+
+    matrix: torch.Tensor
+    is_fp8: bool
+    sums: Sums
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: tuple, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> torch.Tensor:
+        if func is not nn.functional.linear or kwargs:
+            return NotImplemented
+        rows, weight, bias = (*args, None)[:3]
+        return weight.multiply(rows, bias)
+
+    def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """f32(a * sum + bias) for rows [any, in]."""
+        rows = rows.to(torch.float32)
+        codes, scale = quantise(rows) if self.is_fp8 else (rows.to(torch.float64), 1.0)
+        result = scale * self.sums.multiply(codes, self.matrix.transpose(0, 1))
+        return (result if bias is None else result + bias).to(torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightStack:
+    """The experts' matrices [experts, out, in]; indexing gives one expert's Weight."""
+
+    matrices: torch.Tensor
+    is_fp8: bool
+    sums: Sums
+
+    def __getitem__(self, expert: torch.Tensor) -> Weight:
+        return Weight(self.matrices[int(expert)], self.is_fp8, self.sums)
+
+
+class WideSilu(nn.Module):
+    """SiLU in float64, left unrounded: the product with up is rounded by the matrix it goes into."""
+
+    def forward(self, gate: torch.Tensor) -> torch.Tensor:
+        """gate / (1 + exp(-gate))."""
+        wide = gate.to(torch.float64)
+        return wide / (1.0 + torch.exp(-wide))
+
+
+def norm_forward(module: nn.Module, sums: Sums, rows: torch.Tensor) -> torch.Tensor:
+    """RMSNorm with one rounding at the end."""
+    wide = rows.to(torch.float64)
+    ones = torch.ones(wide.shape[-1], 1, dtype=torch.float64)
+    mean_square = sums.multiply(wide * wide, ones) / wide.shape[-1]
+    return (module.weight * wide / torch.sqrt(mean_square + module.variance_epsilon)).to(torch.float32)
+
+
+def rotary_forward(
+    config: Glm4MoeConfig, rows: torch.Tensor, position_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine made in float64 and rounded to float32, as float64 tensors so that rotation is not rounded."""
+    rope = config.rope_parameters
+    rotary_dim = int(config.head_dim * rope["partial_rotary_factor"])
+    inverse = rope["rope_theta"] ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    angles = position_ids.to(torch.float64).unsqueeze(-1) * inverse
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos().float().double(), both.sin().float().double()
+
+
+def rounded_eager_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' eager attention with rounded scores, weights and result."""
+    if key.shape[2] > MAX_POSITIONS:
+        raise ValueError(f"context of {key.shape[2]} positions; the reference goes to {MAX_POSITIONS}, one split")
+    policy: Rounding = module.rounding
+    query, key, value = policy.cached(query), policy.cached(key), policy.cached(value)
+    key = glm4_moe.repeat_kv(key, module.num_key_value_groups)
+    value = glm4_moe.repeat_kv(value, module.num_key_value_groups)
+    scores = (policy.sums.multiply(query, key.transpose(2, 3)) * scaling).to(torch.float32)
+    scores = scores.masked_fill(attention_mask != 0, float("-inf")).to(torch.float64)
+    raw = torch.exp(scores - scores.amax(-1, keepdim=True)).to(torch.float32)
+    total = policy.sums.multiply(raw.double(), torch.ones(raw.shape[-1], 1, dtype=torch.float64))
+    weights = policy.cached(raw)
+    result = (policy.sums.multiply(weights, value) / total).to(torch.float32)
+    return result.transpose(1, 2).contiguous(), weights
+
+
+ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, rounded_eager_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, eager_mask)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How attention rounds: bfloat16 cache and weights for E4M3 checkpoints, float32 for others."""
+
+    has_fp8: bool
+    sums: Sums
+
+    def cached(self, values: torch.Tensor) -> torch.Tensor:
+        """The value as the cache or the softmax keeps it, as a float64 tensor."""
+        rounded = values.to(torch.float32)
+        return (rounded.to(torch.bfloat16) if self.has_fp8 else rounded).to(torch.float64)
+
+
+def router_forward(
+    module: nn.Module, has_bias_in_weights: bool, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The router with rounded scores and lower index first among equals; weights are float64 tensors."""
+    logits = nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
+    scores = torch.sigmoid(logits.to(torch.float64)).to(torch.float32)
+    chosen_by = scores + module.e_score_correction_bias.to(torch.float32)
+    grouped = chosen_by.view(-1, module.num_group, module.num_experts // module.num_group)
+    group_scores = grouped.topk(2, dim=-1).values.double().sum(-1).to(torch.float32)
+    groups = largest(group_scores, module.topk_group)
+    is_kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, groups, True)
+    allowed = grouped.masked_fill(~is_kept.unsqueeze(-1), float("-inf")).reshape(scores.shape)
+    experts = largest(allowed, module.top_k)
+    weights = (chosen_by if has_bias_in_weights else scores).gather(1, experts).to(torch.float64)
+    if module.norm_topk_prob:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = (weights * module.routed_scaling_factor).to(torch.float32)
+    return logits, weights.to(torch.float64), experts
+
+
+def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the largest values of each row, lower index first among equals."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def patch(model: Glm4MoeForCausalLM, has_fp8: bool, sums: Sums, has_bias_in_weights: bool = False) -> None:
+    """Give every part of the model its rounding points."""
+    rounding = Rounding(has_fp8, sums)
+    model.config._attn_implementation = _ATTENTION
+    model.model.rotary_emb.forward = functools.partial(rotary_forward, model.config)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            is_fp8 = has_fp8 and name != "lm_head"
+            replace_parameter(module, "weight", Weight(module.weight.data, is_fp8, sums))
+        elif isinstance(module, glm4_moe.Glm4MoeRMSNorm):
+            module.forward = functools.partial(norm_forward, module, sums)
+        elif isinstance(module, glm4_moe.Glm4MoeAttention):
+            module.rounding = rounding
+        elif isinstance(module, glm4_moe.Glm4MoeTopkRouter):
+            replace_parameter(module, "weight", Weight(module.weight.data, False, sums))
+            module.forward = functools.partial(router_forward, module, has_bias_in_weights)
+        elif isinstance(module, glm4_moe.Glm4MoeExperts):
+            for stack in ("gate_up_proj", "down_proj"):
+                replace_parameter(module, stack, WeightStack(getattr(module, stack).data, has_fp8, sums))
+            module.register_forward_pre_hook(lambda _, args: (args[0].to(torch.float64), *args[1:]))
+        elif isinstance(module, glm4_moe.Glm4MoeMoE):
+            module.register_forward_hook(lambda _, args, output: output.to(torch.float32))
+        if hasattr(module, "act_fn"):
+            module.act_fn = WideSilu()
+    model.model.embed_tokens.weight = nn.Parameter(model.model.embed_tokens.weight.data.to(torch.float32))
+
+
+def replace_parameter(module: nn.Module, name: str, value: Weight | WeightStack) -> None:
+    """Put a Weight where a torch parameter was."""
+    delattr(module, name)
+    setattr(module, name, value)
