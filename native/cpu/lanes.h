@@ -67,7 +67,7 @@ struct Lanes {
     float parts[kLanes];
     std::memcpy(parts, &value, sizeof(value));
     for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int lane = 0; lane < width; ++lane) parts[lane] += parts[lane + width];
+      for (int lane = 0; lane < width; ++lane) parts[lane] = parts[2 * lane] + parts[2 * lane + 1];
     }
     return parts[0];
   }

@@ -69,6 +69,14 @@ void check_tensor(const glint_tensor& tensor, int64_t index, std::span<const gli
                    "tensor ", index, " has layer ", tensor.layer, " and expert ", tensor.expert);
 }
 
+bool has_nan_code(const std::byte* codes, uint64_t count) {
+  unsigned found = 0;
+  for (uint64_t index = 0; index < count; ++index) {
+    found |= static_cast<unsigned>((std::to_integer<uint8_t>(codes[index]) & 0x7fU) == 0x7fU);
+  }
+  return found != 0;
+}
+
 }
 
 class WeightStore::Table {
@@ -109,7 +117,11 @@ class WeightStore::Table {
                   .scale_stride = tiles_over(cols),
                   .dtype = tensor.dtype,
                   .scale_kind = is_scaled ? scale_kind_ : GLINT_SCALE_NONE};
-    if (is_scaled) weight.scales = scales(role, layer, expert, rows, cols);
+    if (is_scaled) {
+      weight.scales = scales(role, layer, expert, rows, cols);
+      require_argument(!has_nan_code(weight.data, tensor.byte_count), "the E4M3 weight of role ", role, ", layer ",
+                       layer, ", expert ", expert, " holds a NaN code (0x7f or 0xff): the file is damaged");
+    }
     return weight;
   }
 

@@ -157,7 +157,8 @@ def test_distribution_is_that_of_numpy(settings: dict[str, Any]) -> None:
 
 @sanitize
 @pytest.mark.parametrize(
-    ("other", "shift"), [({"seed": 5}, 1), ({"seed": 6}, 0), ({"seed": 5, "choice_index": 1}, 0), ({"seed": 4}, -1)]
+    ("other", "shift"),
+    [({"seed": 5}, 1), ({"seed": 6}, 0), ({"seed": 5, "choice_index": 1}, 0), ({"seed": 4}, 1), ({"seed": 6}, -1)],
 )
 def test_neighbours_are_independent(other: dict[str, int], shift: int) -> None:
     """Pairs of draws at neighbouring positions, seeds and choices fill the 64 cells evenly."""
@@ -238,6 +239,14 @@ def test_logprobs_are_the_raw_log_softmax(vocab_size: int, spread: float) -> Non
     assert prompt.token == vocab_size - 1
     assert prompt.logprob == pytest.approx(expected[-1], rel=2e-7, abs=1e-6)
     assert prompt.tops()[0] == order[:3].tolist()
+
+
+@sanitize
+def test_logprobs_are_accurate_to_a_float() -> None:
+    """Over all gaps the exponential is good to about one rounding of a float."""
+    for gap in np.linspace(0, 4, 1500, dtype=np.float32):
+        logits = np.array([0, -gap, -gap], dtype=np.float32)
+        assert prompt_logprobs(logits, 0, 0).logprob == pytest.approx(log_softmax(logits)[0], rel=0, abs=1.2e-7)
 
 
 @sanitize

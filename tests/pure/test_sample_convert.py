@@ -21,6 +21,7 @@ from glint.checkpoint.sample_convert import (
     model_config,
     model_tensors,
     quantise_rows,
+    tokenizer_documents,
     write_safetensors,
 )
 from glint.checkpoint.table import open_checkpoint
@@ -32,11 +33,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 __all__ = ["sample_gguf"]
 
-TEXTS = (
-    "The capital of France is Paris, and 1234 people live there.",
-    "def main():\n    print('x')\n",
-    "世界 😀 é",
-)
+TEXT = "The capital of France is Paris, and 1234 people live there.\ndef main():\n    print('x')\n 世界 😀 é"
 
 
 def bit_patterns() -> np.ndarray[Any, Any]:
@@ -145,20 +142,24 @@ def check_documents(folder: Path, dtype: SampleDtype) -> None:
 
 
 def llama_model(path: Path) -> Any:
-    """The Llama model as transformers reads it from the GGUF file, in float32."""
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    """The Llama model of the GGUF file, in float32, with transformers' own tensor names and row order."""
+    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, get_gguf_hf_weights_map
 
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
     with GgufFile(path) as file:
-        config = model_config(file, "bf16")
-    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    shared += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
-    rotary = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    chosen = {name: config[name] for name in shared}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**chosen, rope_parameters=rotary))
-    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected
-    return model.eval()
+        document = model_config(file, "bf16")
+        rotary = {"rope_type": "default", "rope_theta": document["rope_theta"]}
+        shared = {name: document[name] for name in names}
+        config = transformers.LlamaConfig(**shared, rope_parameters=rotary)
+        with torch.device("meta"):
+            outline = transformers.LlamaForCausalLM(config)
+        processor = LlamaTensorProcessor(config=shared)
+        name_map = get_gguf_hf_weights_map(outline, processor)
+        processed = {name: processor.process(file.read(name), name).weights for name in file.tensors}
+    tensors = {name_map[name]: torch.from_numpy(np.ascontiguousarray(values)) for name, values in processed.items()}
+    assert set(tensors) == set(outline.state_dict()) - {"lm_head.weight"}
+    return transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=tensors).eval()
 
 
 def glm_model(path: Path, folder: Path) -> Any:
@@ -171,14 +172,13 @@ def glm_model(path: Path, folder: Path) -> Any:
 
 
 def test_logits_are_those_of_the_llama_model(sample_gguf: Path, tmp_path: Path) -> None:
-    convert_gguf(sample_gguf, tmp_path, "bf16", silent)
+    with GgufFile(sample_gguf) as file:
+        for name, document in tokenizer_documents(file).items():
+            (tmp_path / name).write_text(json.dumps(document))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    llama = llama_model(sample_gguf)
-    glm = glm_model(sample_gguf, tmp_path)
-    for text in TEXTS:
-        ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
-        with torch.no_grad():
-            expected = llama(ids).logits
-            found = glm(ids).logits
-        assert expected.abs().max() > 10
-        assert (found - expected).abs().max() < 1e-3
+    ids = torch.tensor([tokenizer.encode(TEXT, add_special_tokens=False)])
+    with torch.no_grad():
+        expected = llama_model(sample_gguf)(ids).logits
+        found = glm_model(sample_gguf, tmp_path)(ids).logits
+    assert expected.abs().max() > 10
+    assert (found - expected).abs().max() < 1e-3

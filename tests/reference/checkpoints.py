@@ -102,19 +102,21 @@ def make_layer(shape: Shape, layer: int, source: "ValueSource") -> Iterator[tupl
     if layer < shape.first_k_dense_replace:
         yield from make_mlp(f"{prefix}.mlp", hidden, shape.intermediate_size, source)
         return
-    yield source.matrix(f"{prefix}.mlp.gate.weight", shape.n_routed_experts, hidden, 1.2)
-    yield source.spread(f"{prefix}.mlp.gate.e_score_correction_bias", (shape.n_routed_experts,), 0.2)
+    yield source.matrix(f"{prefix}.mlp.gate.weight", shape.n_routed_experts, hidden, 1.6)
+    yield source.spread(f"{prefix}.mlp.gate.e_score_correction_bias", (shape.n_routed_experts,), 0.25)
     for expert in range(shape.n_routed_experts):
-        yield from make_mlp(f"{prefix}.mlp.experts.{expert}", hidden, shape.moe_intermediate_size, source)
+        yield from make_mlp(f"{prefix}.mlp.experts.{expert}", hidden, shape.moe_intermediate_size, source, 1.6)
     shared_width = shape.moe_intermediate_size * shape.n_shared_experts
     yield from make_mlp(f"{prefix}.mlp.shared_experts", hidden, shared_width, source)
 
 
-def make_mlp(prefix: str, hidden: int, width: int, source: "ValueSource") -> Iterator[tuple[str, NDArray[np.float32]]]:
+def make_mlp(
+    prefix: str, hidden: int, width: int, source: "ValueSource", down_gain: float = 1.0
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Gate, up and down matrices of one dense layer or expert."""
     yield source.matrix(f"{prefix}.gate_proj.weight", width, hidden, 1.5)
     yield source.matrix(f"{prefix}.up_proj.weight", width, hidden, 1.0)
-    yield source.matrix(f"{prefix}.down_proj.weight", hidden, width, 1.0)
+    yield source.matrix(f"{prefix}.down_proj.weight", hidden, width, down_gain)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+from transformers import Cache, Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+from transformers.utils import ModelOutput
 from transformers.utils import logging as transformers_logging
 
 from tests.reference.rounded_parts import patch
@@ -25,6 +26,7 @@ Breakage = Literal[
     "rotary_halves", "bias_in_weights", "scaling_twice", "shared_dropped", "qk_norm_skipped", "scale_row_shifted"
 ]
 BREAKAGES: tuple[Breakage, ...] = get_args(Breakage)
+SMALL_HIDDEN_SIZE = 512
 _SCALE_TILE = 128
 
 
@@ -140,18 +142,26 @@ class Reference:
         patch(self.model, stored.has_fp8, sums, has_bias_in_weights=break_ == "bias_in_weights")
 
     @torch.no_grad()
+    def forward(self, model: Glm4MoeForCausalLM, token_ids: list[int], cache: Cache | None = None) -> ModelOutput:
+        """One forward pass of the patched or the plain model; small models on one thread, which is faster."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self.config.hidden_size < SMALL_HIDDEN_SIZE else num_threads)
+        try:
+            return model(torch.tensor([token_ids]), past_key_values=cache, use_cache=True)
+        finally:
+            torch.set_num_threads(num_threads)
+
     def logits(self, token_ids: list[int]) -> NDArray[np.float64]:
         """Logits [len, vocab] of every position of one forward pass."""
-        return self.model(torch.tensor([token_ids]), use_cache=False).logits[0].double().numpy()
+        return self.forward(self.model, token_ids).logits[0].double().numpy()
 
-    @torch.no_grad()
     def greedy(self, prompt_ids: list[int], count: int) -> tuple[list[int], list[float]]:
         """count greedy tokens, the lower id among equals, and the gap between the best two logits at each."""
         tokens: list[int] = []
         gaps: list[float] = []
         inputs, cache = prompt_ids, None
         for _ in range(count):
-            output = self.model(torch.tensor([inputs]), past_key_values=cache, use_cache=True)
+            output = self.forward(self.model, inputs, cache)
             row = output.logits[0, -1].double().numpy()
             best = np.sort(row)[-2:]
             tokens.append(int(row.argmax()))
@@ -159,7 +169,6 @@ class Reference:
             inputs, cache = tokens[-1:], output.past_key_values
         return tokens, gaps
 
-    @torch.no_grad()
     def hidden_states(self, token_ids: list[int]) -> NDArray[np.float32]:
         """Input of each layer and the output of the last, before the final norm: [layers + 1, len, hidden]."""
         states: list[NDArray[np.float32]] = []
@@ -177,10 +186,9 @@ class Reference:
         """transformers' model untouched, in float64, on the dequantised weights."""
         return read_checkpoint(self.folder).load()
 
-    @torch.no_grad()
     def plain_logits(self, token_ids: list[int]) -> NDArray[np.float64]:
         """Logits [len, vocab] of transformers' model untouched."""
-        return self.plain_model(torch.tensor([token_ids]), use_cache=False).logits[0].double().numpy()
+        return self.forward(self.plain_model, token_ids).logits[0].double().numpy()
 
     def kl_between_orders(self, *sequences: list[int], orders: tuple[int, ...] = (0, 1, 2)) -> float:
         """Mean KL over all positions of the token sequences and all pairs of orders of float32 sums."""

@@ -1,0 +1,294 @@
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "cpu/x86_avx512.h"
+#include "cpu/x86_code_tiles.h"
+
+namespace glint {
+
+namespace {
+
+constexpr int64_t kBlockTokens = 2 * kTileEdge;
+constexpr int64_t kBlockRows = 2 * kTileEdge;
+constexpr int64_t kStepBytes = 2 * kTileBytes;
+constexpr int64_t kReusedSlots = 4;
+constexpr int64_t kPrefetchBytes = 256;
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  std::array<uint8_t, 14> reserved{};
+  std::array<uint16_t, 16> row_bytes{};
+  std::array<uint8_t, 16> rows{};
+};
+static_assert(sizeof(TileShapes) == 64);
+
+constexpr std::array<TileShapes, kBlockTokens> make_tile_shapes() {
+  std::array<TileShapes, kBlockTokens> all{};
+  for (int64_t tokens = 1; tokens <= kBlockTokens; ++tokens) {
+    TileShapes& shapes = all[static_cast<size_t>(tokens - 1)];
+    const auto set = [&shapes](size_t tile, int64_t rows) {
+      shapes.rows[tile] = static_cast<uint8_t>(rows);
+      shapes.row_bytes[tile] = rows == 0 ? uint16_t{0} : static_cast<uint16_t>(kTileRowBytes);
+    };
+    const int64_t first_group = tokens < kTileEdge ? tokens : kTileEdge;
+    for (const size_t tile : {0, 1, 4}) set(tile, first_group);
+    for (const size_t tile : {2, 3, 5}) set(tile, tokens - first_group);
+    for (const size_t tile : {6, 7}) set(tile, kTileEdge);
+  }
+  return all;
+}
+
+constexpr std::array<TileShapes, kBlockTokens> kTileShapes = make_tile_shapes();
+
+inline __attribute__((always_inline)) void keep_memory_order() { asm volatile("" ::: "memory"); }
+
+struct TokenRows {
+  const std::byte* data;
+  int64_t stride;
+};
+
+struct Step {
+  int64_t piece_first;
+  int64_t piece_last;
+  int64_t col;
+};
+
+class CodeProduct {
+ public:
+  CodeProduct(const ProductTile& tile, int64_t row, int64_t rows, std::byte* scratch)
+      : tile_(tile),
+        weight_(*tile.weight),
+        row_(row),
+        rows_(rows),
+        cols_(tile.weight->cols),
+        gathered_(scratch),
+        panel_(scratch + kBlockTokens * gathered_stride()),
+        reuses_slots_(tile.count <= kBlockTokens) {
+    const bool has_row_scale = weight_.scale_kind == GLINT_SCALE_CHANNEL || weight_.scale_kind == GLINT_SCALE_TENSOR;
+    for (int64_t index = 0; index < rows; ++index) {
+      factors_[index] = has_row_scale ? weight_.scale_at(row + index, 0) : 1.0F;
+      biases_[index] = tile.bias_at(row + index);
+    }
+  }
+
+  void run() {
+    for (int64_t token = 0; token < tile_.count; token += kBlockTokens) {
+      const int64_t tokens = std::min(kBlockTokens, tile_.count - token);
+      if (token == 0 || tokens < kBlockTokens) _tile_loadconfig(&kTileShapes[static_cast<size_t>(tokens - 1)]);
+      const bool has_two_groups = tokens > kTileEdge;
+      const bool has_two_halves = rows_ > kTileEdge;
+      if (has_two_groups && has_two_halves) multiply_block<2, 2>(token, tokens);
+      if (has_two_groups && !has_two_halves) multiply_block<2, 1>(token, tokens);
+      if (!has_two_groups && has_two_halves) multiply_block<1, 2>(token, tokens);
+      if (!has_two_groups && !has_two_halves) multiply_block<1, 1>(token, tokens);
+    }
+  }
+
+ private:
+  template <int kGroups, int kHalves>
+  struct Sums {
+    alignas(64) float values[kGroups][kHalves][kTileEdge][kTileEdge] = {};
+  };
+
+  template <int kGroups, int kHalves>
+  void multiply_block(int64_t token, int64_t tokens) {
+    const TokenRows inputs[2] = {token_rows(token, 0, std::min(tokens, kTileEdge)),
+                                 token_rows(token, kTileEdge, tokens - kTileEdge)};
+    const bool converts = token == 0;
+    Sums<kGroups, kHalves> sums;
+    Step step = step_from(0);
+    if (converts) convert<kHalves>(step, slot(0));
+    for (int64_t index = 0; step.piece_first < cols_; ++index) {
+      const Step next = step_after(step);
+      if (converts && next.piece_first < cols_) convert<kHalves>(next, slot(index + 1));
+      if (step.col <= step.piece_first) zero_tiles();
+      add_step<kGroups, kHalves>(inputs, step.col, slot(index));
+      if (next.piece_first != step.piece_first) add_piece(sums, step.piece_first, tokens);
+      step = next;
+    }
+    write(sums, token, tokens);
+  }
+
+  int64_t gathered_stride() const { return 2 * round_up(cols_, kStepCols); }
+
+  std::byte* slot(int64_t index) const { return panel_ + (reuses_slots_ ? index % kReusedSlots : index) * kStepBytes; }
+
+  Step step_from(int64_t first) const {
+    const int64_t tile_end = ((weight_.col_first + first) / kScaleTile + 1) * kScaleTile - weight_.col_first;
+    const int64_t last = weight_.scale_kind == GLINT_SCALE_TILE ? std::min(tile_end, cols_) : cols_;
+    return {first, last, first / kStepCols * kStepCols};
+  }
+
+  Step step_after(const Step& step) const {
+    const int64_t col = step.col + kStepCols;
+    return col < step.piece_last ? Step{step.piece_first, step.piece_last, col} : step_from(step.piece_last);
+  }
+
+  TokenRows token_rows(int64_t block_first, int64_t group_first, int64_t count) const {
+    const int64_t first = block_first + group_first;
+    const int64_t row_bytes = 2 * tile_.operand_stride;
+    if (count <= 0) return {nullptr, 0};
+    const auto row_at = [this, first](int64_t index) { return tile_.input_row(first + index); };
+    const std::byte* data = tile_.operand + row_at(0) * row_bytes;
+    if (count == 1) return {data, row_bytes};
+    const int64_t distance = row_at(1) - row_at(0);
+    bool is_even = true;
+    for (int64_t index = 2; index < count; ++index) is_even &= row_at(index) - row_at(index - 1) == distance;
+    if (is_even) return {data, distance * row_bytes};
+    std::byte* target = gathered_ + group_first * gathered_stride();
+    for (int64_t index = 0; index < count; ++index) {
+      std::memcpy(target + index * gathered_stride(), tile_.operand + row_at(index) * row_bytes,
+                  static_cast<size_t>(gathered_stride()));
+    }
+    return {target, gathered_stride()};
+  }
+
+  template <int kHalves>
+  void convert(const Step& step, std::byte* target) const {
+    for (int64_t half = 0; half < kHalves; ++half) {
+      const int64_t row = half * kTileEdge;
+      const int64_t rows = std::min(kTileEdge, rows_ - row);
+      const std::byte* source = weight_.row(row_ + row) + step.col;
+      if (step.col % (2 * kStepCols) == 0) {
+        for (int64_t index = 0; index < rows; ++index) {
+          _mm_prefetch(reinterpret_cast<const char*>(source + index * weight_.stride + kPrefetchBytes), _MM_HINT_T0);
+        }
+      }
+      write_code_tile(target + half * kTileBytes,
+                      CodeWindow{.source = source,
+                                 .stride = weight_.stride,
+                                 .rows = rows,
+                                 .first = std::max<int64_t>(0, step.piece_first - step.col),
+                                 .last = std::min(kStepCols, step.piece_last - step.col)});
+    }
+  }
+
+  static void zero_tiles() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+
+  template <int kGroups, int kHalves>
+  static void add_step(const TokenRows (&inputs)[2], int64_t col, const std::byte* weights) {
+    keep_memory_order();
+    _tile_loadd(6, weights, kTileRowBytes);
+    if constexpr (kHalves == 2) _tile_loadd(7, weights + kTileBytes, kTileRowBytes);
+    _tile_loadd(4, inputs[0].data + 2 * col, inputs[0].stride);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kHalves == 2) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kGroups == 2) {
+      _tile_loadd(5, inputs[1].data + 2 * col, inputs[1].stride);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (kHalves == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    keep_memory_order();
+  }
+
+  template <int kGroups, int kHalves>
+  void add_piece(Sums<kGroups, kHalves>& sums, int64_t col, int64_t tokens) const {
+    Sums<kGroups, kHalves> piece;
+    _tile_stored(0, piece.values[0][0], kTileRowBytes);
+    if constexpr (kHalves == 2) _tile_stored(1, piece.values[0][1], kTileRowBytes);
+    if constexpr (kGroups == 2) _tile_stored(2, piece.values[1][0], kTileRowBytes);
+    if constexpr (kGroups == 2 && kHalves == 2) _tile_stored(3, piece.values[1][1], kTileRowBytes);
+    for (int half = 0; half < kHalves; ++half) {
+      const __m512 scales = piece_scales(half * kTileEdge, col);
+      for (int64_t token = 0; token < tokens; ++token) {
+        float* total = sums.values[token / kTileEdge][half][token % kTileEdge];
+        const float* part = piece.values[token / kTileEdge][half][token % kTileEdge];
+        _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(part), scales, _mm512_load_ps(total)));
+      }
+    }
+  }
+
+  __m512 piece_scales(int64_t row, int64_t col) const {
+    if (weight_.scale_kind != GLINT_SCALE_TILE) return _mm512_set1_ps(1.0F);
+    alignas(64) float scales[kTileEdge] = {};
+    const int64_t rows = std::min(kTileEdge, rows_ - row);
+    for (int64_t index = 0; index < rows; ++index) scales[index] = weight_.scale_at(row_ + row + index, col);
+    return _mm512_load_ps(scales);
+  }
+
+  template <int kGroups, int kHalves>
+  void write(const Sums<kGroups, kHalves>& sums, int64_t token_first, int64_t tokens) const {
+    for (int half = 0; half < kHalves; ++half) {
+      const int64_t row = half * kTileEdge;
+      const auto mask = static_cast<__mmask16>((1U << std::min(kTileEdge, rows_ - row)) - 1U);
+      const __m512 factors = _mm512_load_ps(factors_ + row);
+      const __m512 biases = _mm512_load_ps(biases_ + row);
+      for (int64_t token = 0; token < tokens; ++token) {
+        const __m512 total = _mm512_load_ps(sums.values[token / kTileEdge][half][token % kTileEdge]);
+        const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token)), factors);
+        float* out = tile_.out + (token_first + token) * tile_.out_stride + row_ + row;
+        _mm512_mask_storeu_ps(out, mask, _mm512_fmadd_ps(total, scales, biases));
+      }
+    }
+  }
+
+  const ProductTile& tile_;
+  const Weight& weight_;
+  int64_t row_;
+  int64_t rows_;
+  int64_t cols_;
+  std::byte* gathered_;
+  std::byte* panel_;
+  bool reuses_slots_;
+  alignas(64) float factors_[kBlockRows] = {};
+  alignas(64) float biases_[kBlockRows] = {};
+};
+
+void multiply_codes(const ProductTile& tile, std::byte* scratch) {
+  const int64_t row_last = tile.row_first + tile.row_count;
+  for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
+    CodeProduct(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
+  }
+  _tile_release();
+}
+
+__attribute__((target("no-avx"))) bool has_tile_instructions() {
+  constexpr uint32_t kOsSavesState = 1U << 27U;
+  constexpr uint32_t kAmxBf16 = 1U << 22U;
+  constexpr uint32_t kAmxTile = 1U << 24U;
+  constexpr uint32_t kTileState = 3U << 17U;
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kOsSavesState) == 0) return false;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
+  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (eax & kTileState) == kTileState;
+}
+
+__attribute__((target("no-avx"))) bool ask_for_tiles() {
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  const bool has_vectors = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return has_vectors && has_tile_instructions() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}
+
+__attribute__((target("no-avx"))) bool amx_is_available() {
+  static const bool is_available = ask_for_tiles();
+  return is_available;
+}
+
+const KernelSet& amx_kernels() {
+  static constexpr KernelSet kernels{.name = "amx",
+                                     .id = GLINT_KERNELS_AMX,
+                                     .code_form = OperandForm::kBf16,
+                                     .product_codes = multiply_codes,
+                                     .product_floats = LaneProducts<Avx512Isa>::floats,
+                                     .attend = LaneAttention<Avx512Isa>::attend,
+                                     .swiglu = lane_swiglu<Avx512Isa>};
+  return kernels;
+}
+
+}

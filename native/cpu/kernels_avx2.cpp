@@ -1,0 +1,42 @@
+#include <immintrin.h>
+
+#include "cpu/lane_attention.h"
+#include "cpu/lane_products.h"
+
+namespace glint {
+
+namespace {
+
+struct Avx2Isa {
+  static constexpr int kLanes = 8;
+  static constexpr int kCodeVectors = 2;
+  static constexpr int kRows = 4;
+  static constexpr int kTokens = 2;
+  static constexpr int kDirectRows = 4;
+  static constexpr float kCodeFactor = 0x1p-8F;
+
+  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
+    const __m256i clear_copied_sign = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
+    const __m256i nan_magnitude = _mm256_set1_epi16(static_cast<int16_t>(0xfe00));
+    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+    const __m256i numbers = _mm256_and_si256(_mm256_slli_epi16(words, 7), clear_copied_sign);
+    const __m256i nans = _mm256_cmpeq_epi16(_mm256_slli_epi16(words, 9), nan_magnitude);
+    const __m256i halves = _mm256_or_si256(numbers, nans);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  }
+};
+
+}
+
+const KernelSet& avx2_kernels() {
+  static constexpr KernelSet kernels{.name = "avx2",
+                                     .id = GLINT_KERNELS_AVX2,
+                                     .code_form = OperandForm::kFloat,
+                                     .product_codes = LaneProducts<Avx2Isa>::codes,
+                                     .product_floats = LaneProducts<Avx2Isa>::floats,
+                                     .attend = LaneAttention<Avx2Isa>::attend,
+                                     .swiglu = lane_swiglu<Avx2Isa>};
+  return kernels;
+}
+
+}

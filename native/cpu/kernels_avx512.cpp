@@ -1,0 +1,16 @@
+#include "cpu/x86_avx512.h"
+
+namespace glint {
+
+const KernelSet& avx512_kernels() {
+  static constexpr KernelSet kernels{.name = "avx512",
+                                     .id = GLINT_KERNELS_AVX512,
+                                     .code_form = OperandForm::kFloat,
+                                     .product_codes = LaneProducts<Avx512Isa>::codes,
+                                     .product_floats = LaneProducts<Avx512Isa>::floats,
+                                     .attend = LaneAttention<Avx512Isa>::attend,
+                                     .swiglu = lane_swiglu<Avx512Isa>};
+  return kernels;
+}
+
+}

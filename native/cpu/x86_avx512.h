@@ -1,0 +1,34 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/lane_attention.h"
+#include "cpu/lane_products.h"
+
+namespace glint {
+
+namespace {
+
+struct Avx512Isa {
+  static constexpr int kLanes = 16;
+  static constexpr int kCodeVectors = 2;
+  static constexpr int kRows = 4;
+  static constexpr int kTokens = 4;
+  static constexpr int kDirectRows = 4;
+  static constexpr float kCodeFactor = 0x1p-8F;
+
+  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
+    const __m512i clear_copied_sign = _mm512_set1_epi16(static_cast<int16_t>(0xbfff));
+    const __m512i nan_magnitude = _mm512_set1_epi16(static_cast<int16_t>(0xfe00));
+    const __m512i half_nan = _mm512_set1_epi16(0x7e00);
+    const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+    const __m512i numbers = _mm512_and_si512(_mm512_slli_epi16(words, 7), clear_copied_sign);
+    const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(_mm512_slli_epi16(words, 9), nan_magnitude);
+    const __m512i halves = _mm512_mask_mov_epi16(numbers, is_nan, half_nan);
+    return {_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
+  }
+};
+
+}
+
+}

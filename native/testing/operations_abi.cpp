@@ -1,0 +1,326 @@
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fp8.h"
+#include "base/memory.h"
+#include "cpu/backend.h"
+#include "include/glint.h"
+#include "model/ops.h"
+
+namespace {
+
+using glint::Backend;
+using glint::Buffer;
+
+thread_local std::string last_error;
+
+template <typename Body>
+int32_t guarded(Body body) {
+  try {
+    body();
+    return GLINT_STATUS_OK;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return GLINT_STATUS_INTERNAL;
+  }
+}
+
+struct TestShape {
+  int64_t max_cols;
+  int64_t group_heads;
+  int64_t head_dim;
+  int64_t page_tokens;
+};
+
+struct TestOperand {
+  float* out;
+  float* scales;
+  const float* in;
+  int64_t count;
+  int64_t width;
+  int32_t row_slices;
+  int32_t has_codes;
+};
+
+struct TestProduct {
+  float* out;
+  const float* in;
+  const std::byte* weight;
+  const float* scales;
+  const float* bias;
+  const int32_t* input_rows;
+  int64_t out_stride;
+  int64_t input_count;
+  int64_t count;
+  int64_t weight_rows;
+  int64_t weight_cols;
+  int64_t row_first;
+  int64_t row_count;
+  int64_t col_first;
+  int64_t col_count;
+  int32_t dtype;
+  int32_t scale_kind;
+};
+
+struct TestPages {
+  std::byte* data;
+  int64_t num_pages;
+  int64_t page_tokens;
+  int64_t layer;
+  int32_t dtype;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t rotary_dim;
+  int32_t request_count;
+  const glint::BatchRequest* requests;
+
+  glint::PageLayout layout() const {
+    return {.data = data,
+            .num_pages = num_pages,
+            .page_tokens = page_tokens,
+            .num_kv_heads = num_kv_heads,
+            .head_dim = head_dim,
+            .dtype = dtype};
+  }
+  glint::HeadShape heads() const { return {num_heads, num_kv_heads, head_dim, rotary_dim}; }
+  std::span<const glint::BatchRequest> request_span() const { return {requests, static_cast<size_t>(request_count)}; }
+};
+
+struct TestRotation {
+  float* query;
+  float* key;
+  float* value;
+  const float* query_norm;
+  const float* key_norm;
+  const float* cosines;
+  const float* sines;
+  double norm_epsilon;
+};
+
+struct TestCombine {
+  float* out;
+  const float* routed;
+  const int32_t* routed_rows;
+  const float* weights;
+  const int32_t* experts;
+  const float* shared;
+  int64_t count;
+  int64_t hidden_size;
+  int64_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+};
+
+struct Operand {
+  Buffer<std::byte> data;
+  Buffer<float> scales;
+  int64_t stride;
+};
+
+Operand prepare(Backend& backend, const TestOperand& source) {
+  const int64_t stride = glint::ops::operand_stride(backend, source.width, source.row_slices);
+  const auto bytes = static_cast<uint64_t>(source.count * stride * glint::ops::operand_element_bytes(backend));
+  Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
+                  stride};
+  std::fill_n(operand.data.data(), bytes, std::byte{0xff});
+  const auto fill = source.has_codes != 0 ? glint::ops::prepare_codes : glint::ops::prepare_floats;
+  fill(backend, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
+       source.row_slices);
+  return operand;
+}
+
+float operand_value(const Backend& backend, const Operand& operand, int64_t index, bool has_codes) {
+  if (has_codes && backend.kernels().code_form == glint::OperandForm::kBf16) {
+    return glint::float_from_bf16(reinterpret_cast<const uint16_t*>(operand.data.data())[index]);
+  }
+  return reinterpret_cast<const float*>(operand.data.data())[index];
+}
+
+glint::Weight weight_of(const TestProduct& product) {
+  const glint::Weight whole{.data = product.weight,
+                            .scales = product.scales,
+                            .rows = product.weight_rows,
+                            .cols = product.weight_cols,
+                            .stride = product.weight_cols,
+                            .row_first = 0,
+                            .col_first = 0,
+                            .scale_stride = (product.weight_cols + glint::kScaleTile - 1) / glint::kScaleTile,
+                            .dtype = product.dtype,
+                            .scale_kind = product.scale_kind};
+  return whole.row_slice(product.row_first, product.row_count).col_slice(product.col_first, product.col_count);
+}
+
+void run_products(Backend& backend, std::span<const TestProduct> products) {
+  std::vector<Operand> operands;
+  std::vector<glint::ProductCall> calls;
+  for (const TestProduct& product : products) {
+    const bool has_codes = product.dtype == GLINT_DTYPE_F8_E4M3;
+    operands.push_back(prepare(backend, {.out = nullptr,
+                                         .scales = nullptr,
+                                         .in = product.in,
+                                         .count = product.input_count,
+                                         .width = product.col_count,
+                                         .row_slices = 1,
+                                         .has_codes = has_codes ? 1 : 0}));
+    const Operand& operand = operands.back();
+    calls.push_back({.out = product.out,
+                     .out_stride = product.out_stride,
+                     .input = {operand.data.data(), has_codes ? operand.scales.data() : nullptr, operand.stride},
+                     .input_rows = product.input_rows,
+                     .count = product.count,
+                     .weight = weight_of(product),
+                     .bias = product.bias});
+  }
+  glint::ops::products(backend, calls);
+}
+
+}
+
+extern "C" {
+
+GLINT_API const char* glint_testing_operations_error(void) { return last_error.c_str(); }
+
+GLINT_API Backend* glint_testing_backend_new(int32_t kernels, int32_t num_threads, const TestShape* shape) {
+  std::unique_ptr<Backend> backend;
+  guarded([&] {
+    backend = std::make_unique<Backend>(glint::BackendOptions{.num_threads = num_threads,
+                                                              .kernels = kernels,
+                                                              .max_product_calls = 64,
+                                                              .max_step_items = 64,
+                                                              .vocab_size = 64,
+                                                              .max_cols = shape->max_cols,
+                                                              .group_heads = shape->group_heads,
+                                                              .head_dim = shape->head_dim,
+                                                              .page_tokens = shape->page_tokens});
+  });
+  return backend.release();
+}
+
+GLINT_API void glint_testing_backend_free(Backend* backend) { delete backend; }
+
+GLINT_API const char* glint_testing_backend_kernels(Backend* backend) { return backend->kernels().name; }
+
+GLINT_API void glint_testing_e4m3_from_float(uint8_t* out, const float* in, int64_t count) {
+  std::transform(in, in + count, out, glint::e4m3_from_float);
+}
+
+GLINT_API void glint_testing_float_from_e4m3(float* out, const uint8_t* in, int64_t count) {
+  std::transform(in, in + count, out, glint::float_from_e4m3);
+}
+
+GLINT_API void glint_testing_bf16_from_float(uint16_t* out, const float* in, int64_t count) {
+  std::transform(in, in + count, out, glint::bf16_from_float);
+}
+
+GLINT_API void glint_testing_float_from_bf16(float* out, const uint16_t* in, int64_t count) {
+  std::transform(in, in + count, out, glint::float_from_bf16);
+}
+
+GLINT_API void glint_testing_embed(Backend* backend, float* out, const uint16_t* table, const int32_t* tokens,
+                                   int64_t count, int64_t width) {
+  const glint::Weight weight{.data = reinterpret_cast<const std::byte*>(table),
+                             .scales = nullptr,
+                             .rows = 0,
+                             .cols = width,
+                             .stride = width,
+                             .row_first = 0,
+                             .col_first = 0,
+                             .scale_stride = 0,
+                             .dtype = GLINT_DTYPE_BF16,
+                             .scale_kind = GLINT_SCALE_NONE};
+  glint::ops::embed(*backend, out, weight, {tokens, static_cast<size_t>(count)});
+}
+
+GLINT_API void glint_testing_rms_norm(Backend* backend, float* out, const float* in, const float* weight,
+                                      int64_t count, int64_t width, double epsilon) {
+  glint::ops::rms_norm(*backend, out, in, weight, count, width, epsilon);
+}
+
+GLINT_API int64_t glint_testing_operand_stride(Backend* backend, int64_t width, int32_t row_slices) {
+  return glint::ops::operand_stride(*backend, width, row_slices);
+}
+
+GLINT_API void glint_testing_prepare(Backend* backend, const TestOperand* source) {
+  const Operand operand = prepare(*backend, *source);
+  const bool has_codes = source->has_codes != 0;
+  for (int64_t index = 0; index < source->count * operand.stride; ++index) {
+    source->out[index] = operand_value(*backend, operand, index, has_codes);
+  }
+  if (has_codes) std::ranges::copy(operand.scales.span(), source->scales);
+}
+
+GLINT_API int32_t glint_testing_products(Backend* backend, const TestProduct* products, int32_t count) {
+  return guarded([&] { run_products(*backend, {products, static_cast<size_t>(count)}); });
+}
+
+GLINT_API void glint_testing_fill_rotary(Backend* backend, float* cosines, float* sines, const int32_t* positions,
+                                         int64_t count, int64_t rotary_dim, double theta) {
+  glint::ops::fill_rotary(*backend, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta);
+}
+
+GLINT_API void glint_testing_rotate_and_store(Backend* backend, const TestRotation* rotation, const TestPages* pages) {
+  glint::ops::rotate_and_store(*backend,
+                               {.query = rotation->query,
+                                .key = rotation->key,
+                                .value = rotation->value,
+                                .query_norm = rotation->query_norm,
+                                .key_norm = rotation->key_norm,
+                                .cosines = rotation->cosines,
+                                .sines = rotation->sines,
+                                .heads = pages->heads(),
+                                .norm_epsilon = rotation->norm_epsilon},
+                               pages->layout(), pages->layer, pages->request_span());
+}
+
+GLINT_API void glint_testing_attend(Backend* backend, float* out, const float* query, const TestPages* pages) {
+  glint::ops::attend(*backend, out, query, pages->layout(), pages->layer, pages->request_span(), pages->heads());
+}
+
+GLINT_API void glint_testing_swiglu(Backend* backend, float* out, const float* gate, const float* up, int64_t count) {
+  glint::ops::swiglu(*backend, out, gate, up, count);
+}
+
+GLINT_API int32_t glint_testing_route(Backend* backend, int32_t* experts, float* weights, const float* logits,
+                                      const float* bias, int64_t count, const glint_model* model) {
+  return guarded([&] {
+    glint::ops::route(*backend, {.experts = experts,
+                                 .weights = weights,
+                                 .logits = logits,
+                                 .bias = bias,
+                                 .count = count,
+                                 .model = model});
+  });
+}
+
+GLINT_API void glint_testing_combine(Backend* backend, const TestCombine* call) {
+  glint::ops::combine(*backend, {.out = call->out,
+                                 .routed = call->routed,
+                                 .routed_rows = call->routed_rows,
+                                 .weights = call->weights,
+                                 .experts = call->experts,
+                                 .shared = call->shared,
+                                 .count = call->count,
+                                 .hidden_size = call->hidden_size,
+                                 .experts_per_token = call->experts_per_token,
+                                 .expert_first = call->expert_first,
+                                 .expert_last = call->expert_last});
+}
+
+GLINT_API void glint_testing_join_slices(Backend* backend, float* parts, int64_t part_stride, int32_t num_parts,
+                                         int64_t count) {
+  glint::ops::join_slices(*backend, parts, part_stride, num_parts, count);
+}
+
+GLINT_API void glint_testing_add_rows(Backend* backend, float* hidden, const float* update, int64_t count) {
+  glint::ops::add_rows(*backend, hidden, update, count);
+}
+
+GLINT_API void glint_testing_gather_rows(Backend* backend, float* out, const float* in, const int32_t* rows,
+                                         int64_t count, int64_t width) {
+  glint::ops::gather_rows(*backend, out, in, {rows, static_cast<size_t>(count)}, width);
+}
+}

@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/contract.h"
+#include "engine/handle.h"
+#include "include/glint.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+template <typename Body>
+int32_t guarded(Body body) {
+  try {
+    body();
+    return GLINT_STATUS_OK;
+  } catch (const glint::Failure& failure) {
+    last_error = failure.what();
+    return failure.status();
+  } catch (const std::exception& failure) {
+    last_error = failure.what();
+    return GLINT_STATUS_INTERNAL;
+  }
+}
+
+struct LayerRows {
+  std::vector<float> seen;
+  std::vector<float> replacement;
+};
+
+class HiddenRecord {
+ public:
+  HiddenRecord(int64_t num_layers, int64_t hidden_size)
+      : layers_(static_cast<size_t>(num_layers) + 1), hidden_size_(static_cast<size_t>(hidden_size)) {}
+
+  void take(int64_t layer, float* hidden, int64_t count) {
+    LayerRows& rows = layers_.at(static_cast<size_t>(layer));
+    const size_t floats = static_cast<size_t>(count) * hidden_size_;
+    if (!rows.replacement.empty()) {
+      const size_t first = rows.seen.size();
+      if (first + floats > rows.replacement.size()) {
+        throw std::out_of_range(glint::text("layer ", layer, " has ", rows.replacement.size() / hidden_size_,
+                                            " rows to put in, but ", (first + floats) / hidden_size_, " came by"));
+      }
+      std::copy_n(rows.replacement.begin() + static_cast<std::ptrdiff_t>(first), floats, hidden);
+    }
+    rows.seen.insert(rows.seen.end(), hidden, hidden + floats);
+  }
+
+  void replace(int64_t layer, const float* rows, int64_t count) {
+    layers_.at(static_cast<size_t>(layer)).replacement.assign(rows, rows + static_cast<size_t>(count) * hidden_size_);
+  }
+
+  const std::vector<float>& seen(int64_t layer) const { return layers_.at(static_cast<size_t>(layer)).seen; }
+  int64_t hidden_size() const { return static_cast<int64_t>(hidden_size_); }
+
+ private:
+  std::vector<LayerRows> layers_;
+  size_t hidden_size_;
+};
+
+struct TestTap {
+  std::shared_ptr<HiddenRecord> record;
+};
+
+}
+
+extern "C" {
+
+GLINT_API const char* glint_testing_taps_error(void) { return last_error.c_str(); }
+
+GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
+  std::unique_ptr<TestTap> tap;
+  guarded([&] {
+    glint::Engine& engine = glint::engine_of(handle);
+    auto record = std::make_shared<HiddenRecord>(engine.model().num_layers, engine.model().hidden_size);
+    engine.forward().set_tap(
+        [record](int64_t layer, float* hidden, int64_t count) { record->take(layer, hidden, count); });
+    tap = std::make_unique<TestTap>(TestTap{std::move(record)});
+  });
+  return tap.release();
+}
+
+GLINT_API int32_t glint_testing_tap_remove(glint_engine* handle) {
+  return guarded([&] { glint::engine_of(handle).forward().set_tap({}); });
+}
+
+GLINT_API void glint_testing_tap_free(TestTap* tap) { delete tap; }
+
+GLINT_API int32_t glint_testing_tap_replace(TestTap* tap, int64_t layer, const float* rows, int64_t count) {
+  return guarded([&] { tap->record->replace(layer, rows, count); });
+}
+
+GLINT_API int64_t glint_testing_tap_count(TestTap* tap, int64_t layer) {
+  return static_cast<int64_t>(tap->record->seen(layer).size()) / tap->record->hidden_size();
+}
+
+GLINT_API void glint_testing_tap_read(TestTap* tap, int64_t layer, float* rows) {
+  std::ranges::copy(tap->record->seen(layer), rows);
+}
+
+GLINT_API int32_t glint_testing_logits(glint_engine* handle, float* out, const int32_t* rows, int64_t count) {
+  return guarded([&] {
+    glint::Engine& engine = glint::engine_of(handle);
+    const float* logits = engine.forward().logits({rows, static_cast<size_t>(count)});
+    std::copy_n(logits, count * engine.model().vocab_size, out);
+  });
+}
+
+GLINT_API int32_t glint_testing_poison_pages(glint_engine* handle) {
+  return guarded([&] {
+    glint::Engine& engine = glint::engine_of(handle);
+    const glint::PageLayout& pages = engine.pages();
+    std::fill_n(pages.data, 2 * int64_t{engine.model().num_layers} * pages.num_pages * pages.page_bytes(),
+                std::byte{0xff});
+  });
+}
+}

@@ -1,0 +1,390 @@
+"""The operations of the engine on arrays of the caller, through the testing functions of the library."""
+
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint16, c_void_p
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glint.native import abi
+from tests.cpu.testing_library import declare
+from tests.reference.numpy_ops import FloatArray, RouterRule, ScaleKind
+
+SCALE_KINDS: dict[ScaleKind, int] = {"channel": 1, "tensor": 2, "tile": 3}
+CACHE_DTYPES = {"f32": 1, "bf16": 2}
+_E4M3_DTYPE = 3
+_FLOATS = POINTER(c_float)
+_INTS = POINTER(c_int32)
+
+
+class _Shape(Structure):
+    _fields_ = [(name, c_int64) for name in ("max_cols", "group_heads", "head_dim", "page_tokens")]
+
+
+class _Operand(Structure):
+    _fields_ = [
+        *((name, _FLOATS) for name in ("out", "scales", "values")),
+        *((name, c_int64) for name in ("count", "width")),
+        *((name, c_int32) for name in ("row_slices", "has_codes")),
+    ]
+
+
+class _Product(Structure):
+    _fields_ = [
+        ("out", _FLOATS),
+        ("values", _FLOATS),
+        ("weight", c_void_p),
+        ("scales", _FLOATS),
+        ("bias", _FLOATS),
+        ("input_rows", _INTS),
+        *((name, c_int64) for name in ("out_stride", "input_count", "count", "weight_rows", "weight_cols")),
+        *((name, c_int64) for name in ("row_first", "row_count", "col_first", "col_count")),
+        *((name, c_int32) for name in ("dtype", "scale_kind")),
+    ]
+
+
+class _Request(Structure):
+    _fields_ = [("row_first", c_int32), ("row_count", c_int32), ("first_position", c_int32), ("pages", _INTS)]
+
+
+class _Pages(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("num_pages", "page_tokens", "layer")),
+        *((name, c_int32) for name in ("dtype", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
+        ("request_count", c_int32),
+        ("requests", POINTER(_Request)),
+    ]
+
+
+class _Rotation(Structure):
+    _fields_ = [
+        *((name, _FLOATS) for name in ("query", "key", "value", "query_norm", "key_norm", "cosines", "sines")),
+        ("norm_epsilon", c_double),
+    ]
+
+
+class _Combine(Structure):
+    _fields_ = [
+        ("out", _FLOATS),
+        ("routed", _FLOATS),
+        ("routed_rows", _INTS),
+        ("weights", _FLOATS),
+        ("experts", _INTS),
+        ("shared", _FLOATS),
+        *((name, c_int64) for name in ("count", "hidden_size", "experts_per_token")),
+        *((name, c_int32) for name in ("expert_first", "expert_last")),
+    ]
+
+
+def _pointer(array: NDArray[Any] | None, kind: Any = _FLOATS) -> Any:
+    if array is None:
+        return None
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of shape {array.shape} is not contiguous; copy it first")
+    return array.ctypes.data_as(kind)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A matrix [rows, cols]: E4M3 codes (uint8) with scales of a kind, or bfloat16 bits (uint16) without."""
+
+    data: NDArray[Any]
+    scale: FloatArray | None = None
+    kind: ScaleKind | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the data are E4M3 codes."""
+        return self.data.dtype == np.uint8
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """A product of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them."""
+
+    rows: FloatArray
+    weight: StoredWeight
+    bias: FloatArray | None = None
+    input_rows: NDArray[np.int32] | None = None
+    row_slice: tuple[int, int] | None = None
+    col_slice: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class PagedRequest:
+    """Rows row_first to row_first + row_count of a step, whose first position is given, and the request's pages."""
+
+    row_first: int
+    row_count: int
+    first_position: int
+    pages: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PageCache:
+    """Memory of keys and values, [layers, 2, pages, kv_heads, page_tokens, head_dim] of float32 or bfloat16 bits."""
+
+    data: NDArray[Any]
+    num_heads: int
+    rotary_dim: int
+
+    def native(self, layer: int, requests: list[PagedRequest]) -> tuple[_Pages, Any]:
+        """The cache as the library takes it, and what must stay alive meanwhile."""
+        _, _, num_pages, kv_heads, page_tokens, head_dim = self.data.shape
+        natives = (_Request * len(requests))(
+            *(_Request(r.row_first, r.row_count, r.first_position, _pointer(r.pages, _INTS)) for r in requests)
+        )
+        pages = _Pages(
+            data=self.data.ctypes.data,
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            layer=layer,
+            dtype=CACHE_DTYPES["f32" if self.data.dtype == np.float32 else "bf16"],
+            num_heads=self.num_heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary_dim=self.rotary_dim,
+            request_count=len(requests),
+            requests=natives,
+        )
+        return pages, natives
+
+
+class Operations:
+    """The operations of one kernel set with a number of threads; a context that frees the backend.
+
+    Raises LookupError with the library's words where the kernels do not run here.
+    """
+
+    def __init__(
+        self, kernels: str, threads: int, *, group_heads: int = 8, head_dim: int = 128, page_tokens: int = 16
+    ) -> None:
+        shape = _Shape(max_cols=8192, group_heads=group_heads, head_dim=head_dim, page_tokens=page_tokens)
+        new = declare("glint_testing_backend_new", c_void_p, c_int32, c_int32, POINTER(_Shape))
+        self._backend = new(getattr(abi, f"KERNELS_{kernels.upper()}"), threads, byref(shape))
+        if self._backend is None:
+            raise LookupError(declare("glint_testing_operations_error", c_char_p)().decode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        declare("glint_testing_backend_free", None, c_void_p)(self._backend)
+
+    @property
+    def kernels(self) -> str:
+        """Name of the kernel set that computes."""
+        return declare("glint_testing_backend_kernels", c_char_p, c_void_p)(self._backend).decode()
+
+    def embed(self, table: NDArray[np.uint16], tokens: NDArray[np.int32]) -> FloatArray:
+        """Rows of a bfloat16 table [vocab, width]."""
+        out = _poisoned(len(tokens), table.shape[1])
+        kinds = (_FLOATS, POINTER(c_uint16), _INTS, c_int64, c_int64)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        arguments = (_pointer(out), _pointer(table, POINTER(c_uint16)), _pointer(tokens, _INTS), *out.shape)
+        self._call("glint_testing_embed", kinds, *arguments)
+        return out
+
+    def rms_norm(self, rows: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
+        """RMSNorm of rows [count, width]."""
+        out = _poisoned(*rows.shape)
+        kinds = (_FLOATS, _FLOATS, _FLOATS, c_int64, c_int64, c_double)
+        self._call("glint_testing_rms_norm", kinds, *map(_pointer, (out, rows, weight)), *rows.shape, epsilon)
+        return out
+
+    def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
+        """A product's operand [count, slices, padded width] as values, and its scales [count, slices]."""
+        count, width = rows.shape
+        stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32)
+        out = _poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
+        scales = _poisoned(row_slices, count)
+        pointers = [_pointer(part) for part in (out, scales, rows)]
+        operand = _Operand(*pointers, count, width, row_slices, has_codes)
+        self._call("glint_testing_prepare", (POINTER(_Operand),), byref(operand))
+        return out, scales.T
+
+    def product(self, case: ProductCase) -> FloatArray:
+        """Result [count, rows] of one product."""
+        return self.products([case])[0]
+
+    def products(self, cases: list[ProductCase]) -> list[FloatArray]:
+        """Results of several products run together; fails where a product writes beside its result."""
+        margin = 3
+        natives = (_Product * len(cases))()
+        outs = []
+        for native, case in zip(natives, cases, strict=True):
+            rows, cols = case.weight.data.shape
+            row_first, row_count = case.row_slice or (0, rows)
+            col_first, col_count = case.col_slice or (0, cols)
+            count = len(case.rows) if case.input_rows is None else len(case.input_rows)
+            out = _poisoned(count, row_count + margin)
+            outs.append(out)
+            native.out, native.values, native.bias = map(_pointer, (out, case.rows, case.bias))
+            native.weight, native.scales = case.weight.data.ctypes.data, _pointer(case.weight.scale)
+            native.input_rows = _pointer(case.input_rows, _INTS)
+            native.out_stride, native.input_count, native.count = out.shape[1], len(case.rows), count
+            native.weight_rows, native.weight_cols = rows, cols
+            native.row_first, native.row_count, native.col_first, native.col_count = (
+                row_first, row_count, col_first, col_count
+            )
+            native.dtype = _E4M3_DTYPE if case.weight.is_fp8 else CACHE_DTYPES["bf16"]
+            native.scale_kind = 0 if case.weight.kind is None else SCALE_KINDS[case.weight.kind]
+        run = declare("glint_testing_products", c_int32, c_void_p, POINTER(_Product), c_int32)
+        assert run(self._backend, natives, len(cases)) == abi.STATUS_OK
+        assert all(np.isnan(out[:, -margin:]).all() for out in outs)
+        return [out[:, :-margin].copy() for out in outs]
+
+    def fill_rotary(
+        self, positions: NDArray[np.int32], rotary_dim: int, theta: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Cosines and sines [positions, rotary_dim / 2]."""
+        cosines, sines = _poisoned(len(positions), rotary_dim // 2), _poisoned(len(positions), rotary_dim // 2)
+        kinds = (_FLOATS, _FLOATS, _INTS, c_int64, c_int64, c_double)
+        positions = np.ascontiguousarray(positions, np.int32)
+        arguments = (_pointer(cosines), _pointer(sines), _pointer(positions, _INTS), len(positions), rotary_dim, theta)
+        self._call("glint_testing_fill_rotary", kinds, *arguments)
+        return cosines, sines
+
+    def rotate_and_store(
+        self,
+        heads: tuple[FloatArray, FloatArray, FloatArray],
+        norms: tuple[FloatArray, FloatArray] | None,
+        table: tuple[FloatArray, FloatArray],
+        cache: PageCache,
+        layer: int,
+        requests: list[PagedRequest],
+        epsilon: float = 1e-5,
+    ) -> FloatArray:
+        """Norm, rotate and store query, key and value [rows, heads, head_dim]; the query as attention takes it."""
+        query, key, value = (part.copy() for part in heads)
+        parts = (query, key, value, *(norms or (None, None)), *table)
+        rotation = _Rotation(*map(_pointer, parts), epsilon)
+        pages, alive = cache.native(layer, requests)
+        kinds = (POINTER(_Rotation), POINTER(_Pages))
+        self._call("glint_testing_rotate_and_store", kinds, byref(rotation), byref(pages))
+        del alive
+        return query
+
+    def attend(self, query: FloatArray, cache: PageCache, layer: int, requests: list[PagedRequest]) -> FloatArray:
+        """Attention of query [rows, heads, head_dim] over the pages of each row's request."""
+        out = _poisoned(*query.shape)
+        pages, alive = cache.native(layer, requests)
+        self._call("glint_testing_attend", (_FLOATS, _FLOATS, POINTER(_Pages)), *map(_pointer, (out, query)), pages)
+        del alive
+        return out
+
+    def swiglu(self, gate: FloatArray, up: FloatArray) -> FloatArray:
+        """SwiGLU of flat arrays."""
+        out = _poisoned(*gate.shape)
+        kinds = (_FLOATS, _FLOATS, _FLOATS, c_int64)
+        self._call("glint_testing_swiglu", kinds, *map(_pointer, (out, gate, up)), gate.size)
+        return out
+
+    def route(
+        self, logits: FloatArray, bias: FloatArray, rule: RouterRule
+    ) -> tuple[NDArray[np.int32], FloatArray]:
+        """Chosen experts and weights [count, experts_per_token] of router logits [count, experts]."""
+        count, num_experts = logits.shape
+        model = abi.sized(
+            abi.Model,
+            num_experts=num_experts,
+            experts_per_token=rule.experts_per_token,
+            num_groups=rule.num_groups,
+            groups_per_token=rule.groups_per_token,
+            normalise_weights=int(rule.has_normalised_weights),
+            routed_scaling=rule.routed_scaling,
+        )
+        experts = np.full((count, rule.experts_per_token), -1, np.int32)
+        weights = _poisoned(count, rule.experts_per_token)
+        kinds = (c_void_p, _INTS, _FLOATS, _FLOATS, _FLOATS, c_int64, POINTER(abi.Model))
+        status = declare("glint_testing_route", c_int32, *kinds)(
+            self._backend, _pointer(experts, _INTS), *map(_pointer, (weights, logits, bias)), count, byref(model)
+        )
+        assert status == abi.STATUS_OK
+        return experts, weights
+
+    def combine(
+        self,
+        routed: FloatArray,
+        routed_rows: NDArray[np.int32],
+        weights: FloatArray,
+        experts: NDArray[np.int32],
+        shared: FloatArray,
+        expert_range: tuple[int, int],
+    ) -> FloatArray:
+        """Weighted sum of routed rows [routed, hidden] by expert of the range, plus shared [count, hidden]."""
+        out = _poisoned(*shared.shape)
+        call = _Combine(
+            out=_pointer(out),
+            routed=_pointer(routed),
+            routed_rows=_pointer(routed_rows, _INTS),
+            weights=_pointer(weights),
+            experts=_pointer(experts, _INTS),
+            shared=_pointer(shared),
+            count=shared.shape[0],
+            hidden_size=shared.shape[1],
+            experts_per_token=weights.shape[1],
+            expert_first=expert_range[0],
+            expert_last=expert_range[1],
+        )
+        self._call("glint_testing_combine", (POINTER(_Combine),), byref(call))
+        return out
+
+    def join_slices(self, parts: FloatArray) -> FloatArray:
+        """Sum of parts [num_parts, count], joined in place; each part stands a little behind the last."""
+        spaced = np.full((parts.shape[0], parts.shape[1] + 5), np.nan, np.float32)
+        spaced[:, :-5] = parts
+        kinds = (_FLOATS, c_int64, c_int32, c_int64)
+        self._call("glint_testing_join_slices", kinds, _pointer(spaced), spaced.shape[1], *parts.shape)
+        assert np.isnan(spaced[:, -5:]).all()
+        return spaced[0, :-5]
+
+    def add_rows(self, hidden: FloatArray, update: FloatArray) -> FloatArray:
+        """hidden + update of flat arrays."""
+        out = hidden.copy()
+        self._call("glint_testing_add_rows", (_FLOATS, _FLOATS, c_int64), _pointer(out), _pointer(update), out.size)
+        return out
+
+    def gather_rows(self, rows: FloatArray, chosen: NDArray[np.int32]) -> FloatArray:
+        """The chosen rows of [count, width]."""
+        out = _poisoned(len(chosen), rows.shape[1])
+        kinds = (_FLOATS, _FLOATS, _INTS, c_int64, c_int64)
+        self._call("glint_testing_gather_rows", kinds, *map(_pointer, (out, rows)), _pointer(chosen, _INTS), *out.shape)
+        return out
+
+    def _call(self, name: str, kinds: tuple[Any, ...], *arguments: Any) -> None:
+        declare(name, None, c_void_p, *kinds)(self._backend, *arguments)
+
+
+def _poisoned(*shape: int) -> FloatArray:
+    return np.full(shape, np.nan, np.float32)
+
+
+def _convert(name: str, values: NDArray[Any], source: Any, target: Any, dtype: type) -> NDArray[Any]:
+    out = np.zeros(values.shape, dtype)
+    declare(name, None, POINTER(target), POINTER(source), c_int64)(
+        _pointer(out, POINTER(target)), _pointer(values, POINTER(source)), values.size
+    )
+    return out
+
+
+def e4m3_from_float(values: FloatArray) -> NDArray[np.uint8]:
+    """E4M3 codes of float32 values, natively."""
+    return _convert("glint_testing_e4m3_from_float", values, c_float, c_uint8, np.uint8)
+
+
+def float_from_e4m3(codes: NDArray[np.uint8]) -> FloatArray:
+    """Values of E4M3 codes, natively."""
+    return _convert("glint_testing_float_from_e4m3", codes, c_uint8, c_float, np.float32)
+
+
+def bf16_from_float(values: FloatArray) -> NDArray[np.uint16]:
+    """bfloat16 bits of float32 values, natively."""
+    return _convert("glint_testing_bf16_from_float", values, c_float, c_uint16, np.uint16)
+
+
+def float_from_bf16(bits: NDArray[np.uint16]) -> FloatArray:
+    """Values of bfloat16 bits, natively."""
+    return _convert("glint_testing_float_from_bf16", bits, c_uint16, c_float, np.float32)

@@ -1,0 +1,201 @@
+"""The entry points as a user meets them: run.py, the build script, the glint command and the wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = "The capital of France is"
+SMOKE_PROMPTS = 5
+
+
+def call(*command: str | Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command from another folder than the repository's, as a user may."""
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def glint(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the glint command."""
+    return call(sys.executable, "-m", "glint", *arguments, stdin=stdin)
+
+
+def run_py(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the entry point of the checkout."""
+    return call(ROOT / "run.py", *arguments, **environment)
+
+
+@pytest.fixture
+def entry() -> ModuleType:
+    """run.py as a module, freshly loaded."""
+    spec = importlib.util.spec_from_file_location("glint_run", ROOT / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--smoke is the place to begin"),
+        (["--smok"], "did you mean --smoke?"),
+        (["--smoke", "--bench"], "not allowed with"),
+        (["--serve"], "comes with the server issue"),
+        (["--smoke", "--device", "cuda"], "CPU engine only"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_once(arguments: list[str], said: str) -> None:
+    ended = run_py(*arguments)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "[run.py]" not in ended.stderr
+
+
+def test_help_teaches() -> None:
+    ended = run_py("--help")
+    assert ended.returncode == 0
+    assert all(flag in ended.stdout for flag in ("--smoke", "--bench", "--serve", "--model", "--engine", "--device"))
+
+
+def test_an_engine_that_is_not_there_is_refused() -> None:
+    ended = run_py("--smoke", "--engine", "nowhere.so")
+    assert ended.returncode == 1
+    assert "nowhere.so is not a file" in ended.stderr
+
+
+def test_a_missing_compiler_names_the_package() -> None:
+    ended = call("bash", ROOT / "scripts" / "build.sh", "--check", CXX="no-such-compiler")
+    assert ended.returncode == 1
+    assert "build-essential" in ended.stderr and "no-such-compiler" in ended.stderr
+
+
+def test_an_old_python_is_refused(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry.check_python_version()
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    with pytest.raises(entry.PrepareError, match=r"(?s)Python 3\.10\.4 .* needs 3\.11 or newer.*python3\.11-venv"):
+        entry.check_python_version()
+
+
+def test_a_python_without_venv_names_the_package(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry.check_venv_module()
+    monkeypatch.setattr(entry.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else object())
+    with pytest.raises(entry.PrepareError, match=r"(?s)'ensurepip'.*apt install python3\.\d+-venv"):
+        entry.check_venv_module()
+
+
+def test_an_unknown_extra_is_refused(entry: ModuleType) -> None:
+    assert set(entry.requirements([])) < set(entry.requirements(["test"]))
+    with pytest.raises(entry.PrepareError, match="no extra 'tset'; it has: test"):
+        entry.requirements(["tset"])
+
+
+def test_a_changed_source_asks_for_a_build(entry: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "ROOT", tmp_path)
+    for name in ("CMakeLists.txt", "native/a.cpp", "native/a.h", "native/README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = entry.sources_digest()
+    (tmp_path / "native/README.md").write_text("changed")
+    assert entry.sources_digest() == before
+    (tmp_path / "native/a.h").write_text("changed")
+    assert entry.sources_digest() != before
+
+
+def test_a_second_start_prepares_nothing() -> None:
+    first = run_py("--prepare")
+    assert first.returncode == 0, first.stderr
+    second = run_py("--prepare")
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+
+
+def test_smoke_passes_on_the_sample_model(sample_model: Path) -> None:
+    ended = run_py("--smoke", "--model", str(sample_model))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("\n> ") == SMOKE_PROMPTS
+    assert "tok/s" in ended.stdout and ended.stdout.endswith("smoke: all is well\n")
+
+
+def test_generate_streams_what_json_holds(sample_model: Path) -> None:
+    flags = ["generate", PROMPT, "--model", sample_model, "--temperature", "0", "--max-tokens", "12"]
+    streamed = glint(*flags)
+    assert streamed.returncode == 0, streamed.stderr
+    whole = glint(*flags, "--json", "--logprobs", "2")
+    assert whole.returncode == 0, whole.stderr
+    completion = json.loads(whole.stdout)
+    (choice,) = completion["choices"]
+    assert streamed.stdout == choice["text"] + "\n"
+    assert completion["prompt"] == PROMPT
+    assert len(choice["token_ids"]) == len(choice["logprobs"]) == 12
+    best = [max(entry, key=entry.__getitem__) for entry in choice["logprobs"]]
+    assert best == [str(token) for token in choice["token_ids"]]
+
+
+def test_generate_reads_standard_input_and_follows_the_seed(sample_model: Path) -> None:
+    flags = ["generate", "--model", sample_model, "--temperature", "1", "--max-tokens", "16"]
+    texts = [glint(*flags, "--seed", seed, stdin=PROMPT).stdout for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].strip()
+
+
+def test_ctrl_c_ends_an_answer_with_130(sample_model: Path) -> None:
+    flags = ["generate", PROMPT, "--model", str(sample_model), "--max-tokens", "4000", "--ignore-eos"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "glint", *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert (first + rest).endswith("\n") and "interrupted]" in error and "Traceback" not in error
+
+
+def test_chat_remembers_and_takes_commands(sample_model: Path) -> None:
+    lines = ["My name is Ada.", "/reset", "/sing", "Say hello.", "/exit"]
+    ended = glint("chat", "--model", sample_model, "--max-tokens", "8", "--temperature", "0", stdin="\n".join(lines))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("> ") == len(lines)
+    assert ended.stderr.count(" tokens, the first after ") == 2
+    assert "forgotten" in ended.stderr and "unknown command /sing" in ended.stderr
+
+
+def test_check_accepts_the_sample_model(sample_model: Path) -> None:
+    ended = glint("check", sample_model)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "No problems." in ended.stdout
+
+
+def test_the_wheel_holds_the_engine_and_the_command(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    built = call(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("glint-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    assert {"glint/cli.py", "glint/lib/libglint_cpu.so"} <= names
+    assert not any(name.startswith("tests/") or "libglint_cpu_test" in name for name in names)
+    assert "glint=glint.cli:main" in entry_points.replace(" ", "")
+    target = tmp_path / "installed"
+    installed = call(*pip, "install", "--no-deps", "--no-index", "--target", target, wheel)
+    assert installed.returncode == 0, installed.stderr
+    asked = call(sys.executable, "-m", "glint", "--version", PYTHONPATH=str(target))
+    assert (asked.returncode, asked.stdout) == (0, "glint 0.1.0\n")

@@ -1,0 +1,215 @@
+"""The command line: what it accepts, what it refuses and with which words and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from glint import cli
+from glint.config import Kernels
+from glint.errors import RequestError
+from glint.request import FinishReason, StepOutput
+from glint.sampling import SamplingParams
+from glint.terminal import stream_answer
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = [["generate"], ["chat"], ["check"], ["sample-model"], ["bench", "cpu"], ["smoke"]]
+HEAVY = ("numpy", "transformers", "torch", "rich", "jinja2")
+NOT_ON_THE_COMMAND_LINE = {"include_stop_str_in_output", "skip_special_tokens"}
+
+
+def all_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from all_parsers(inner)
+
+
+def step(text: str, tokens: int, finish_reason: FinishReason | None = None, failure: str | None = None) -> StepOutput:
+    """What one step would add to a streamed answer."""
+    return StepOutput(
+        request_id=0,
+        text=text,
+        token_ids=tuple(range(tokens)),
+        logprobs=None,
+        prompt_logprobs=None,
+        cached_tokens=0,
+        finish_reason=finish_reason,
+        failure=failure,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: glint " + " ".join(command) in capsys.readouterr().out
+
+
+def test_every_flag_has_a_text_that_is_more_than_its_name() -> None:
+    parsers = list(all_parsers(cli.make_parser()))
+    assert len(parsers) >= len(COMMANDS) + 2
+    for parser in parsers:
+        for action in parser._actions:
+            if not isinstance(action, argparse._SubParsersAction):
+                assert action.help and len(action.help.split()) >= 2, f"{parser.prog} {action.option_strings}"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys\nfrom glint import cli\ncli.make_parser().format_help()\nprint(' '.join(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert "glint.cli" in ended.stdout.split()
+    assert not set(HEAVY) & set(ended.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "COMMAND"),
+        (["sing"], "invalid choice: 'sing'"),
+        (["generate", "hi", "--temprature", "1"], "--temprature"),
+        (["generate", "hi", "--temp", "1"], "--temp"),
+        (["generate", "hi", "--kernels", "fast"], "invalid choice: 'fast'"),
+        (["generate", "hi", "--threads", "two"], "--threads"),
+        (["generate", "hi", "--logit-bias", "42"], "is not ID=X"),
+        (["generate", "hi", "--logit-bias", "x=1"], "is not ID=X"),
+        (["check"], "MODEL_DIR"),
+        (["sample-model", "--dtype", "int4"], "invalid choice: 'int4'"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sampling_flags_become_sampling_parameters() -> None:
+    line = (
+        "generate hi --max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 "
+        "--frequency-penalty 0.3 --presence-penalty -0.4 --seed 11 --stop a --stop b --stop-token 5 --stop-token 6 "
+        "--logit-bias 3=-100 --logit-bias 4=1.5 --ignore-eos --n 2 --logprobs 4 --prompt-logprobs 1"
+    )
+    changes = cli.sampling_changes(cli.make_parser().parse_args(line.split()))
+    assert SamplingParams(**changes) == SamplingParams(
+        n=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=-0.4,
+        logit_bias={3: -100.0, 4: 1.5},
+        seed=11,
+        max_tokens=7,
+        logprobs=4,
+        prompt_logprobs=1,
+        stop=("a", "b"),
+        stop_token_ids=(5, 6),
+        ignore_eos=True,
+    )
+    assert set(changes) == {field.name for field in dataclasses.fields(SamplingParams)} - NOT_ON_THE_COMMAND_LINE
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_flags_that_are_left_out_follow_the_model(command: str) -> None:
+    changes = cli.sampling_changes(cli.make_parser().parse_args([command]))
+    assert set(changes) == {"max_tokens"}
+
+
+def test_kernels_are_those_of_the_engine() -> None:
+    assert tuple(cli.KERNELS) == get_args(Kernels)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate", "hi", "--model"], ["chat", "--model"], ["smoke", "--model"], ["check"]]
+)
+def test_a_model_that_is_not_there_is_one_message(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "nowhere"
+    assert cli.main([*arguments, str(folder)]) == 1
+    captured = capsys.readouterr()
+    assert str(folder) in captured.err + captured.out
+    assert "Traceback" not in captured.err
+
+
+def test_the_prompt_comes_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("from a file, ö\n", encoding="utf-8")
+    parser = cli.make_parser()
+    assert cli.read_prompt(parser.parse_args(["generate", "given"])) == "given"
+    assert cli.read_prompt(parser.parse_args(["generate", "--prompt-file", str(file)])) == "from a file, ö\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("piped"))
+    assert cli.read_prompt(parser.parse_args(["generate"])) == "piped"
+    with pytest.raises(RequestError, match="both given"):
+        cli.read_prompt(parser.parse_args(["generate", "given", "--prompt-file", str(file)]))
+
+
+def test_a_prompt_file_that_cannot_be_read_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"\xff\xfe")
+    for path in (file, tmp_path / "nowhere.txt"):
+        assert cli.main(["generate", "--prompt-file", str(path)]) == 1
+        error = capsys.readouterr().err
+        assert str(path) in error and "UTF-8" in error and error.count("\n") == 1
+
+
+def test_logprobs_without_json_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "hi", "--logprobs", "2"]) == 1
+    assert "--json" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(model_dir: Path, tp: int, expert_layout: str) -> tuple[str, bool]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glint.checkpoint.report.run_check", interrupt)
+    assert cli.main(["check", str(tmp_path)]) == 130
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "glint", "check", str(tmp_path)]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    os.close(writer)
+    assert ended.returncode == 1
+    assert ended.stderr == ""
+
+
+def test_a_streamed_answer_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = stream_answer([step("Hel", 1), step("", 1), step("lo", 2, "stop")])
+    captured = capsys.readouterr()
+    assert captured.out == "Hello\n"
+    assert captured.err.startswith("[4 tokens, the first after ") and captured.err.endswith("stop]\n")
+    assert (answer.text, answer.num_tokens, answer.exit_code) == ("Hello", 4, 0)
+
+
+def test_a_failed_answer_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = stream_answer([step("Hel", 1), step("", 0, "failed", "the logits held a NaN")])
+    assert answer.exit_code == 1
+    assert "the answer failed: the logits held a NaN" in capsys.readouterr().err
+
+
+def test_an_interrupted_answer_keeps_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    def outputs() -> Iterator[StepOutput]:
+        yield step("Hel", 1)
+        raise KeyboardInterrupt
+
+    answer = stream_answer(outputs())
+    assert (answer.text, answer.exit_code) == ("Hel", 130)
+    assert capsys.readouterr().out == "Hel\n"
