@@ -137,6 +137,10 @@ def _add_bench(commands: Any) -> None:
     )
     parser.add_argument("--decode-tokens", metavar="N", type=int, default=64, help="tokens per request (default: 64)")
     parser.add_argument("--peer", choices=["llama.cpp"], help="also run this engine, if installed, and print the ratio")
+    parser.add_argument(
+        "--peer-python", metavar="FILE", help="interpreter that has llama-cpp-python (default: this one)"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to this file as JSON")
     _add_engine_flags(parser)
 
 
@@ -322,6 +326,8 @@ def run_bench_cpu(chosen: argparse.Namespace) -> int:
     """Measures the CPU engine."""
     from glint.bench import cpu
 
+    if chosen.peer is not None and chosen.model is not None:
+        raise RequestError("--peer compares on the sample model only: leave --model out")
     chosen.model = model_folder(chosen)
     return int(cpu.run(chosen))
 

@@ -6,12 +6,12 @@ from ctypes import pointer
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.shards import CheckpointFile
 from glint.checkpoint.table import Checkpoint
-from glint.config import EngineSettings
+from glint.config import EngineSettings, Kernels
 from glint.errors import EngineError, RequestError
 from glint.native import abi
 from glint.native.library import (
@@ -68,9 +68,18 @@ class Engine:
         """Whether any request is unfinished."""
         return self._scheduler.has_work
 
+    @property
+    def kernels(self) -> str:
+        """The kernel set that computes, never "auto"."""
+        return next(name for name in get_args(Kernels) if abi_kernels(name) == self.stats().kernels)
+
     def stats(self) -> abi.EngineStats:
         """Counters of the native engine."""
         return self._native.stats()
+
+    def measure_read(self, byte_count: int) -> float:
+        """The memory ceiling of this machine with the engine's threads, in bytes read per second."""
+        return self._native.measure_read(byte_count)
 
     def check(self) -> None:
         """Check the native engine's books; raises where something does not add up."""
@@ -248,6 +257,11 @@ class _Refused(Exception):
         self.request = request
 
 
+def abi_kernels(name: str) -> int:
+    """The number of a kernel set in the ABI."""
+    return int(getattr(abi, f"KERNELS_{name.upper()}"))
+
+
 def _native_options(settings: EngineSettings, model: ModelConfig, files: Sequence[CheckpointFile]) -> abi.EngineOptions:
     """The settings as the native engine takes them; the struct keeps what it points to."""
     native_model = abi.sized(abi.Model, **{name: getattr(model, name) for name in _MODEL_FIELDS})
@@ -256,7 +270,7 @@ def _native_options(settings: EngineSettings, model: ModelConfig, files: Sequenc
     )
     return abi.sized(
         abi.EngineOptions,
-        kernels=getattr(abi, f"KERNELS_{settings.kernels.upper()}"),
+        kernels=abi_kernels(settings.kernels),
         num_threads=settings.threads,
         num_ranks=settings.tp,
         row_slices=settings.row_slices,

@@ -342,6 +342,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "glint_decode_step": (c_int32, (POINTER(Engine), c_uint64, POINTER(StepResults))),
     "glint_stats": (c_int32, (POINTER(Engine), POINTER(EngineStats))),
     "glint_check": (c_int32, (POINTER(Engine),)),
+    "glint_measure_read": (c_int32, (POINTER(Engine), c_uint64, POINTER(c_double))),
 }
 AnyStruct = TypeVar("AnyStruct", bound=Structure)
 

@@ -244,6 +244,12 @@ class NativeEngine:
         """Check the engine's own books; raises where something does not add up."""
         self._call("glint_check")
 
+    def measure_read(self, byte_count: int) -> float:
+        """Read `byte_count` bytes of memory with all threads, best of a few times; bytes per second."""
+        bytes_per_second = ctypes.c_double()
+        self._call("glint_measure_read", byte_count, ctypes.byref(bytes_per_second))
+        return bytes_per_second.value
+
     def _live_function(self, name: str) -> Any:
         if not self._release.alive:
             raise EngineError(f"{name} was called after the engine was closed; make a new engine")

@@ -51,6 +51,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Gives the token ids of `text`; special tokens spelled in the text become their ids."""
+        if not isinstance(text, str):
+            raise TextError(f"{type(text).__name__} cannot be encoded; give a string")
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
         except (TypeError, UnicodeError) as error:

@@ -57,8 +57,8 @@ const KernelSet& choose_kernels(int32_t requested) {
 }
 
 int64_t product_scratch_bytes(int64_t max_cols) {
-  constexpr int64_t kPanelRows = 16;
-  return (max_cols + kOperandAlignment) * kPanelRows * static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kBytesPerColumn = 160;
+  return (max_cols + 2 * kOperandAlignment) * kBytesPerColumn;
 }
 
 int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens) {

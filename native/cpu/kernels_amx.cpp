@@ -49,6 +49,10 @@ struct TokenRows {
   int64_t stride;
 };
 
+struct Sums {
+  alignas(64) float values[2][kBlockTokens][kTileEdge];
+};
+
 struct Step {
   int64_t piece_first;
   int64_t piece_last;
@@ -88,27 +92,26 @@ class CodeProduct {
 
  private:
   template <int kGroups, int kHalves>
-  struct Sums {
-    alignas(64) float values[kGroups][kHalves][kTileEdge][kTileEdge] = {};
-  };
-
-  template <int kGroups, int kHalves>
   void multiply_block(int64_t token, int64_t tokens) {
     const TokenRows inputs[2] = {token_rows(token, 0, std::min(tokens, kTileEdge)),
                                  token_rows(token, kTileEdge, tokens - kTileEdge)};
     const bool converts = token == 0;
-    Sums<kGroups, kHalves> sums;
+    Sums sums = {};
     Step step = step_from(0);
     if (converts) convert<kHalves>(step, slot(0));
     for (int64_t index = 0; step.piece_first < cols_; ++index) {
       const Step next = step_after(step);
       if (converts && next.piece_first < cols_) convert<kHalves>(next, slot(index + 1));
-      if (step.col <= step.piece_first) zero_tiles();
+      if (step.col <= step.piece_first) zero_tiles<kGroups, kHalves>();
       add_step<kGroups, kHalves>(inputs, step.col, slot(index));
-      if (next.piece_first != step.piece_first) add_piece(sums, step.piece_first, tokens);
+      if (next.piece_first != step.piece_first) {
+        Sums piece;
+        read_tiles<kGroups, kHalves>(piece);
+        add_piece<kHalves>(sums, piece, step.piece_first, tokens);
+      }
       step = next;
     }
-    write(sums, token, tokens);
+    write<kHalves>(sums, token, tokens);
   }
 
   int64_t gathered_stride() const { return 2 * round_up(cols_, kStepCols); }
@@ -165,11 +168,20 @@ class CodeProduct {
     }
   }
 
+  template <int kGroups, int kHalves>
   static void zero_tiles() {
     _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    if constexpr (kHalves == 2) _tile_zero(1);
+    if constexpr (kGroups == 2) _tile_zero(2);
+    if constexpr (kGroups == 2 && kHalves == 2) _tile_zero(3);
+  }
+
+  template <int kGroups, int kHalves>
+  static void read_tiles(Sums& piece) {
+    _tile_stored(0, piece.values[0][0], kTileRowBytes);
+    if constexpr (kHalves == 2) _tile_stored(1, piece.values[1][0], kTileRowBytes);
+    if constexpr (kGroups == 2) _tile_stored(2, piece.values[0][kTileEdge], kTileRowBytes);
+    if constexpr (kGroups == 2 && kHalves == 2) _tile_stored(3, piece.values[1][kTileEdge], kTileRowBytes);
   }
 
   template <int kGroups, int kHalves>
@@ -188,19 +200,14 @@ class CodeProduct {
     keep_memory_order();
   }
 
-  template <int kGroups, int kHalves>
-  void add_piece(Sums<kGroups, kHalves>& sums, int64_t col, int64_t tokens) const {
-    Sums<kGroups, kHalves> piece;
-    _tile_stored(0, piece.values[0][0], kTileRowBytes);
-    if constexpr (kHalves == 2) _tile_stored(1, piece.values[0][1], kTileRowBytes);
-    if constexpr (kGroups == 2) _tile_stored(2, piece.values[1][0], kTileRowBytes);
-    if constexpr (kGroups == 2 && kHalves == 2) _tile_stored(3, piece.values[1][1], kTileRowBytes);
+  template <int kHalves>
+  void add_piece(Sums& sums, const Sums& piece, int64_t col, int64_t tokens) const {
     for (int half = 0; half < kHalves; ++half) {
       const __m512 scales = piece_scales(half * kTileEdge, col);
       for (int64_t token = 0; token < tokens; ++token) {
-        float* total = sums.values[token / kTileEdge][half][token % kTileEdge];
-        const float* part = piece.values[token / kTileEdge][half][token % kTileEdge];
-        _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(part), scales, _mm512_load_ps(total)));
+        float* total = sums.values[half][token];
+        const __m512 part = _mm512_load_ps(piece.values[half][token]);
+        _mm512_store_ps(total, _mm512_fmadd_ps(part, scales, _mm512_load_ps(total)));
       }
     }
   }
@@ -213,15 +220,15 @@ class CodeProduct {
     return _mm512_load_ps(scales);
   }
 
-  template <int kGroups, int kHalves>
-  void write(const Sums<kGroups, kHalves>& sums, int64_t token_first, int64_t tokens) const {
+  template <int kHalves>
+  void write(const Sums& sums, int64_t token_first, int64_t tokens) const {
     for (int half = 0; half < kHalves; ++half) {
       const int64_t row = half * kTileEdge;
       const auto mask = static_cast<__mmask16>((1U << std::min(kTileEdge, rows_ - row)) - 1U);
       const __m512 factors = _mm512_load_ps(factors_ + row);
       const __m512 biases = _mm512_load_ps(biases_ + row);
       for (int64_t token = 0; token < tokens; ++token) {
-        const __m512 total = _mm512_load_ps(sums.values[token / kTileEdge][half][token % kTileEdge]);
+        const __m512 total = _mm512_load_ps(sums.values[half][token]);
         const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token)), factors);
         float* out = tile_.out + (token_first + token) * tile_.out_stride + row_ + row;
         _mm512_mask_storeu_ps(out, mask, _mm512_fmadd_ps(total, scales, biases));

@@ -156,6 +156,14 @@ glint_status glint_stats(glint_engine* engine, glint_engine_stats* stats) {
   });
 }
 
+glint_status glint_measure_read(glint_engine* engine, uint64_t byte_count, double* bytes_per_second) {
+  return guarded([&] {
+    glint::Engine& target = engine_of(engine);
+    require_argument(bytes_per_second != nullptr, "the place for the bytes per second is null");
+    *bytes_per_second = target.measure_read(byte_count);
+  });
+}
+
 glint_status glint_check(glint_engine* engine) {
   return guarded([&] { engine_of(engine).check(); });
 }

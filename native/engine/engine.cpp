@@ -221,6 +221,14 @@ void Engine::check() const {
   require(pool_.check(&why), GLINT_STATUS_INTERNAL, "page pool: ", why);
 }
 
+double Engine::measure_read(uint64_t byte_count) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 36;
+  require_argument(byte_count > 0 && byte_count <= kMaxBytes, "byte_count is ", byte_count, ", expected 1 to ",
+                   kMaxBytes);
+  require(next_step_ == next_collect_, GLINT_STATUS_BUSY, "a step is in flight: collect it first");
+  return ops::read_bytes_per_second(*backend_, byte_count);
+}
+
 void Engine::refresh_stats() {
   const std::lock_guard lock(stats_mutex_);
   stats_.pages_free = static_cast<int32_t>(pool_.num_free());

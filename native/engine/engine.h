@@ -30,6 +30,7 @@ class Engine {
   void run_alone(uint64_t id, bool is_prefill, glint_step_results& results);
   glint_engine_stats stats() const;
   void check() const;
+  double measure_read(uint64_t byte_count);
 
   ForwardPass& forward() { return *forward_; }
   const glint_model& model() const { return model_; }

@@ -274,6 +274,7 @@ GLINT_API glint_status glint_prefill(glint_engine* engine, uint64_t id, glint_st
 GLINT_API glint_status glint_decode_step(glint_engine* engine, uint64_t id, glint_step_results* results);
 GLINT_API glint_status glint_stats(glint_engine* engine, glint_engine_stats* stats);
 GLINT_API glint_status glint_check(glint_engine* engine);
+GLINT_API glint_status glint_measure_read(glint_engine* engine, uint64_t byte_count, double* bytes_per_second);
 
 #if defined(__cplusplus)
 }

@@ -123,6 +123,7 @@ void combine(Backend& backend, const CombineCall& call);
 void join_slices(Backend& backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
 void add_rows(Backend& backend, float* hidden, const float* update, int64_t count);
 void sample_rows(Backend& backend, std::span<SampledRow> out, std::span<const SamplingRow> rows);
+double read_bytes_per_second(Backend& backend, uint64_t byte_count);
 void gather_rows(Backend& backend, float* out, const float* in, std::span<const int32_t> rows, int64_t width);
 
 }

@@ -242,6 +242,9 @@ WeightStore::WeightStore(const glint_model& model, std::span<const glint_file> f
   weights_.final_norm = table.floats(GLINT_ROLE_FINAL_NORM, GLINT_PART_WEIGHT, -1, model.hidden_size);
   weights_.layers.resize(static_cast<size_t>(model.num_layers));
   for (int32_t layer = 0; layer < model.num_layers; ++layer) place_layer(table, model, layer);
+  if (weights_.lm_head.data == weights_.embedding.data) {
+    bytes_mapped_ -= static_cast<uint64_t>(model.vocab_size) * static_cast<uint64_t>(model.hidden_size) * 2;
+  }
   require_argument(table.num_unused() == 0, table.num_unused(), " tensors of the table have no place in the model");
 }
 

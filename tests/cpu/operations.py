@@ -111,6 +111,35 @@ class ProductCase:
     row_slice: tuple[int, int] | None = None
     col_slice: tuple[int, int] | None = None
 
+    @property
+    def row_part(self) -> tuple[int, int]:
+        """First row of the weight and number of rows."""
+        return self.row_slice or (0, self.weight.data.shape[0])
+
+    def native(self, out: FloatArray) -> _Product:
+        """The product as the library takes it, with out [count, at least rows] for the result."""
+        rows, cols = self.weight.data.shape
+        col_first, col_count = self.col_slice or (0, cols)
+        return _Product(
+            out=_pointer(out),
+            values=_pointer(self.rows),
+            weight=self.weight.data.ctypes.data,
+            scales=_pointer(self.weight.scale),
+            bias=_pointer(self.bias),
+            input_rows=_pointer(self.input_rows, _INTS),
+            out_stride=out.shape[1],
+            input_count=len(self.rows),
+            count=len(out),
+            weight_rows=rows,
+            weight_cols=cols,
+            row_first=self.row_part[0],
+            row_count=self.row_part[1],
+            col_first=col_first,
+            col_count=col_count,
+            dtype=_E4M3_DTYPE if self.weight.is_fp8 else CACHE_DTYPES["bf16"],
+            scale_kind=0 if self.weight.kind is None else SCALE_KINDS[self.weight.kind],
+        )
+
 
 @dataclass(frozen=True)
 class PagedRequest:
@@ -158,10 +187,8 @@ class Operations:
     Raises LookupError with the library's words where the kernels do not run here.
     """
 
-    def __init__(
-        self, kernels: str, threads: int, *, group_heads: int = 8, head_dim: int = 128, page_tokens: int = 16
-    ) -> None:
-        shape = _Shape(max_cols=8192, group_heads=group_heads, head_dim=head_dim, page_tokens=page_tokens)
+    def __init__(self, kernels: str, threads: int) -> None:
+        shape = _Shape(max_cols=8192, group_heads=16, head_dim=128, page_tokens=16)
         new = declare("glint_testing_backend_new", c_void_p, c_int32, c_int32, POINTER(_Shape))
         self._backend = new(getattr(abi, f"KERNELS_{kernels.upper()}"), threads, byref(shape))
         if self._backend is None:
@@ -212,33 +239,15 @@ class Operations:
     def products(self, cases: list[ProductCase]) -> list[FloatArray]:
         """Results of several products run together; fails where a product writes beside its result."""
         margin = 3
-        natives = (_Product * len(cases))()
-        outs = []
-        for native, case in zip(natives, cases, strict=True):
-            rows, cols = case.weight.data.shape
-            row_first, row_count = case.row_slice or (0, rows)
-            col_first, col_count = case.col_slice or (0, cols)
-            count = len(case.rows) if case.input_rows is None else len(case.input_rows)
-            out = _poisoned(count, row_count + margin)
-            outs.append(out)
-            native.out, native.values, native.bias = map(_pointer, (out, case.rows, case.bias))
-            native.weight, native.scales = case.weight.data.ctypes.data, _pointer(case.weight.scale)
-            native.input_rows = _pointer(case.input_rows, _INTS)
-            native.out_stride, native.input_count, native.count = out.shape[1], len(case.rows), count
-            native.weight_rows, native.weight_cols = rows, cols
-            native.row_first, native.row_count, native.col_first, native.col_count = (
-                row_first, row_count, col_first, col_count
-            )
-            native.dtype = _E4M3_DTYPE if case.weight.is_fp8 else CACHE_DTYPES["bf16"]
-            native.scale_kind = 0 if case.weight.kind is None else SCALE_KINDS[case.weight.kind]
+        counts = [len(case.rows) if case.input_rows is None else len(case.input_rows) for case in cases]
+        outs = [_poisoned(count, case.row_part[1] + margin) for count, case in zip(counts, cases, strict=True)]
+        natives = (_Product * len(cases))(*(case.native(out) for case, out in zip(cases, outs, strict=True)))
         run = declare("glint_testing_products", c_int32, c_void_p, POINTER(_Product), c_int32)
         assert run(self._backend, natives, len(cases)) == abi.STATUS_OK
         assert all(np.isnan(out[:, -margin:]).all() for out in outs)
         return [out[:, :-margin].copy() for out in outs]
 
-    def fill_rotary(
-        self, positions: NDArray[np.int32], rotary_dim: int, theta: float
-    ) -> tuple[FloatArray, FloatArray]:
+    def fill_rotary(self, positions: NDArray[np.int32], rotary_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
         """Cosines and sines [positions, rotary_dim / 2]."""
         cosines, sines = _poisoned(len(positions), rotary_dim // 2), _poisoned(len(positions), rotary_dim // 2)
         kinds = (_FLOATS, _FLOATS, _INTS, c_int64, c_int64, c_double)
@@ -282,9 +291,7 @@ class Operations:
         self._call("glint_testing_swiglu", kinds, *map(_pointer, (out, gate, up)), gate.size)
         return out
 
-    def route(
-        self, logits: FloatArray, bias: FloatArray, rule: RouterRule
-    ) -> tuple[NDArray[np.int32], FloatArray]:
+    def route(self, logits: FloatArray, bias: FloatArray, rule: RouterRule) -> tuple[NDArray[np.int32], FloatArray]:
         """Chosen experts and weights [count, experts_per_token] of router logits [count, experts]."""
         count, num_experts = logits.shape
         model = abi.sized(

@@ -199,6 +199,7 @@ def test_null_pointers_are_refused(engine: RawEngine) -> None:
     engine.refuses(INVALID, "results is null", "glint_prefill", request_id, None)
     engine.refuses(INVALID, "results is null", "glint_decode_step", request_id, None)
     engine.refuses(INVALID, "stats is null", "glint_stats", None)
+    engine.refuses(INVALID, "bytes per second is null", "glint_measure_read", 4096, None)
     engine.succeeds("glint_free_request", request_id)
 
 
@@ -217,6 +218,7 @@ def every_call(engine: RawEngine) -> list[tuple[str, tuple[Any, ...]]]:
         ("glint_decode_step", (1, results)),
         ("glint_stats", (abi.sized(abi.EngineStats),)),
         ("glint_check", ()),
+        ("glint_measure_read", (4096, ctypes.c_double())),
         ("glint_free_engine", ()),
     ]
 
@@ -270,3 +272,22 @@ def test_full_table_is_refused_and_ids_stay_distinct(engine: RawEngine) -> None:
     assert not set(ids) & set(again)
     for request_id in again:
         engine.succeeds("glint_free_request", request_id)
+
+
+@pytest.mark.parametrize("byte_count", [0, 2**37, 2**63, 2**64 - 1])
+def test_reading_speed_of_an_impossible_size_is_refused(engine: RawEngine, byte_count: int) -> None:
+    speed = ctypes.c_double(-1.0)
+    engine.refuses(INVALID, str(byte_count), "glint_measure_read", byte_count, speed)
+    assert speed.value == -1.0
+
+
+def test_reading_speed_is_not_measured_beside_a_step(engine: RawEngine) -> None:
+    request_id = engine.add(CONTROL)
+    ticket = engine.submit((request_id, 4))
+    engine.refuses(BUSY, "in flight", "glint_measure_read", 4096, ctypes.c_double())
+    engine.finish(ticket)
+    engine.succeeds("glint_free_request", request_id)
+    for byte_count in (1, 63, 4097):
+        speed = ctypes.c_double()
+        engine.succeeds("glint_measure_read", byte_count, speed)
+        assert speed.value > 0

@@ -134,7 +134,8 @@ def test_smoke_passes_on_the_sample_model(sample_model: Path) -> None:
 
 
 def test_generate_streams_what_json_holds(sample_model: Path) -> None:
-    flags = ["generate", PROMPT, "--model", sample_model, "--temperature", "0", "--max-tokens", "12"]
+    greedy = ["--temperature", "0", "--repetition-penalty", "1", "--max-tokens", "12"]
+    flags = ["generate", PROMPT, "--model", sample_model, *greedy]
     streamed = glint(*flags)
     assert streamed.returncode == 0, streamed.stderr
     whole = glint(*flags, "--json", "--logprobs", "2")

@@ -27,6 +27,7 @@ from glint.checkpoint.sample_convert import (
 from glint.checkpoint.table import open_checkpoint
 from tests.pure.sample_source import sample_gguf, silent
 
+gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -143,7 +144,7 @@ def check_documents(folder: Path, dtype: SampleDtype) -> None:
 
 def llama_model(path: Path) -> Any:
     """The Llama model of the GGUF file, in float32, with transformers' own tensor names and row order."""
-    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
@@ -155,10 +156,13 @@ def llama_model(path: Path) -> Any:
         with torch.device("meta"):
             outline = transformers.LlamaForCausalLM(config)
         processor = LlamaTensorProcessor(config=shared)
-        name_map = get_gguf_hf_weights_map(outline, processor)
         processed = {name: processor.process(file.read(name), name).weights for name in file.tensors}
-    tensors = {name_map[name]: torch.from_numpy(np.ascontiguousarray(values)) for name, values in processed.items()}
-    assert set(tensors) == set(outline.state_dict()) - {"lm_head.weight"}
+    llama_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    tensors = {}
+    for name in set(outline.state_dict()) - {"lm_head.weight"}:
+        values = processed.pop(f"{llama_names.get_name(name.removesuffix('.weight'))}.weight")
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(values))
+    assert not processed
     return transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=tensors).eval()
 
 

@@ -105,7 +105,7 @@ def test_another_wheel_is_refused(tmp_path: Path, is_named: bool) -> None:
 
 
 def test_a_named_wheel_that_is_missing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WheelMissing, match="nowhere.whl is not a file"):
+    with pytest.raises(WheelMissing, match=r"nowhere\.whl is not a file"):
         make_sample_model("fp8", tmp_path, tmp_path / "nowhere.whl", silent)
 
 

@@ -50,13 +50,10 @@ def encode_e4m3(values: NDArray) -> CodeArray:
     wide = np.asarray(values, dtype=np.float64)
     if not np.isfinite(wide).all():
         raise ValueError("E4M3 codes are made of finite values only; the input holds NaN or infinity")
-    positive = E4M3_VALUES[:127]
-    middles = (positive[1:] + positive[:-1]) / 2
-    magnitude = np.abs(wide)
-    below = np.searchsorted(middles, magnitude, side="left")
-    through = np.searchsorted(middles, magnitude, side="right")
-    code = np.where(below % 2 == 0, below, through)
-    return (code + np.where(np.signbit(wide), 128, 0)).astype(np.uint8)
+    magnitude = np.minimum(np.abs(wide), E4M3_MAX)
+    exponent = np.frexp(np.maximum(magnitude, 2.0**-6))[1] - 1
+    steps = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int64)
+    return ((exponent + 6) * 8 + steps + np.where(np.signbit(wide), 128, 0)).astype(np.uint8)
 
 
 def rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:

@@ -1,0 +1,1 @@
+"""Benches: figures with units, beside the machine's own ceiling and beside a peer."""

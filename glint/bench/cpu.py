@@ -1,0 +1,180 @@
+"""`glint bench cpu`: prefill and decode on this machine, against its memory ceiling and against llama.cpp."""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from glint.bench.llama_peer import PeerFigures, measure_llama
+from glint.checkpoint.config import ModelConfig
+from glint.checkpoint.layout import Role
+from glint.checkpoint.table import TableEntry, open_checkpoint
+from glint.config import EngineSettings, token_cache_bytes
+from glint.engine import Engine
+from glint.sampling import SamplingParams
+
+BATCHES = (1, 8, 32)
+PROMPT_OF_DECODE = 64
+CEILING_BYTES = 512 << 20
+PREFILL_REPEATS = 3
+ROUTED = (Role.GATE, Role.UP, Role.DOWN)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured line: tokens per second, and bytes of weights and cache read per second where that limits."""
+
+    name: str
+    tokens_per_second: float
+    bytes_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything one run measured."""
+
+    model: str
+    processor: str
+    kernels: str
+    threads: int
+    ceiling_bytes_per_second: float
+    rows: tuple[Row, ...]
+    peer: PeerFigures | None
+    peer_problem: str | None
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine."""
+    checkpoint = open_checkpoint(Path(chosen.model))
+    longest = max(chosen.prompt_tokens + 1, PROMPT_OF_DECODE + chosen.decode_tokens + 1)
+    settings = EngineSettings.resolve(
+        Path(chosen.model),
+        checkpoint.config,
+        threads=chosen.threads,
+        kernels=chosen.kernels,
+        max_model_len=longest,
+        num_pages=max(BATCHES) * (longest // 16 + 1),
+        max_step_tokens=max(chosen.prompt_tokens, PROMPT_OF_DECODE),
+    )
+    with Engine(checkpoint, settings, None, chosen.engine) as engine:
+        ceiling = engine.measure_read(CEILING_BYTES)
+        rows = [measure_prefill(engine, checkpoint.config, chosen.prompt_tokens)]
+        for batch in BATCHES:
+            touched = touched_bytes(checkpoint.tensors, checkpoint.config, batch)
+            rows.append(measure_decode(engine, checkpoint.config, batch, chosen.decode_tokens, touched))
+        kernels = engine.kernels
+    peer, problem = None, None
+    if chosen.peer is not None:
+        peer, problem = measure_llama(
+            chosen.peer_python, settings.threads, chosen.prompt_tokens, chosen.decode_tokens, BATCHES
+        )
+    report = Report(
+        model=str(chosen.model),
+        processor=processor_name(),
+        kernels=kernels,
+        threads=settings.threads,
+        ceiling_bytes_per_second=ceiling,
+        rows=tuple(rows),
+        peer=peer,
+        peer_problem=problem,
+    )
+    print(render(report))
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def touched_bytes(tensors: Iterable[TableEntry], config: ModelConfig, batch: int) -> int:
+    """Bytes of weights one decode step reads: all but the embedding table, and the experts that `batch` tokens hit.
+
+    Distinct experts are the mean for uniform routing; it is exact where every expert is always taken.
+    """
+    share = 1.0 - (1.0 - config.experts_per_token / config.num_experts) ** batch if config.num_experts else 0.0
+    total = 0.0
+    for entry in tensors:
+        is_routed = entry.role in ROUTED and entry.expert is not None
+        if entry.role != Role.EMBEDDING:
+            total += entry.byte_count * (share if is_routed else 1.0)
+    return int(total)
+
+
+def greedy(count: int) -> SamplingParams:
+    """Exactly `count` greedy tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+
+
+def random_prompt(config: ModelConfig, count: int, seed: int) -> list[int]:
+    """Tokens that no other prompt of the run shares, so that nothing is found in the prefix cache."""
+    generator = np.random.default_rng(seed)
+    return [int(token) for token in generator.integers(0, config.vocab_size, count)]
+
+
+def measure_prefill(engine: Engine, config: ModelConfig, prompt_tokens: int) -> Row:
+    """One prompt in one step, to its first token; the best of a few."""
+    seconds = []
+    for repeat in range(PREFILL_REPEATS):
+        engine.submit(random_prompt(config, prompt_tokens, repeat), greedy(1))
+        start = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        seconds.append(time.perf_counter() - start)
+    return Row(f"prefill, {prompt_tokens} tokens", prompt_tokens / min(seconds), None)
+
+
+def measure_decode(engine: Engine, config: ModelConfig, batch: int, count: int, weight_bytes: int) -> Row:
+    """`batch` requests together; the median step after all prompts are in."""
+    for index in range(batch):
+        engine.submit(random_prompt(config, PROMPT_OF_DECODE, 1000 * batch + index), greedy(count + 1))
+    seconds: list[float] = []
+    while engine.has_work:
+        start = time.perf_counter()
+        outputs = engine.step()
+        elapsed = time.perf_counter() - start
+        if len(outputs) == batch:
+            seconds.append(elapsed)
+    step = statistics.median(seconds[1:])
+    cache_bytes = batch * (PROMPT_OF_DECODE + count // 2) * token_cache_bytes(config, "cpu")
+    return Row(f"decode, {batch} at once", batch / step, (weight_bytes + cache_bytes) / step)
+
+
+def processor_name() -> str:
+    """What the kernel says of the processor, else its architecture."""
+    names = ("model name", "Model name")
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(names):
+                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def render(report: Report) -> str:
+    """The table a person reads: figures with units, share of the ceiling, and the ratio to the peer."""
+    ceiling = report.ceiling_bytes_per_second
+    lines = [
+        f"model      {report.model}",
+        f"processor  {report.processor}, {report.threads} threads, kernels {report.kernels}",
+        f"ceiling    {ceiling / 1e9:.1f} GB/s read by {report.threads} threads, measured in this run",
+        "",
+        f"{'':22}{'tok/s':>10}{'GB/s':>8}{'of ceiling':>12}{'llama.cpp':>12}{'ratio':>8}",
+    ]
+    for index, row in enumerate(report.rows):
+        speed = f"{row.tokens_per_second:.1f}"
+        rate = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / 1e9:.1f}"
+        share = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / ceiling:.0%}"
+        other = None if report.peer is None else report.peer.tokens_per_second[index]
+        peer = "-" if other is None else f"{other:.1f}"
+        ratio = "-" if other is None else f"{row.tokens_per_second / other:.2f}x"
+        lines.append(f"{row.name:22}{speed:>10}{rate:>8}{share:>12}{peer:>12}{ratio:>8}")
+    if report.peer is not None:
+        lines += ["", f"llama.cpp  {report.peer.description}"]
+    if report.peer_problem is not None:
+        lines += ["", f"llama.cpp  not measured: {report.peer_problem}"]
+    return "\n".join(lines)

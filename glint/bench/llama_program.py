@@ -1,0 +1,122 @@
+"""The program of the llama.cpp peer: run by an interpreter that has llama-cpp-python; imports nothing of glint.
+
+Takes one JSON argument and prints one JSON line. It decodes with the C functions of llama.cpp directly, takes no time
+for sampling, and keeps the better of flash attention on and off.
+"""
+
+import ctypes
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+Q8_0 = 7
+PROMPT_OF_DECODE = 64
+PREFILL_REPEATS = 3
+SLACK_TOKENS = 64
+
+
+def convert(source: str, target: Path) -> None:
+    """Write the model again with all matrices in Q8_0."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = Q8_0
+    params.allow_requantize = True
+    if llama_cpp.llama_model_quantize(source.encode(), str(target).encode(), ctypes.byref(params)) != 0:
+        raise SystemExit("llama.cpp could not convert the model to Q8_0")
+
+
+class Peer:
+    """One llama.cpp context and timed decodes on it."""
+
+    def __init__(self, path: Path, order: dict[str, Any], flash: bool) -> None:
+        """Load the model with the threads and the room that the order asks for."""
+        most = max(order["batches"])
+        room = most * (PROMPT_OF_DECODE + order["decode_tokens"] + SLACK_TOKENS) + order["prompt_tokens"]
+        self.order = order
+        self.model = llama_cpp.Llama(
+            str(path),
+            n_ctx=room,
+            n_batch=max(order["prompt_tokens"], most * PROMPT_OF_DECODE),
+            n_ubatch=order["prompt_tokens"],
+            n_seq_max=most,
+            n_threads=order["threads"],
+            n_threads_batch=order["threads"],
+            flash_attn=flash,
+            kv_unified=True,
+            verbose=False,
+        )
+        self.context = self.model._ctx.ctx
+        self.generator = np.random.default_rng(0)
+
+    def clear(self) -> None:
+        """Forget all positions."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+
+    def tokens(self, count: int) -> list[int]:
+        """Random tokens of the vocabulary."""
+        return [int(token) for token in self.generator.integers(0, self.model.n_vocab(), count)]
+
+    def decode(self, rows: list[list[int]], position: int) -> float:
+        """Advance every row from `position`; gives the seconds it took."""
+        count = sum(len(row) for row in rows)
+        batch = llama_cpp.llama_batch_init(count, 0, 1)
+        entry = 0
+        for sequence, row in enumerate(rows):
+            for offset, token in enumerate(row):
+                batch.token[entry] = token
+                batch.pos[entry] = position + offset
+                batch.n_seq_id[entry] = 1
+                batch.seq_id[entry][0] = sequence
+                batch.logits[entry] = offset == len(row) - 1
+                entry += 1
+        batch.n_tokens = count
+        start = time.perf_counter()
+        status = llama_cpp.llama_decode(self.context, batch)
+        llama_cpp.llama_synchronize(self.context)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_batch_free(batch)
+        if status != 0:
+            raise SystemExit(f"llama_decode answered {status}")
+        return seconds
+
+    def measure(self) -> list[float]:
+        """Prefill, then decode at each batch size, in tokens per second."""
+        prompt = self.order["prompt_tokens"]
+        seconds = []
+        for _ in range(PREFILL_REPEATS):
+            self.clear()
+            seconds.append(self.decode([self.tokens(prompt)], 0))
+        speeds = [prompt / min(seconds)]
+        for batch in self.order["batches"]:
+            self.clear()
+            self.decode([self.tokens(PROMPT_OF_DECODE) for _ in range(batch)], 0)
+            times = [
+                self.decode([self.tokens(1) for _ in range(batch)], PROMPT_OF_DECODE + step)
+                for step in range(self.order["decode_tokens"])
+            ]
+            speeds.append(batch / statistics.median(times[1:]))
+        return speeds
+
+
+def main() -> None:
+    """Measure with flash attention off and on, and print the better of each row."""
+    order = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model-q8_0.gguf"
+        convert(order["gguf"], path)
+        plain = Peer(path, order, False).measure()
+        flash = Peer(path, order, True).measure()
+    info = llama_cpp.llama_print_system_info().decode().strip()
+    description = f"llama-cpp-python {llama_cpp.__version__}, Q8_0, better of flash attention on and off; {info}"
+    best = [max(pair) for pair in zip(plain, flash, strict=True)]
+    print(json.dumps({"description": description, "tokens_per_second": best}))
+
+
+if __name__ == "__main__":
+    main()

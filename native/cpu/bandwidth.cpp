@@ -1,0 +1,49 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "cpu/backend.h"
+#include "model/ops.h"
+
+namespace glint::ops {
+
+namespace {
+
+constexpr int64_t kPieceBytes = 1 << 20;
+constexpr int kRepeats = 5;
+
+uint64_t fold_piece(const std::byte* source) {
+  constexpr int64_t kWords = 16;
+  uint64_t words[kWords] = {};
+  for (int64_t offset = 0; offset < kPieceBytes; offset += kWords * 8) {
+    uint64_t loaded[kWords];
+    std::memcpy(loaded, source + offset, sizeof(loaded));
+    for (int64_t word = 0; word < kWords; ++word) words[word] ^= loaded[word];
+  }
+  uint64_t folded = 0;
+  for (const uint64_t word : words) folded ^= word;
+  return folded;
+}
+
+}
+
+double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
+  const int64_t num_pieces = std::max<int64_t>(1, static_cast<int64_t>(byte_count) / kPieceBytes);
+  const ZeroedMemory memory(static_cast<uint64_t>(num_pieces * kPieceBytes));
+  std::atomic<uint64_t> folded{0};
+  backend.team().run(num_pieces, [&](int64_t piece, int) {
+    std::memset(memory.data() + piece * kPieceBytes, static_cast<int>(piece & 0x7f), kPieceBytes);
+  });
+  double best = 0;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    backend.team().run(num_pieces, [&](int64_t piece, int) {
+      folded.fetch_xor(fold_piece(memory.data() + piece * kPieceBytes), std::memory_order_relaxed);
+    });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(num_pieces * kPieceBytes) / seconds.count());
+  }
+  return folded.load() == ~uint64_t{0} ? 0.0 : best;
+}
+
+}

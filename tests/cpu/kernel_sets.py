@@ -1,0 +1,31 @@
+"""The kernel sets of this machine, to run tests with each of them."""
+
+import platform
+
+import pytest
+
+from tests.cpu.operations import Operations
+
+IS_ARM = platform.machine() in ("aarch64", "arm64")
+FAST_KERNELS = ("plain", "neon") if IS_ARM else ("plain", "avx2", "avx512", "amx")
+KERNELS = ("exact", *FAST_KERNELS)
+_RUNS_ANYWHERE = ("exact", "plain", "neon")
+
+
+def open_operations(kernels: str, threads: int) -> Operations:
+    """Open a kernel set, or skip the test where the processor lacks its instructions.
+
+    The sets that every processor of the architecture runs are never skipped.
+    """
+    try:
+        return Operations(kernels, threads)
+    except LookupError as refusal:
+        if kernels in _RUNS_ANYWHERE:
+            raise
+        pytest.skip(f"{kernels}: {refusal}")
+
+
+def require_kernels(kernels: str) -> None:
+    """Skip the test where the kernel set does not run here."""
+    with open_operations(kernels, 1) as opened:
+        assert opened.kernels == kernels
