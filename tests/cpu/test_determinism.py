@@ -4,7 +4,9 @@ Every test compares tokens and log-probabilities with those of a fresh engine th
 piece, on one thread. Equality of floats is exact everywhere.
 """
 
+import ctypes
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glint.native import abi
+from glint.native.library import load_library
 from tests.cpu.small_engine import (
     VOCAB_SIZE,
     Answer,
@@ -23,10 +26,11 @@ from tests.cpu.small_engine import (
     open_engine,
     small_model,
 )
+from tests.cpu.testing_library import declare, load_testing_library
 from tests.reference.checkpoints import Weights
 
-Path = tuple[Weights, int]
-PATHS: list[Path] = [
+ComputePath = tuple[Weights, int]
+PATHS: list[ComputePath] = [
     (weights, kernels)
     for weights in ("fp8_channel", "bf16")
     for kernels in (abi.KERNELS_EXACT, abi.KERNELS_PLAIN, abi.KERNELS_AUTO)
@@ -91,13 +95,13 @@ def asks(draw: st.DrawFn) -> Ask:
     return make_ask((*shared, *own), draw(st.integers(1, 10)), **sampling)
 
 
-def alone(ask: Ask, path: Path) -> Answer:
+def alone(ask: Ask, path: ComputePath) -> Answer:
     """The answer that every other way must equal."""
     weights, kernels = path
     return answer_alone(ask, weights, kernels=kernels)
 
 
-def engine_for(path: Path, **changes: int) -> Any:
+def engine_for(path: ComputePath, **changes: int) -> Any:
     """An engine on the path's checkpoint with the path's kernels."""
     weights, kernels = path
     return open_engine(small_model(weights), kernels=kernels, **changes)
@@ -131,7 +135,7 @@ def run_at_random(session: Session, waiting: list[Ask], source: random.Random) -
 @every_path
 @properties(15)
 @given(wanted=st.lists(asks(), min_size=1, max_size=6), source=st.randoms(use_true_random=False))
-def test_no_schedule_changes_an_answer(path: Path, wanted: list[Ask], source: random.Random) -> None:
+def test_no_schedule_changes_an_answer(path: ComputePath, wanted: list[Ask], source: random.Random) -> None:
     with engine_for(path) as engine:
         session = Session(engine)
         owners = run_at_random(session, list(wanted), source)
@@ -141,7 +145,7 @@ def test_no_schedule_changes_an_answer(path: Path, wanted: list[Ask], source: ra
 
 
 @every_path
-def test_alone_equals_in_a_batch_of_64(path: Path) -> None:
+def test_alone_equals_in_a_batch_of_64(path: ComputePath) -> None:
     wanted = mixed_asks(64)
     with engine_for(path) as engine:
         together = answer_all(engine, wanted)
@@ -149,7 +153,7 @@ def test_alone_equals_in_a_batch_of_64(path: Path) -> None:
 
 
 @every_path
-def test_sampled_answers_are_not_the_greedy_ones(path: Path) -> None:
+def test_sampled_answers_are_not_the_greedy_ones(path: ComputePath) -> None:
     prompt = random_prompt(1, 20)
     assert alone(make_ask(prompt, 16, **SEEDED), path).tokens != alone(make_ask(prompt, 16), path).tokens
     other_seed = make_ask(prompt, 16, **(SEEDED | {"seed": 78}))
@@ -158,7 +162,7 @@ def test_sampled_answers_are_not_the_greedy_ones(path: Path) -> None:
 
 @every_path
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 8, 13, 32])
-def test_chunk_size_changes_nothing(path: Path, chunk: int) -> None:
+def test_chunk_size_changes_nothing(path: ComputePath, chunk: int) -> None:
     wanted = [make_ask(random_prompt(2, 33), 6), make_ask(random_prompt(3, 32), 6, **SEEDED)]
     with engine_for(path) as engine:
         assert answer_all(engine, wanted, chunk) == [alone(ask, path) for ask in wanted]
@@ -167,7 +171,7 @@ def test_chunk_size_changes_nothing(path: Path, chunk: int) -> None:
 @every_path
 @properties(10)
 @given(ask=asks(), chunks=st.lists(st.integers(1, 40), max_size=12))
-def test_any_split_of_the_prompt_changes_nothing(path: Path, ask: Ask, chunks: list[int]) -> None:
+def test_any_split_of_the_prompt_changes_nothing(path: ComputePath, ask: Ask, chunks: list[int]) -> None:
     with engine_for(path) as engine:
         session = Session(engine)
         request_id = session.add(ask)
@@ -177,7 +181,7 @@ def test_any_split_of_the_prompt_changes_nothing(path: Path, ask: Ask, chunks: l
 
 @every_path
 @pytest.mark.parametrize("max_step_tokens", [1, 6, 8, 31])
-def test_step_budget_changes_nothing(path: Path, max_step_tokens: int) -> None:
+def test_step_budget_changes_nothing(path: ComputePath, max_step_tokens: int) -> None:
     ask = make_ask(random_prompt(4, 31), 5)
     with engine_for(path, max_step_tokens=max_step_tokens, max_step_items=1) as engine:
         assert answer_all(engine, [ask], max_step_tokens) == [alone(ask, path)]
@@ -185,14 +189,14 @@ def test_step_budget_changes_nothing(path: Path, max_step_tokens: int) -> None:
 
 @every_path
 @pytest.mark.parametrize("num_threads", [2, 3])
-def test_thread_count_changes_nothing(path: Path, num_threads: int) -> None:
+def test_thread_count_changes_nothing(path: ComputePath, num_threads: int) -> None:
     wanted = [make_ask(random_prompt(5, 21), 3), make_ask(random_prompt(6, 9), 3, **SEEDED)]
     with engine_for(path, num_threads=num_threads) as engine:
         assert answer_all(engine, wanted) == [alone(ask, path) for ask in wanted]
 
 
 @every_path
-def test_cached_prefix_changes_nothing(path: Path) -> None:
+def test_cached_prefix_changes_nothing(path: ComputePath) -> None:
     prefix = random_prompt(7, 3 * PAGE_TOKENS)
     with engine_for(path) as engine:
         answer_all(engine, [make_ask(prefix + random_prompt(8, 5), 4)])
@@ -205,7 +209,7 @@ def test_cached_prefix_changes_nothing(path: Path) -> None:
 
 @every_path
 @pytest.mark.parametrize("max_new_tokens", [7, 8, 9, 16])
-def test_previous_answer_sent_again_changes_nothing(path: Path, max_new_tokens: int) -> None:
+def test_previous_answer_sent_again_changes_nothing(path: ComputePath, max_new_tokens: int) -> None:
     prompt = random_prompt(10, 2 * PAGE_TOKENS)
     with engine_for(path) as engine:
         (first,) = answer_all(engine, [make_ask(prompt, max_new_tokens)])
@@ -218,7 +222,7 @@ def test_previous_answer_sent_again_changes_nothing(path: Path, max_new_tokens: 
 
 @every_path
 @pytest.mark.parametrize("max_new_tokens", [7, 8, 9, 16])
-def test_answer_of_overlapped_steps_sent_again_changes_nothing(path: Path, max_new_tokens: int) -> None:
+def test_answer_of_overlapped_steps_sent_again_changes_nothing(path: ComputePath, max_new_tokens: int) -> None:
     prompt = random_prompt(12, 2 * PAGE_TOKENS)
     with engine_for(path) as engine:
         session = Session(engine)
@@ -235,7 +239,7 @@ def test_answer_of_overlapped_steps_sent_again_changes_nothing(path: Path, max_n
 
 @every_path
 @pytest.mark.parametrize("chunk", [1, 9, 64])
-def test_two_steps_in_flight_change_nothing(path: Path, chunk: int) -> None:
+def test_two_steps_in_flight_change_nothing(path: ComputePath, chunk: int) -> None:
     wanted = mixed_asks(6, seed=3)
     with engine_for(path) as engine:
         session = Session(engine)
@@ -245,7 +249,7 @@ def test_two_steps_in_flight_change_nothing(path: Path, chunk: int) -> None:
 
 
 @every_path
-def test_stop_in_the_first_of_two_steps_changes_nothing(path: Path) -> None:
+def test_stop_in_the_first_of_two_steps_changes_nothing(path: ComputePath) -> None:
     prompt = random_prompt(14, 13)
     free_run = alone(make_ask(prompt, 12), path).tokens
     ask = Ask(prompt, 12, stop_tokens=(free_run[4],), stop_sequences=(tuple(free_run[2:4]),))
@@ -262,7 +266,7 @@ def test_stop_in_the_first_of_two_steps_changes_nothing(path: Path) -> None:
 @every_path
 @properties(8)
 @given(ask=asks(), moments=st.sets(st.integers(0, 20), max_size=8), keeps_cache=st.booleans())
-def test_preemption_changes_nothing(path: Path, ask: Ask, moments: set[int], keeps_cache: bool) -> None:
+def test_preemption_changes_nothing(path: ComputePath, ask: Ask, moments: set[int], keeps_cache: bool) -> None:
     with engine_for(path, num_pages=8) as engine:
         session = Session(engine)
         request_id = session.add(ask)
@@ -279,7 +283,7 @@ def test_preemption_changes_nothing(path: Path, ask: Ask, moments: set[int], kee
 
 
 @every_path
-def test_prompt_logprobs_change_nothing_else(path: Path) -> None:
+def test_prompt_logprobs_change_nothing_else(path: ComputePath) -> None:
     prompt = random_prompt(16, 27)
     wanted = make_ask(prompt, 6, has_prompt_logprobs=1, num_prompt_logprobs=20)
     whole = alone(wanted, path)
@@ -291,7 +295,7 @@ def test_prompt_logprobs_change_nothing_else(path: Path) -> None:
 
 
 @every_path
-def test_preempted_prompt_logprobs_come_once(path: Path) -> None:
+def test_preempted_prompt_logprobs_come_once(path: ComputePath) -> None:
     wanted = make_ask(random_prompt(17, 27), 4, has_prompt_logprobs=1, num_prompt_logprobs=3)
     with engine_for(path) as engine:
         session = Session(engine)
@@ -304,7 +308,7 @@ def test_preempted_prompt_logprobs_come_once(path: Path) -> None:
 
 
 @every_path
-def test_order_of_the_items_changes_nothing(path: Path) -> None:
+def test_order_of_the_items_changes_nothing(path: ComputePath) -> None:
     wanted = mixed_asks(8, seed=5)
     for order in ([*range(8)], [*reversed(range(8))], [3, 0, 7, 1, 6, 2, 5, 4]):
         with engine_for(path) as engine:
@@ -315,7 +319,7 @@ def test_order_of_the_items_changes_nothing(path: Path) -> None:
 @every_path
 @pytest.mark.parametrize("expert_layout", [abi.EXPERT_LAYOUT_TP, abi.EXPERT_LAYOUT_EP], ids=["tp", "ep"])
 @pytest.mark.parametrize("row_slices", [1, 2, 4])
-def test_sliced_rows_keep_the_contract(path: Path, row_slices: int, expert_layout: int) -> None:
+def test_sliced_rows_keep_the_contract(path: ComputePath, row_slices: int, expert_layout: int) -> None:
     weights, kernels = path
     changes = {"kernels": kernels, "row_slices": row_slices, "expert_layout": expert_layout}
     wanted = mixed_asks(4, seed=8)
@@ -333,7 +337,7 @@ def test_row_slices_are_part_of_the_arithmetic(weights: Weights) -> None:
 
 
 @every_path
-def test_long_context_crosses_attention_splits(path: Path) -> None:
+def test_long_context_crosses_attention_splits(path: ComputePath) -> None:
     ask = make_ask(random_prompt(19, 1060), 4)
     expected = alone(ask, path)
     for chunks in ([1023, 2, 20], [600, 600], [1024, 8, 27]):
@@ -349,8 +353,20 @@ def test_long_context_crosses_attention_splits(path: Path) -> None:
 
 
 @every_path
-def test_page_size_changes_nothing(path: Path) -> None:
+def test_page_size_changes_nothing(path: ComputePath) -> None:
     ask = make_ask(random_prompt(20, 45), 6)
     for page_tokens in (1, 2, 16, 64, 1024):
         with engine_for(path, page_tokens=page_tokens, num_pages=128) as engine:
             assert answer_all(engine, [ask], chunk=11) == [alone(ask, path)]
+
+
+@every_path
+@pytest.mark.parametrize("page_tokens", [1, 8, 64])
+def test_slots_that_were_never_written_are_never_used(path: ComputePath, page_tokens: int) -> None:
+    weights, kernels = path
+    wanted = mixed_asks(6, seed=11)
+    library = load_library(Path(load_testing_library()._name))
+    poison = declare("glint_testing_poison_pages", ctypes.c_int32, ctypes.POINTER(abi.Engine))
+    with open_engine(small_model(weights), library, kernels=kernels, page_tokens=page_tokens) as engine:
+        assert poison(engine._engine) == 0
+        assert answer_all(engine, wanted, chunk=5) == [alone(ask, path) for ask in wanted]

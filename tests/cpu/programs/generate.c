@@ -8,20 +8,20 @@ static void print_token(const glint_step_results* results) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 4) {
-    fprintf(stderr, "usage: generate MODEL_FILE NEW_TOKENS PROMPT_TOKEN [PROMPT_TOKEN]\n");
+  if (argc < 5) {
+    fprintf(stderr, "usage: generate MODEL_FILE SCALE_KIND NEW_TOKENS PROMPT_TOKENS\n");
     return 2;
   }
   int32_t prompt[TINY_MAX_POSITIONS];
   int32_t count = 0;
-  for (int index = 3; index < argc && count < TINY_MAX_POSITIONS; ++index) prompt[count++] = (int32_t)atoi(argv[index]);
+  for (int index = 4; index < argc && count < TINY_MAX_POSITIONS; ++index) prompt[count++] = (int32_t)atoi(argv[index]);
 
   tiny_model model;
-  tiny_model_write(&model, argv[1]);
+  tiny_model_write(&model, argv[1], (int32_t)atoi(argv[2]));
   const glint_engine_options options = tiny_options(&model, GLINT_KERNELS_EXACT, 1);
   glint_engine* engine = tiny_engine_open(&model, &options);
   const glint_sampling sampling = tiny_greedy_sampling();
-  const uint64_t id = tiny_add(engine, prompt, count, (int32_t)atoi(argv[2]), &sampling);
+  const uint64_t id = tiny_add(engine, prompt, count, (int32_t)atoi(argv[3]), &sampling);
 
   glint_step_results results = {.struct_bytes = sizeof(glint_step_results)};
   expect_ok(glint_prefill(engine, id, &results), "glint_prefill");

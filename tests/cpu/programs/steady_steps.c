@@ -129,13 +129,13 @@ static void prefill_all(load* load) {
 static void report(const char* part) { printf("%s %ld\n", part, allocations_of_last_part()); }
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    fprintf(stderr, "usage: steady_steps MODEL_FILE KERNELS THREADS\n");
+  if (argc != 5) {
+    fprintf(stderr, "usage: steady_steps MODEL_FILE SCALE_KIND KERNELS THREADS\n");
     return 2;
   }
   tiny_model model;
-  tiny_model_write(&model, argv[1]);
-  const glint_engine_options options = tiny_options(&model, (int32_t)atoi(argv[2]), (int32_t)atoi(argv[3]));
+  tiny_model_write(&model, argv[1], (int32_t)atoi(argv[2]));
+  const glint_engine_options options = tiny_options(&model, (int32_t)atoi(argv[3]), (int32_t)atoi(argv[4]));
   start_counting();
   load load = {.engine = tiny_engine_open(&model, &options), .sampling = tiny_greedy_sampling()};
   report("init_engine");

@@ -34,19 +34,27 @@ static void write_or_exit(FILE* file, const void* data, size_t bytes, const char
   exit(1);
 }
 
+static uint32_t element_bits(const glint_tensor* tensor, uint32_t index, uint32_t element) {
+  if (tensor->dtype == GLINT_DTYPE_F8_E4M3) {
+    const uint32_t hash = element_hash(index, element);
+    return (hash & 0x80U) | hash % 0x38U;
+  }
+  const float value = element_value(is_norm_role(tensor->role), index, element);
+  uint32_t bits;
+  memcpy(&bits, tensor->part == GLINT_PART_SCALE ? &(const float){0.5F} : &value, sizeof(bits));
+  return tensor->dtype == GLINT_DTYPE_BF16 ? bits >> 16 : bits;
+}
+
 static void write_tensor(FILE* file, tiny_model* model, glint_tensor tensor) {
-  const uint32_t index = (uint32_t)model->tensor_count;
-  const int is_float = tensor.role == GLINT_ROLE_ROUTER && tensor.part == GLINT_PART_BIAS;
+  const size_t element_bytes = tensor.dtype == GLINT_DTYPE_F32 ? 4 : tensor.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
   tensor.struct_bytes = sizeof(glint_tensor);
-  tensor.dtype = is_float ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16;
   tensor.file_offset = model->file.byte_count;
-  tensor.byte_count = (uint64_t)(tensor.rows * tensor.cols) * (is_float ? 4U : 2U);
+  tensor.byte_count = (uint64_t)(tensor.rows * tensor.cols) * element_bytes;
   for (uint32_t element = 0; element < (uint32_t)(tensor.rows * tensor.cols); ++element) {
-    const float value = element_value(is_norm_role(tensor.role), index, element);
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    const uint16_t upper = (uint16_t)(bits >> 16);
-    write_or_exit(file, is_float ? (const void*)&bits : (const void*)&upper, is_float ? 4 : 2, model->file.path);
+    const uint32_t bits = element_bits(&tensor, (uint32_t)model->tensor_count, element);
+    unsigned char bytes[4];
+    for (size_t place = 0; place < element_bytes; ++place) bytes[place] = (unsigned char)(bits >> (8 * place));
+    write_or_exit(file, bytes, element_bytes, model->file.path);
   }
   model->file.byte_count += tensor.byte_count;
   model->tensors[model->tensor_count++] = tensor;
@@ -54,28 +62,55 @@ static void write_tensor(FILE* file, tiny_model* model, glint_tensor tensor) {
 
 static void write_shaped(FILE* file, tiny_model* model, int32_t role, int32_t part, int32_t layer, int32_t expert,
                          int64_t rows, int64_t cols) {
+  const int is_router_bias = role == GLINT_ROLE_ROUTER && part == GLINT_PART_BIAS;
   write_tensor(file, model,
-               (glint_tensor){.role = role, .part = part, .layer = layer, .expert = expert, .rows = rows, .cols = cols});
+               (glint_tensor){.role = role,
+                              .part = part,
+                              .layer = layer,
+                              .expert = expert,
+                              .dtype = is_router_bias ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16,
+                              .rows = rows,
+                              .cols = cols});
+}
+
+static void write_product(FILE* file, tiny_model* model, int32_t role, int32_t layer, int32_t expert, int64_t rows,
+                          int64_t cols) {
+  if (model->shape.weight_scale_kind == GLINT_SCALE_NONE) {
+    write_shaped(file, model, role, GLINT_PART_WEIGHT, layer, expert, rows, cols);
+    return;
+  }
+  glint_tensor tensor = {.role = role,
+                         .part = GLINT_PART_WEIGHT,
+                         .layer = layer,
+                         .expert = expert,
+                         .dtype = GLINT_DTYPE_F8_E4M3,
+                         .rows = rows,
+                         .cols = cols};
+  write_tensor(file, model, tensor);
+  tensor.part = GLINT_PART_SCALE;
+  tensor.dtype = GLINT_DTYPE_F32;
+  tensor.cols = 1;
+  write_tensor(file, model, tensor);
 }
 
 static void write_feed_forward(FILE* file, tiny_model* model, int32_t gate_role, int32_t layer, int32_t expert,
                                int64_t width) {
-  write_shaped(file, model, gate_role, GLINT_PART_WEIGHT, layer, expert, width, HIDDEN);
-  write_shaped(file, model, gate_role + 1, GLINT_PART_WEIGHT, layer, expert, width, HIDDEN);
-  write_shaped(file, model, gate_role + 2, GLINT_PART_WEIGHT, layer, expert, HIDDEN, width);
+  write_product(file, model, gate_role, layer, expert, width, HIDDEN);
+  write_product(file, model, gate_role + 1, layer, expert, width, HIDDEN);
+  write_product(file, model, gate_role + 2, layer, expert, HIDDEN, width);
 }
 
 static void write_attention(FILE* file, tiny_model* model, int32_t layer) {
   const int64_t query_width = HEADS * HEAD_DIM;
   write_shaped(file, model, GLINT_ROLE_INPUT_NORM, GLINT_PART_WEIGHT, layer, -1, HIDDEN, 1);
   write_shaped(file, model, GLINT_ROLE_POST_ATTENTION_NORM, GLINT_PART_WEIGHT, layer, -1, HIDDEN, 1);
-  write_shaped(file, model, GLINT_ROLE_QUERY, GLINT_PART_WEIGHT, layer, -1, query_width, HIDDEN);
+  write_product(file, model, GLINT_ROLE_QUERY, layer, -1, query_width, HIDDEN);
   write_shaped(file, model, GLINT_ROLE_QUERY, GLINT_PART_BIAS, layer, -1, query_width, 1);
-  write_shaped(file, model, GLINT_ROLE_KEY, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, HIDDEN);
+  write_product(file, model, GLINT_ROLE_KEY, layer, -1, HEAD_DIM, HIDDEN);
   write_shaped(file, model, GLINT_ROLE_KEY, GLINT_PART_BIAS, layer, -1, HEAD_DIM, 1);
-  write_shaped(file, model, GLINT_ROLE_VALUE, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, HIDDEN);
+  write_product(file, model, GLINT_ROLE_VALUE, layer, -1, HEAD_DIM, HIDDEN);
   write_shaped(file, model, GLINT_ROLE_VALUE, GLINT_PART_BIAS, layer, -1, HEAD_DIM, 1);
-  write_shaped(file, model, GLINT_ROLE_OUTPUT, GLINT_PART_WEIGHT, layer, -1, HIDDEN, query_width);
+  write_product(file, model, GLINT_ROLE_OUTPUT, layer, -1, HIDDEN, query_width);
   write_shaped(file, model, GLINT_ROLE_QUERY_NORM, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, 1);
   write_shaped(file, model, GLINT_ROLE_KEY_NORM, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, 1);
 }
@@ -95,7 +130,7 @@ static void write_tensors(FILE* file, tiny_model* model) {
   write_shaped(file, model, GLINT_ROLE_LM_HEAD, GLINT_PART_WEIGHT, -1, -1, TINY_VOCAB_SIZE, HIDDEN);
 }
 
-void tiny_model_write(tiny_model* model, const char* path) {
+void tiny_model_write(tiny_model* model, const char* path, int32_t weight_scale_kind) {
   memset(model, 0, sizeof(*model));
   model->shape = (glint_model){.struct_bytes = sizeof(glint_model),
                                .vocab_size = TINY_VOCAB_SIZE,
@@ -117,7 +152,7 @@ void tiny_model_write(tiny_model* model, const char* path) {
                                .has_qk_norm = 1,
                                .has_attention_bias = 1,
                                .normalise_weights = 1,
-                               .weight_scale_kind = GLINT_SCALE_NONE,
+                               .weight_scale_kind = weight_scale_kind,
                                .routed_scaling = 1.5F,
                                .norm_epsilon = 1e-5,
                                .rope_theta = 10000.0};

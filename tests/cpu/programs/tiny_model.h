@@ -3,7 +3,7 @@
 
 #include "glint.h"
 
-enum { TINY_VOCAB_SIZE = 64, TINY_MAX_POSITIONS = 256, TINY_MAX_TENSORS = 64 };
+enum { TINY_VOCAB_SIZE = 64, TINY_MAX_POSITIONS = 256, TINY_MAX_TENSORS = 96 };
 
 typedef struct tiny_model {
   glint_model shape;
@@ -12,7 +12,7 @@ typedef struct tiny_model {
   int64_t tensor_count;
 } tiny_model;
 
-void tiny_model_write(tiny_model* model, const char* path);
+void tiny_model_write(tiny_model* model, const char* path, int32_t weight_scale_kind);
 glint_engine_options tiny_options(const tiny_model* model, int32_t kernels, int32_t num_threads);
 glint_engine* tiny_engine_open(const tiny_model* model, const glint_engine_options* options);
 glint_sampling tiny_greedy_sampling(void);
