@@ -44,17 +44,20 @@ pytest() {
 }
 
 sanitized() {
-  local list="$1" runtime="$2" folder="build-${1//,/-}"
+  local list="$1" folder="build-${1//,/-}" compiler name library preload=""
   PATH="$PWD/.venv/bin:$PATH" bash scripts/build.sh --sanitize "$list" || return 1
-  local compiler library
   compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$folder/CMakeCache.txt")"
-  library="$("$compiler" -print-file-name="$runtime")"
-  if [[ ! -e "$library" ]]; then
-    echo "test.sh: $compiler has no $runtime; install the sanitizer runtime (Debian, Ubuntu: sudo apt install gcc)" >&2
-    return 1
-  fi
+  for name in "$2" libstdc++.so.6; do
+    library="$("$compiler" -print-file-name="$name")"
+    if [[ ! -e "$library" ]]; then
+      echo "test.sh: $compiler has no $name; build with g++ and its sanitizer runtimes (Debian, Ubuntu: sudo apt" \
+        "install build-essential)" >&2
+      return 1
+    fi
+    preload="$preload $library"
+  done
   GLINT_SANITIZED="$list" GLINT_ENGINE="$PWD/$folder/libglint_cpu.so" \
-    GLINT_TEST_LIBRARY="$PWD/$folder/libglint_cpu_test.so" LD_PRELOAD="$library" PYTHONMALLOC=malloc \
+    GLINT_TEST_LIBRARY="$PWD/$folder/libglint_cpu_test.so" LD_PRELOAD="${preload# }" PYTHONMALLOC=malloc \
     ASAN_OPTIONS="detect_leaks=0:halt_on_error=1" \
     UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1" \
     TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1" \

@@ -92,4 +92,14 @@ Backend::Backend(const BackendOptions& options)
   task_ends_.reserve(static_cast<size_t>(std::max(options.max_product_calls, options.max_step_items)));
 }
 
+void BackendDeleter::operator()(Backend* backend) const { delete backend; }
+
+BackendOwner make_backend(const BackendOptions& options) { return BackendOwner(new Backend(options)); }
+
+const char* backend_name() { return "cpu"; }
+
+int32_t backend_kernels(const Backend& backend) { return backend.kernels().id; }
+
+uint64_t backend_bytes(const Backend& backend) { return backend.byte_count(); }
+
 }

@@ -5,21 +5,10 @@
 #include "base/memory.h"
 #include "cpu/kernels.h"
 #include "cpu/team.h"
+#include "model/backend.h"
 #include "model/sampling.h"
 
 namespace glint {
-
-struct BackendOptions {
-  int num_threads;
-  int32_t kernels;
-  int64_t max_product_calls;
-  int64_t max_step_items;
-  int32_t vocab_size;
-  int64_t max_cols;
-  int64_t group_heads;
-  int64_t head_dim;
-  int64_t page_tokens;
-};
 
 class Backend {
  public:

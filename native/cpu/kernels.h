@@ -4,11 +4,11 @@
 #include <cstdint>
 
 #include "include/glint.h"
+#include "model/backend.h"
 #include "model/weights.h"
 
 namespace glint {
 
-inline constexpr int64_t kSplitPositions = 1024;
 inline constexpr int64_t kOperandAlignment = 64;
 inline constexpr int64_t kTileRows = 32;
 inline constexpr int64_t kMaxQueriesPerTile = 16;

@@ -53,7 +53,7 @@ using glint::require_struct;
 
 uint32_t glint_abi_version(void) { return GLINT_ABI_VERSION; }
 
-const char* glint_backend_name(void) { return "cpu"; }
+const char* glint_backend_name(void) { return glint::backend_name(); }
 
 const char* glint_last_error(void) { return last_error.c_str(); }
 

@@ -121,7 +121,7 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
   page_memory_ = ZeroedMemory(2 * static_cast<uint64_t>(model_.num_layers) *
                               static_cast<uint64_t>(layout_.num_pages * layout_.page_bytes()));
   layout_.data = page_memory_.data();
-  backend_ = std::make_unique<Backend>(backend_options(model_, options));
+  backend_ = make_backend(backend_options(model_, options));
   forward_ = std::make_unique<ForwardPass>(*backend_, model_, store_.weights(), layout_,
                                            ForwardOptions{.row_slices = options.row_slices,
                                                           .expert_layout = options.expert_layout,
@@ -140,7 +140,7 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
             .pages_cached = 0,
             .num_requests = 0,
             .steps_in_flight = 0,
-            .kernels = backend_->kernels().id,
+            .kernels = backend_kernels(*backend_),
             .steps_done = 0,
             .tokens_computed = 0,
             .tokens_sampled = 0,
@@ -148,7 +148,7 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
             .weight_bytes_mapped = store_.bytes_mapped(),
             .weight_bytes_copied = store_.bytes_copied(),
             .page_bytes = page_memory_.byte_count(),
-            .workspace_bytes = forward_->byte_count() + backend_->byte_count()};
+            .workspace_bytes = forward_->byte_count() + backend_bytes(*backend_)};
   runner_ = std::make_unique<StepRunner>(*backend_, *forward_, limits_);
   refresh_stats();
 }

@@ -6,11 +6,11 @@
 #include <span>
 #include <vector>
 
-#include "cpu/backend.h"
 #include "engine/pages.h"
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/step.h"
+#include "model/backend.h"
 #include "model/glm4_moe.h"
 #include "model/weights.h"
 
@@ -67,7 +67,7 @@ class Engine {
   RequestTable requests_;
   ZeroedMemory page_memory_;
   PageLayout layout_;
-  std::unique_ptr<Backend> backend_;
+  BackendOwner backend_;
   std::unique_ptr<ForwardPass> forward_;
   std::vector<Step> steps_;
   uint64_t next_step_ = 1;

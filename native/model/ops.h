@@ -5,12 +5,11 @@
 #include <span>
 
 #include "include/glint.h"
+#include "model/backend.h"
 #include "model/sampling.h"
 #include "model/weights.h"
 
 namespace glint {
-
-class Backend;
 
 struct BatchRequest {
   int32_t row_first;

@@ -246,7 +246,9 @@ def test_freed_engine_is_refused() -> None:
         assert "not one of a living engine" in engine.error()
 
 
-@pytest.mark.parametrize("function", ["glint_free_request", "glint_release_pages", "glint_prefill", "glint_decode_step"])
+@pytest.mark.parametrize(
+    "function", ["glint_free_request", "glint_release_pages", "glint_prefill", "glint_decode_step"]
+)
 def test_unknown_ids_are_refused(engine: RawEngine, function: str) -> None:
     results = (abi.sized(abi.StepResults),) if function in ("glint_prefill", "glint_decode_step") else ()
     stale = engine.add(CONTROL)

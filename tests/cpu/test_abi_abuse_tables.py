@@ -1,4 +1,4 @@
-"""Bad options, models, files and tensor tables to glint_init_engine: a status, a text that names the thing, no engine."""
+"""Bad options, models, files and tensor tables to glint_init_engine: a status, a text that names it, no engine."""
 
 import ctypes
 import math

@@ -46,9 +46,7 @@ SEEDED: dict[str, Any] = {
     "frequency_penalty": 0.4,
     "presence_penalty": 0.3,
 }
-every_path = pytest.mark.parametrize(
-    "path", PATHS, ids=[f"{weights}-{NAMES[kernels]}" for weights, kernels in PATHS]
-)
+every_path = pytest.mark.parametrize("path", PATHS, ids=[f"{weights}-{NAMES[kernels]}" for weights, kernels in PATHS])
 
 
 def properties(count: int) -> settings:

@@ -80,9 +80,7 @@ def test_steps_allocate_nothing(
         counts.setdefault(part, []).append(int(count))
     assert min(counts.pop("init_engine")) > 0
     assert min(counts.pop("add_requests")) > 0
-    assert counts == {
-        part: [0, 0, 0] for part in ("prompt_steps", "decode_steps", "overlapped_steps", "resumed_steps")
-    }
+    assert counts == {part: [0, 0, 0] for part in ("prompt_steps", "decode_steps", "overlapped_steps", "resumed_steps")}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,86 @@
+"""The sample model: exact answers are the reference's, and all paths are about equally good at English.
+
+Perplexities seen on TEXT: exact FP8, fast FP8 and BF16 are printed by the test.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from glint import SamplingParams
+from glint.checkpoint.sample import make_sample_model
+from glint.config import Kernels
+from glint.text.tokenizer import Tokenizer
+from tests.cpu.parity import answer_rows, compare
+from tests.cpu.tapped_engine import TappedEngine
+
+COUNT = 64
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there lived",
+    "To make a good cup of tea, first",
+    "Water boils when",
+    "def add(a, b):\n    return",
+)
+TEXT = """The lighthouse stood at the end of a long stone pier, and for more than a hundred years its lamp had warned
+ships away from the rocks. Every evening the keeper climbed the narrow stairs, cleaned the glass, and lit the flame.
+In winter the wind was so strong that he had to hold on to the rail with both hands. His daughter often went with him,
+because she liked to watch the boats come home. She knew the name of every captain in the harbour, and she could tell
+from the colour of the sails who had caught a lot of fish and who had not. When the first electric lamp was installed,
+the old man was not sure what to do with his evenings. He still walked to the tower at sunset, sat on the bench beside
+the door, and counted the seconds between the flashes. The light was brighter now, he said, but it did not need him any
+more. His daughter laughed and told him that somebody still had to keep the tea warm. In the spring a storm cut the
+power to the whole coast, and the lamp went dark for the first time. The keeper climbed the stairs with a box of
+matches in his pocket, and by the time the fishing fleet came around the point, the small yellow flame was burning
+again. Nobody in the village ever asked him to give back the key."""
+
+
+@pytest.fixture(scope="module")
+def exact(sample_model: Path) -> TappedEngine:
+    """The exact engine on the sample model."""
+    with TappedEngine(sample_model, "exact") as engine:
+        yield engine
+
+
+def perplexity(engine: TappedEngine, tokens: list[int]) -> float:
+    """exp of the mean negative log-probability of every token of a text but the first."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    (completion,) = engine.llm.generate(prompt_token_ids=[tokens], sampling_params=params)
+    assert completion.prompt_logprobs is not None and completion.prompt_logprobs[0] is None
+    values = [entry[token] for entry, token in zip(completion.prompt_logprobs[1:], tokens[1:], strict=True) if entry]
+    assert len(values) == len(tokens) - 1
+    return math.exp(-sum(values) / len(values))
+
+
+def fast_perplexity(folder: Path, tokens: list[int], kernels: Kernels = "auto") -> float:
+    """The perplexity of a fast path."""
+    with TappedEngine(folder, kernels) as engine:
+        return perplexity(engine, tokens)
+
+
+def test_exact_answers_are_the_references(exact: TappedEngine, sample_model: Path) -> None:
+    reference = pytest.importorskip("tests.reference.transformers_reference")
+    tokenizer = Tokenizer(sample_model)
+    answers = exact.answer([tokenizer.encode(prompt) for prompt in PROMPTS], COUNT)
+    model = reference.Reference(sample_model)
+    comparisons = [compare(answer_rows(model, answer), answer) for answer in answers]
+    print(*comparisons, sep="\n")
+    assert not any(comparison.is_clear_difference for comparison in comparisons)
+    assert max(comparison.largest_error for comparison in comparisons) < 1e-3
+    assert sum(comparison.num_alike for comparison in comparisons) > 0.7 * COUNT * len(PROMPTS)
+
+
+def test_perplexities_are_close(exact: TappedEngine, sample_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = Tokenizer(sample_model).encode(TEXT)
+    assert len(tokens) > 200
+    exact_fp8 = perplexity(exact, tokens)
+    fast_fp8 = fast_perplexity(sample_model, tokens)
+    bf16 = fast_perplexity(make_sample_model("bf16"), tokens)
+    with capsys.disabled():
+        print(
+            f"\nperplexity over {len(tokens)} tokens: exact FP8 {exact_fp8:.4f}, fast FP8 {fast_fp8:.4f}, BF16 {bf16:.4f}"
+        )
+    assert 2 < bf16 < 30
+    assert fast_fp8 == pytest.approx(exact_fp8, rel=0.01)
+    assert bf16 == pytest.approx(exact_fp8, rel=0.05)
