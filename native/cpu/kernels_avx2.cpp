@@ -15,6 +15,8 @@ struct Avx2Isa {
   static constexpr int kDirectRows = 4;
   static constexpr float kCodeFactor = 0x1p-8F;
 
+  static __m256 multiply_add(__m256 left, __m256 right, __m256 sum) { return _mm256_fmadd_ps(left, right, sum); }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const __m256i clear_copied_sign = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
     const __m256i nan_magnitude = _mm256_set1_epi16(static_cast<int16_t>(0xfe00));

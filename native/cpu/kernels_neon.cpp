@@ -16,6 +16,10 @@ struct NeonIsa {
   static constexpr float kCodeFactor = 0x1p-120F;
   static constexpr uint32_t kValueBits = 0x87f0;
 
+  static float32x4_t multiply_add(float32x4_t left, float32x4_t right, float32x4_t sum) {
+    return vfmaq_f32(sum, left, right);
+  }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const int8x16_t codes = vld1q_s8(reinterpret_cast<const int8_t*>(source));
     const int16x8_t value_bits = vdupq_n_s16(static_cast<int16_t>(kValueBits));

@@ -13,6 +13,11 @@ struct PlainIsa {
   static constexpr int kDirectRows = 4;
   static constexpr float kCodeFactor = 1.0F;
 
+  static Lanes<kLanes>::Floats multiply_add(Lanes<kLanes>::Floats left, Lanes<kLanes>::Floats right,
+                                            Lanes<kLanes>::Floats sum) {
+    return left * right + sum;
+  }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const std::array<float, 256>& table = e4m3_table();
     Lanes<kLanes>::Floats values;

@@ -91,7 +91,7 @@ class LaneAttention {
     Floats sums = {};
     int64_t index = 0;
     for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
-      sums += Lane::load(left + index) * Lane::load(right + index);
+      sums = Isa::multiply_add(Lane::load(left + index), Lane::load(right + index), sums);
     }
     float total = Lane::sum(sums);
     for (; index < count; ++index) total += left[index] * right[index];
@@ -159,7 +159,10 @@ class LaneAttention {
       for (int part = 0; part < 4; ++part) parts[part] = Lane::load(sums + dim + part * Isa::kLanes);
       for (int64_t index = 0; index < count; ++index) {
         const float* row = values + index * head_dim + dim;
-        for (int part = 0; part < 4; ++part) parts[part] += weights[index] * Lane::load(row + part * Isa::kLanes);
+        const Floats weight = Floats{} + weights[index];
+        for (int part = 0; part < 4; ++part) {
+          parts[part] = Isa::multiply_add(weight, Lane::load(row + part * Isa::kLanes), parts[part]);
+        }
       }
       for (int part = 0; part < 4; ++part) Lane::store(sums + dim + part * Isa::kLanes, parts[part]);
     }

@@ -169,7 +169,7 @@ class LaneProducts {
       for (int v = 0; v < Reader::kVectors; ++v) {
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          sums[r][t] += weights[v] * Lane::load(inputs[t] + col + v * Isa::kLanes);
+          sums[r][t] = Isa::multiply_add(weights[v], Lane::load(inputs[t] + col + v * Isa::kLanes), sums[r][t]);
         }
       }
     }
@@ -185,7 +185,7 @@ class LaneProducts {
       float values[kStep] = {};
       Reader::decode(values, tile.weight->row(row + r) + first * element_bytes, rest);
       for (int64_t col = 0; col < round_up(rest, Isa::kLanes); col += Isa::kLanes) {
-        sums[r][0] += Lane::load(values + col) * Lane::load(input + first + col);
+        sums[r][0] = Isa::multiply_add(Lane::load(values + col), Lane::load(input + first + col), sums[r][0]);
       }
     }
   }

@@ -17,6 +17,8 @@ struct Avx512Isa {
   static constexpr int kDirectRows = 4;
   static constexpr float kCodeFactor = 0x1p-8F;
 
+  static __m512 multiply_add(__m512 left, __m512 right, __m512 sum) { return _mm512_fmadd_ps(left, right, sum); }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const __m512i clear_copied_sign = _mm512_set1_epi16(static_cast<int16_t>(0xbfff));
     const __m512i nan_magnitude = _mm512_set1_epi16(static_cast<int16_t>(0xfe00));

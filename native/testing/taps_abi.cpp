@@ -39,15 +39,14 @@ class HiddenRecord {
   void take(int64_t layer, float* hidden, int64_t count) {
     LayerRows& rows = layers_.at(static_cast<size_t>(layer));
     const size_t floats = static_cast<size_t>(count) * hidden_size_;
-    if (!rows.replacement.empty()) {
-      const size_t first = rows.seen.size();
-      if (first + floats > rows.replacement.size()) {
-        throw std::out_of_range(glint::text("layer ", layer, " has ", rows.replacement.size() / hidden_size_,
-                                            " rows to put in, but ", (first + floats) / hidden_size_, " came by"));
-      }
-      std::copy_n(rows.replacement.begin() + static_cast<std::ptrdiff_t>(first), floats, hidden);
-    }
+    const size_t first = rows.seen.size();
     rows.seen.insert(rows.seen.end(), hidden, hidden + floats);
+    if (rows.replacement.empty()) return;
+    if (first + floats > rows.replacement.size()) {
+      throw std::out_of_range(glint::text("layer ", layer, " has ", rows.replacement.size() / hidden_size_,
+                                          " rows to put in, but ", (first + floats) / hidden_size_, " came by"));
+    }
+    std::copy_n(rows.replacement.begin() + static_cast<std::ptrdiff_t>(first), floats, hidden);
   }
 
   void replace(int64_t layer, const float* rows, int64_t count) {

@@ -91,9 +91,9 @@ class TappedEngine:
         return np.concatenate(parts)
 
     def hidden_states(self, tokens: list[int], replaced: dict[int, FloatArray] | None = None) -> FloatArray:
-        """Input of each layer and the output of the last, [layers + 1, len, hidden].
+        """What comes to each layer and out of the last, [layers + 1, len, hidden].
 
-        The inputs of the layers in `replaced` are set to the given rows [len, hidden].
+        The layers in `replaced` do not work on what comes to them but on the given rows [len, hidden].
         """
         with self._tap() as tap:
             replace = declare("glint_testing_tap_replace", c_int32, c_void_p, c_int64, _FLOATS, c_int64)

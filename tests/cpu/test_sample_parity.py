@@ -1,6 +1,8 @@
 """The sample model: exact answers are the reference's, and all paths are about equally good at English.
 
-Perplexities seen on TEXT: exact FP8, fast FP8 and BF16 are printed by the test.
+Seen over the 277 tokens of TEXT: exact FP8 24.01, fast FP8 23.81, BF16 23.31. Another order of sums flips E4M3 codes
+and so moves a token's log-probability by 0.17 on average: over 277 tokens one standard deviation of the perplexity is
+1%, and FAST_BOUND is four of them.
 """
 
 import math
@@ -16,6 +18,8 @@ from tests.cpu.parity import answer_rows, compare
 from tests.cpu.tapped_engine import TappedEngine
 
 COUNT = 64
+FAST_BOUND = 0.04
+BF16_BOUND = 0.05
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea, there lived",
@@ -78,9 +82,8 @@ def test_perplexities_are_close(exact: TappedEngine, sample_model: Path, capsys:
     fast_fp8 = fast_perplexity(sample_model, tokens)
     bf16 = fast_perplexity(make_sample_model("bf16"), tokens)
     with capsys.disabled():
-        print(
-            f"\nperplexity over {len(tokens)} tokens: exact FP8 {exact_fp8:.4f}, fast FP8 {fast_fp8:.4f}, BF16 {bf16:.4f}"
-        )
+        print(f"\nperplexity over {len(tokens)} tokens:", end=" ")
+        print(f"exact FP8 {exact_fp8:.4f}, fast FP8 {fast_fp8:.4f}, BF16 {bf16:.4f}")
     assert 2 < bf16 < 30
-    assert fast_fp8 == pytest.approx(exact_fp8, rel=0.01)
-    assert bf16 == pytest.approx(exact_fp8, rel=0.05)
+    assert fast_fp8 == pytest.approx(exact_fp8, rel=FAST_BOUND)
+    assert bf16 == pytest.approx(exact_fp8, rel=BF16_BOUND)
