@@ -17,6 +17,11 @@ struct Avx2Isa {
 
   static __m256 multiply_add(__m256 left, __m256 right, __m256 sum) { return _mm256_fmadd_ps(left, right, sum); }
 
+  static __m256 load_bf16(const std::byte* source) {
+    const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+  }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const __m256i clear_copied_sign = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
     const __m256i nan_magnitude = _mm256_set1_epi16(static_cast<int16_t>(0xfe00));

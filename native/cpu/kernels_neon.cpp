@@ -20,6 +20,10 @@ struct NeonIsa {
     return vfmaq_f32(sum, left, right);
   }
 
+  static float32x4_t load_bf16(const std::byte* source) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(source)), 16));
+  }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const int8x16_t codes = vld1q_s8(reinterpret_cast<const int8_t*>(source));
     const int16x8_t value_bits = vdupq_n_s16(static_cast<int16_t>(kValueBits));

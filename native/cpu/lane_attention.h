@@ -81,7 +81,7 @@ class LaneAttention {
     const int64_t elements = count * tile.head_dim;
     int64_t index = 0;
     for (; index + Isa::kLanes <= elements; index += Isa::kLanes) {
-      Lane::store(slab + index, Lane::load_bf16(source + 2 * index));
+      Lane::store(slab + index, Isa::load_bf16(source + 2 * index));
     }
     for (; index < elements; ++index) slab[index] = float_from_bf16(reinterpret_cast<const uint16_t*>(source)[index]);
     return slab;

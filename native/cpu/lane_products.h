@@ -32,16 +32,17 @@ class LaneProducts {
 
   struct Bf16Reader {
     static constexpr int kVectors = 4;
-    const Weight* weight;
+    const std::byte* data;
+    int64_t stride;
     std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      const std::byte* source = weight->row(row) + 2 * col;
-      return {Lane::load_bf16(source), Lane::load_bf16(source + 2 * Isa::kLanes),
-              Lane::load_bf16(source + 4 * Isa::kLanes), Lane::load_bf16(source + 6 * Isa::kLanes)};
+      const std::byte* source = data + 2 * (row * stride + col);
+      return {Isa::load_bf16(source), Isa::load_bf16(source + 2 * Isa::kLanes),
+              Isa::load_bf16(source + 4 * Isa::kLanes), Isa::load_bf16(source + 6 * Isa::kLanes)};
     }
     static void decode(float* out, const std::byte* source, int64_t count) {
       int64_t index = 0;
       for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
-        Lane::store(out + index, Lane::load_bf16(source + 2 * index));
+        Lane::store(out + index, Isa::load_bf16(source + 2 * index));
       }
       for (; index < count; ++index) {
         uint16_t bits = 0;
@@ -53,9 +54,10 @@ class LaneProducts {
 
   struct CodeReader {
     static constexpr int kVectors = Isa::kCodeVectors;
-    const Weight* weight;
+    const std::byte* data;
+    int64_t stride;
     std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      return Isa::decode_codes(weight->row(row) + col);
+      return Isa::decode_codes(data + row * stride + col);
     }
     static void decode(float* out, const std::byte* source, int64_t count) {
       constexpr int64_t kStep = Isa::kLanes * kVectors;
@@ -87,7 +89,7 @@ class LaneProducts {
 
   template <typename Reader>
   static void multiply_directly(const ProductTile& tile, int64_t row_first, int64_t rows) {
-    const Reader reader{tile.weight};
+    const Reader reader{tile.weight->data, tile.weight->stride};
     int64_t row = 0;
     for (; row + Isa::kDirectRows <= rows; row += Isa::kDirectRows) {
       multiply_micro<Isa::kDirectRows, 1, Reader>(tile, reader, row_first + row, row_first + row, 0);

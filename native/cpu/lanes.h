@@ -21,44 +21,29 @@ template <>
 struct Vectors<4> {
   typedef float Floats __attribute__((vector_size(16)));
   typedef int32_t Ints __attribute__((vector_size(16)));
-  typedef uint32_t Words __attribute__((vector_size(16)));
-  typedef uint16_t Halves __attribute__((vector_size(8)));
 };
 
 template <>
 struct Vectors<8> {
   typedef float Floats __attribute__((vector_size(32)));
   typedef int32_t Ints __attribute__((vector_size(32)));
-  typedef uint32_t Words __attribute__((vector_size(32)));
-  typedef uint16_t Halves __attribute__((vector_size(16)));
 };
 
 template <>
 struct Vectors<16> {
   typedef float Floats __attribute__((vector_size(64)));
   typedef int32_t Ints __attribute__((vector_size(64)));
-  typedef uint32_t Words __attribute__((vector_size(64)));
-  typedef uint16_t Halves __attribute__((vector_size(32)));
 };
 
 template <int kLanes>
 struct Lanes {
   using Floats = typename Vectors<kLanes>::Floats;
   using Ints = typename Vectors<kLanes>::Ints;
-  using Words = typename Vectors<kLanes>::Words;
-  using Halves = typename Vectors<kLanes>::Halves;
 
   static Floats load(const float* source) {
     Floats value;
     std::memcpy(&value, source, sizeof(value));
     return value;
-  }
-
-  static Floats load_bf16(const std::byte* source) {
-    Halves halves;
-    std::memcpy(&halves, source, sizeof(halves));
-    const Words words = __builtin_convertvector(halves, Words) << 16U;
-    return std::bit_cast<Floats>(words);
   }
 
   static void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }

@@ -19,6 +19,11 @@ struct Avx512Isa {
 
   static __m512 multiply_add(__m512 left, __m512 right, __m512 sum) { return _mm512_fmadd_ps(left, right, sum); }
 
+  static __m512 load_bf16(const std::byte* source) {
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  }
+
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const __m512i clear_copied_sign = _mm512_set1_epi16(static_cast<int16_t>(0xbfff));
     const __m512i nan_magnitude = _mm512_set1_epi16(static_cast<int16_t>(0xfe00));

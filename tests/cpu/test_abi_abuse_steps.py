@@ -245,6 +245,22 @@ def test_mask_that_allows_nothing_fails_its_request_alone(engine: RawEngine) -> 
     free_all(engine, *ids)
 
 
+def test_masks_are_copied_by_the_call(engine: RawEngine) -> None:
+    ids = [engine.add(CONTROL), engine.add(CONTROL)]
+    first, second = engine.submit((ids[0], 21)), engine.submit((ids[1], 21))
+    words = (ctypes.c_uint32 * WORD_COUNT)(*([2**32 - 1] * WORD_COUNT))
+    masks = make_masks(abi.Mask(item=0, word_count=WORD_COUNT, words=words))
+    engine.succeeds("glint_sample_step", second, masks)
+    ctypes.memset(words, 0, ctypes.sizeof(words))
+    engine.finish(first)
+    result = engine.collect(second).items[0]
+    assert (result.failure, result.tokens[: result.token_count]) == (
+        abi.FAILURE_NONE,
+        answer_alone(CONTROL).tokens[:1],
+    )
+    free_all(engine, *ids)
+
+
 def test_engine_can_be_freed_with_steps_in_flight() -> None:
     for round_index in range(12):
         engine = RawEngine(**NARROW_OPTIONS)

@@ -1,0 +1,119 @@
+"""Layer by layer: the exact path against the reference, and each fast path from the exact path's hidden states.
+
+Errors are relative to what a layer adds to the hidden state. A sum in another order may put a number on the other side
+of a rounding to E4M3 or BF16, which moves a row by about a hundredth, so FP8 is held to its median row and to the error
+of all rows together.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from glint.config import Kernels
+from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
+from tests.cpu.tapped_engine import FloatArray, TappedEngine
+from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint
+
+NUM_TOKENS = 192
+BF16_ROW_BOUND = 1e-5
+FP8_MEDIAN_BOUND = 1e-5
+FP8_WHOLE_BOUND = 2e-2
+CASES = [(family, weights) for family in FAMILIES for weights in WEIGHTS]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, tokens, and what the exact path has before each layer and behind the last."""
+
+    folder: Path
+    tokens: list[int]
+    states: FloatArray
+
+
+class CaseStore:
+    """Makes each case when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[tuple[Family, Weights], Case] = {}
+
+    def __getitem__(self, key: tuple[Family, Weights]) -> Case:
+        if key not in self._made:
+            folder = make_checkpoint(self._root / "-".join(key), *key)
+            tokens = np.random.default_rng(0).integers(0, 950, NUM_TOKENS).tolist()
+            with TappedEngine(folder, "exact") as engine:
+                self._made[key] = Case(folder, tokens, engine.hidden_states(tokens))
+        return self._made[key]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore:
+    """The cases of this module."""
+    return CaseStore(tmp_path_factory.mktemp("layers"))
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Error of one layer relative to what it adds: the median row, the worst row, and all rows together."""
+
+    median: float
+    worst: float
+    whole: float
+
+
+def layer_errors(got: FloatArray, states: FloatArray) -> list[LayerError]:
+    """Error of each layer's output [layers + 1, len, hidden] given that it worked on the same input."""
+    found = []
+    for layer in range(len(states) - 1):
+        error = row_sizes(got[layer + 1].astype(np.float64) - states[layer + 1])
+        added = row_sizes(states[layer + 1].astype(np.float64) - states[layer])
+        whole = float(np.linalg.norm(error) / np.linalg.norm(added))
+        found.append(LayerError(float(np.median(error / added)), float((error / added).max()), whole))
+    return found
+
+
+def row_sizes(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Length of each row."""
+    return np.linalg.norm(rows, axis=1)
+
+
+@pytest.mark.parametrize("kernels", FAST_KERNELS)
+@pytest.mark.parametrize(("family", "weights"), CASES)
+def test_each_layer_of_a_fast_path(cases: CaseStore, family: Family, weights: Weights, kernels: Kernels) -> None:
+    require_kernels(kernels)
+    case = cases[family, weights]
+    with TappedEngine(case.folder, kernels) as engine:
+        got = engine.hidden_states(case.tokens, dict(enumerate(case.states)))
+    np.testing.assert_array_equal(got[0], case.states[0])
+    assert not np.array_equal(got[1:], case.states[1:])
+    errors = layer_errors(got, case.states)
+    print(*errors, sep="\n")
+    for error in errors:
+        if weights == "bf16":
+            assert error.worst < BF16_ROW_BOUND
+        else:
+            assert error.median < FP8_MEDIAN_BOUND
+            assert error.whole < FP8_WHOLE_BOUND
+
+
+@pytest.mark.parametrize(("family", "weights"), CASES)
+def test_each_layer_of_the_exact_path_is_the_references(cases: CaseStore, family: Family, weights: Weights) -> None:
+    reference = pytest.importorskip("tests.reference.transformers_reference")
+    case = cases[family, weights]
+    expected = reference.Reference(case.folder).hidden_states(case.tokens)
+    errors = layer_errors(case.states, expected)
+    print(*errors, sep="\n")
+    assert max(error.whole for error in errors) < 1e-5
+
+
+def test_a_layer_works_on_what_was_put_in(cases: CaseStore) -> None:
+    case = cases["air", "fp8_channel"]
+    with TappedEngine(case.folder, "exact") as engine:
+        swapped = engine.hidden_states(case.tokens, {2: case.states[2][::-1]})
+        untouched = engine.hidden_states(case.tokens)
+    np.testing.assert_array_equal(untouched, case.states)
+    np.testing.assert_array_equal(swapped[:3], case.states[:3])
+    assert layer_errors(swapped, case.states)[2].median > 0.5
