@@ -71,7 +71,8 @@ class Engine:
     @property
     def kernels(self) -> str:
         """The kernel set that computes, never "auto"."""
-        return next(name for name in get_args(Kernels) if abi_kernels(name) == self.stats().kernels)
+        chosen = self.stats().kernels
+        return str(next(name for name in get_args(Kernels) if abi_kernels(name) == chosen))
 
     def stats(self) -> abi.EngineStats:
         """Counters of the native engine."""

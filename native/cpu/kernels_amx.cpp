@@ -33,9 +33,9 @@ constexpr std::array<TileShapes, kBlockTokens> make_tile_shapes() {
       shapes.row_bytes[tile] = rows == 0 ? uint16_t{0} : static_cast<uint16_t>(kTileRowBytes);
     };
     const int64_t first_group = tokens < kTileEdge ? tokens : kTileEdge;
-    for (const size_t tile : {0, 1, 4}) set(tile, first_group);
-    for (const size_t tile : {2, 3, 5}) set(tile, tokens - first_group);
-    for (const size_t tile : {6, 7}) set(tile, kTileEdge);
+    for (const size_t tile : {0U, 1U, 4U}) set(tile, first_group);
+    for (const size_t tile : {2U, 3U, 5U}) set(tile, tokens - first_group);
+    for (const size_t tile : {6U, 7U}) set(tile, kTileEdge);
   }
   return all;
 }
@@ -231,7 +231,7 @@ class CodeProduct {
         const __m512 total = _mm512_load_ps(sums.values[half][token]);
         const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token)), factors);
         float* out = tile_.out + (token_first + token) * tile_.out_stride + row_ + row;
-        _mm512_mask_storeu_ps(out, mask, _mm512_fmadd_ps(total, scales, biases));
+        _mm512_mask_storeu_ps(out, mask, _mm512_add_ps(_mm512_mul_ps(total, scales), biases));
       }
     }
   }

@@ -26,7 +26,8 @@ float row_scale(const float* in, int64_t count) {
     const float magnitude = std::fabs(in[index]);
     highest = magnitude > highest ? magnitude : highest;
   }
-  return highest == 0.0F ? 1.0F : highest / kE4m3Max;
+  const float scale = highest / kE4m3Max;
+  return scale == 0.0F ? 1.0F : scale;
 }
 
 void write_floats(float* out, const float* in, int64_t count, float scale) {

@@ -62,7 +62,10 @@ EngineLimits checked_limits(const glint_engine_options& options) {
           .max_context_tokens = options.max_context_tokens};
 }
 
-std::span<const glint_file> checked_files(const glint_engine_options& options) {
+std::span<const glint_file> checked_files(const glint_engine_options& options, size_t tensor_count) {
+  require_argument(options.file_count <= 0 || static_cast<size_t>(options.file_count) <= tensor_count,
+                   "options.file_count is ", options.file_count, ", more than the ", tensor_count,
+                   " tensors that lie in the files");
   require_argument(options.file_count > 0 && options.files != nullptr, "options.files is empty: ", options.file_count,
                    " files given");
   return {options.files, static_cast<size_t>(options.file_count)};
@@ -98,6 +101,7 @@ Step::Step(const EngineLimits& limits) {
   items.reserve(max_items);
   sampled_tokens.resize(max_items);
   results.reserve(max_items);
+  mask_words.resize(max_items * static_cast<size_t>(limits.mask_words()));
   logprobs.reserve((max_items + max_tokens) * (GLINT_MAX_LOGPROBS + 1));
 }
 
@@ -114,7 +118,7 @@ void Step::clear() {
 Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor> tensors)
     : model_(checked_model(options)),
       limits_(checked_limits(options)),
-      store_(model_, checked_files(options), tensors),
+      store_(model_, checked_files(options, tensors.size()), tensors),
       pool_(options.num_pages, options.page_tokens),
       requests_(limits_),
       layout_(page_layout(model_, options)) {
@@ -174,6 +178,7 @@ void Engine::free_request(uint64_t id) {
 
 void Engine::release_pages(uint64_t id) {
   Request& request = requests_.find(id);
+  require(!request.is_freed, GLINT_STATUS_UNKNOWN_REQUEST, "request ", id, " was freed before");
   require(request.steps_in_flight == 0, GLINT_STATUS_BUSY, "request ", id,
           " is part of a step in flight: collect the step first");
   drop_pages(request);
@@ -188,6 +193,22 @@ void Engine::drop_pages(Request& request) {
   request.chain = pool_.root(request.cache_salt);
 }
 
+void Engine::require_pages_for(Request& request) {
+  matches_.clear();
+  Admission admission{.request = &request,
+                      .first_position = 0,
+                      .count = 0,
+                      .match_first = 0,
+                      .match_count = 0,
+                      .new_pages = 0};
+  match_prefix(request, admission);
+  const int32_t needed = (request.known_tokens() + limits_.page_tokens - 1) / limits_.page_tokens;
+  const int64_t there = static_cast<int64_t>(request.pages.size()) + admission.match_count;
+  const int64_t missing = needed - there - (pool_.available() - cached_pages_to_hold());
+  require(missing <= 0, GLINT_STATUS_OUT_OF_PAGES, "request ", request.id, " needs ", missing, " more pages of ",
+          limits_.page_tokens, " tokens than are free or cached: release a request's pages");
+}
+
 void Engine::run_alone(uint64_t id, bool is_prefill, glint_step_results& results) {
   Request& request = requests_.find(id);
   require(next_step_ == next_collect_, GLINT_STATUS_BUSY, "a step is in flight: collect it first");
@@ -198,6 +219,7 @@ void Engine::run_alone(uint64_t id, bool is_prefill, glint_step_results& results
   require_argument(!request.settings.has_prompt_logprobs || left <= limits_.max_step_tokens, "request ", id,
                    " asks for prompt logprobs over ", left, " tokens, one step takes ", limits_.max_step_tokens,
                    ": use glint_submit_step");
+  require_pages_for(request);
   do {
     glint_step_item item{.request_id = id,
                          .advance_tokens = limits_.max_step_tokens,

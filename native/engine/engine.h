@@ -52,6 +52,7 @@ class Engine {
   void match_prefix(Request& request, Admission& admission);
   int64_t plan_admissions(std::span<const glint_step_item> items);
   int64_t cached_pages_to_hold();
+  void require_pages_for(Request& request);
   void admit(const Admission& admission);
   Step& open_slot();
   Step& oldest_step(const glint_ticket& ticket);

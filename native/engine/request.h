@@ -16,6 +16,8 @@ struct EngineLimits {
   int32_t max_step_items;
   int32_t max_requests;
   int32_t max_context_tokens;
+
+  int32_t mask_words() const { return (vocab_size + 31) / 32; }
 };
 
 struct RankProgress {

@@ -108,6 +108,9 @@ void StepRunner::loop() {
     if (is_stopping_) return;
     step.stage = StepStage::kSampling;
     if (step.failure_status == GLINT_STATUS_OK) run_unlocked(&StepRunner::run_sampling);
+    if (step.failure_status != GLINT_STATUS_OK) {
+      for (const PlannedItem& item : step.items) item.request->progress.finish_reason = GLINT_FINISH_FAILED;
+    }
     queue_.erase(queue_.begin());
     step.stage = StepStage::kDone;
     changed_.notify_all();
@@ -134,9 +137,10 @@ void StepRunner::run_forward(Step& step) {
   logit_rows_.clear();
   sampled_items_.clear();
   for (size_t index = 0; index < step.items.size(); ++index) {
-    const PlannedItem& item = step.items[index];
+    PlannedItem& item = step.items[index];
     row_firsts_.push_back(static_cast<int32_t>(tokens_.size()));
-    if (item.request->progress.finish_reason != GLINT_FINISH_NONE) continue;
+    item.is_skipped = item.request->progress.finish_reason != GLINT_FINISH_NONE;
+    if (item.is_skipped) continue;
     add_to_batch(item);
     if (!item.samples) continue;
     logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
@@ -183,6 +187,10 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
   progress.prompt_logprobs_end = std::max(progress.prompt_logprobs_end, last + 1);
 }
 
+const uint32_t* StepRunner::mask_of(const Step& step, int32_t item) const {
+  return step.mask_words.data() + int64_t{item} * limits_.mask_words();
+}
+
 void StepRunner::run_sampling(Step& step) {
   sampling_rows_.clear();
   for (size_t row = 0; row < sampled_items_.size(); ++row) {
@@ -193,7 +201,7 @@ void StepRunner::run_sampling(Step& step) {
                               .settings = &request.settings,
                               .history = request.progress.history,
                               .prompt_count = request.prompt_count,
-                              .allowed_words = item.allowed_words,
+                              .allowed_words = item.has_mask ? mask_of(step, sampled_items_[row]) : nullptr,
                               .position = static_cast<int32_t>(request.progress.history.size())});
   }
   ops::sample_rows(backend_, sampled_rows_, sampling_rows_);

@@ -25,6 +25,7 @@ class StepRunner {
   void loop();
   void run_forward(Step& step);
   void run_sampling(Step& step);
+  const uint32_t* mask_of(const Step& step, int32_t item) const;
   void add_to_batch(const PlannedItem& item);
   void report_prompt_logprobs(Step& step);
   void report_prompt_rows(Step& step, int32_t item_index, int32_t row_first);

@@ -16,7 +16,8 @@ struct PlannedItem {
   int32_t first_position = 0;
   int32_t count = 0;
   bool samples = false;
-  const uint32_t* allowed_words = nullptr;
+  bool is_skipped = false;
+  bool has_mask = false;
 };
 
 struct Step {
@@ -33,6 +34,7 @@ struct Step {
   std::vector<int32_t> sampled_tokens;
   std::vector<glint_item_result> results;
   std::vector<glint_logprob> logprobs;
+  std::vector<uint32_t> mask_words;
 };
 
 }

@@ -135,7 +135,7 @@ void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket)
     admit(admission);
     const bool samples = request.computed_tokens == request.known_tokens();
     request.pending_tokens += samples ? 1 : 0;
-    step.items.push_back({&request, admission.first_position, admission.count, samples, nullptr});
+    step.items.push_back({&request, admission.first_position, admission.count, samples, false, false});
     step.results.push_back({.request_id = request.id,
                             .token_count = 0,
                             .finish_reason = GLINT_FINISH_NONE,
@@ -167,14 +167,24 @@ void Engine::sample_step(const glint_ticket& ticket, const glint_masks* masks) {
   const std::span<const glint_mask> given =
       masks == nullptr ? std::span<const glint_mask>{}
                        : std::span<const glint_mask>{masks->masks, static_cast<size_t>(masks->count)};
-  const int32_t words_needed = (limits_.vocab_size + 31) / 32;
+  require_argument(given.size() <= step.items.size(), "masks.count is ", given.size(), ", the step has ",
+                   step.items.size(), " items");
+  const int32_t words_needed = limits_.mask_words();
   for (const glint_mask& mask : given) {
     require_argument(mask.item >= 0 && static_cast<size_t>(mask.item) < step.items.size(), "a mask names item ",
                      mask.item, " of ", step.items.size());
     require_argument(mask.words != nullptr && mask.word_count == words_needed, "the mask of item ", mask.item, " has ",
                      mask.word_count, " words, expected ", words_needed);
   }
-  for (const glint_mask& mask : given) step.items[static_cast<size_t>(mask.item)].allowed_words = mask.words;
+  for (size_t index = 0; index < given.size(); ++index) {
+    const auto is_same = [&](const glint_mask& other) { return other.item == given[index].item; };
+    require_argument(std::ranges::none_of(given.first(index), is_same), "item ", given[index].item, " has two masks");
+  }
+  for (const glint_mask& mask : given) {
+    const auto item = static_cast<size_t>(mask.item);
+    std::copy_n(mask.words, words_needed, step.mask_words.begin() + int64_t{mask.item} * words_needed);
+    step.items[item].has_mask = true;
+  }
   runner_->allow_sampling(step);
 }
 
@@ -195,14 +205,11 @@ void Engine::collect_item(Step& step, size_t index) {
   --request.steps_in_flight;
   if (item.samples) --request.pending_tokens;
   if (step.failure_status != GLINT_STATUS_OK) {
-    request.progress.finish_reason = GLINT_FINISH_FAILED;
     result.finish_reason = GLINT_FINISH_FAILED;
   }
   if (result.token_count > 0) request.tokens.push_back(result.tokens[0]);
-  const bool has_finished = request.progress.finish_reason != GLINT_FINISH_NONE;
-  request.is_finished = request.is_finished || (has_finished && request.steps_in_flight == 0) ||
-                        result.finish_reason != GLINT_FINISH_NONE;
-  if (step.failure_status == GLINT_STATUS_OK && !request.is_freed) {
+  request.is_finished = request.is_finished || result.finish_reason != GLINT_FINISH_NONE;
+  if (step.failure_status == GLINT_STATUS_OK && !request.is_freed && !item.is_skipped) {
     register_pages(request, item.first_position + item.count);
   }
   if (request.is_freed && request.steps_in_flight == 0) {

@@ -27,6 +27,8 @@ Weight Weight::col_slice(int64_t first, int64_t count) const {
 
 namespace {
 
+bool is_known_dtype(int32_t dtype) { return dtype >= GLINT_DTYPE_F32 && dtype <= GLINT_DTYPE_F8_E4M3; }
+
 int64_t dtype_bytes(int32_t dtype) {
   switch (dtype) {
     case GLINT_DTYPE_F32:
@@ -58,6 +60,7 @@ void check_tensor(const glint_tensor& tensor, int64_t index, std::span<const gli
                    "tensor ", index, " has the shape ", tensor.rows, " x ", tensor.cols);
   require_argument(tensor.file_index >= 0 && static_cast<size_t>(tensor.file_index) < files.size(), "tensor ", index,
                    " names file ", tensor.file_index, " of ", files.size());
+  require_argument(is_known_dtype(tensor.dtype), "tensor ", index, " has the unknown dtype ", tensor.dtype);
   const uint64_t expected = static_cast<uint64_t>(tensor.rows) * static_cast<uint64_t>(tensor.cols) *
                             static_cast<uint64_t>(dtype_bytes(tensor.dtype));
   require_argument(tensor.byte_count == expected, "tensor ", index, " has ", tensor.byte_count, " bytes, its shape ",
@@ -281,6 +284,12 @@ void check_model(const glint_model& model) {
   }
   require_argument(model.weight_scale_kind >= GLINT_SCALE_NONE && model.weight_scale_kind <= GLINT_SCALE_TILE,
                    "model.weight_scale_kind is ", model.weight_scale_kind);
+  const auto flag = [](int32_t value, const char* name) {
+    require_argument(value == 0 || value == 1, "model.", name, " is ", value, ", expected 0 or 1");
+  };
+  flag(model.has_qk_norm, "has_qk_norm");
+  flag(model.has_attention_bias, "has_attention_bias");
+  flag(model.normalise_weights, "normalise_weights");
   require_argument(std::isfinite(model.routed_scaling), "model.routed_scaling is not finite");
   require_argument(std::isfinite(model.norm_epsilon) && model.norm_epsilon > 0, "model.norm_epsilon is ",
                    model.norm_epsilon);

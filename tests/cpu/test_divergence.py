@@ -23,6 +23,9 @@ ALLOWED_RATIO = 1.5
 NUM_SEQUENCES = 5
 SEQUENCE_TOKENS = 128
 FAMILIES: tuple[Family, ...] = ("glm47", "groups")
+UNSEEN = pytest.mark.xfail(
+    reason="no bound on divergence sees it: 0.065 nats, a correct fast path has 0.059; test_parity sees it"
+)
 CASES = [(family, weights) for family in FAMILIES for weights in WEIGHTS[1:]]
 
 
@@ -81,9 +84,16 @@ def test_fast_fp8_stays_near_exact(
     assert divergence <= ALLOWED_RATIO * case.between_orders
 
 
-@pytest.mark.parametrize("break_", reference.BREAKAGES)
-def test_a_mistake_goes_over_the_bound(cases: CaseStore, break_: str) -> None:
-    case = cases["glm47", "fp8_channel"]
+@pytest.mark.parametrize(
+    ("family", "break_"),
+    [
+        pytest.param(family, break_, marks=[UNSEEN] if (family, break_) == ("glm47", "bias_in_weights") else [])
+        for family in FAMILIES
+        for break_ in reference.BREAKAGES
+    ],
+)
+def test_a_mistake_goes_over_the_bound(cases: CaseStore, family: Family, break_: str) -> None:
+    case = cases[family, "fp8_channel"]
     broken = reference.Reference(case.folder, break_=break_)
     rows = np.concatenate([broken.logits(sequence) for sequence in case.sequences])
     assert reference.mean_kl(case.exact, rows) > ALLOWED_RATIO * case.between_orders

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -81,20 +83,29 @@ class Finding:
     what: str
 
 
+def ignored_paths(root: Path) -> set[Path]:
+    """What git ignores below root, whole folders named once; nothing where root is no checkout."""
+    command = ["git", "-C", str(root), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return set()
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return {root / name for name in listed.split("\0") if name}
+
+
 def repository_paths(root: Path = ROOT) -> Iterator[Path]:
-    """Every file of the repository below root, without build outputs and caches, as relative paths in order."""
+    """Every file of the repository below root, without ignored files and caches, as relative paths in order."""
+    ignored = ignored_paths(root)
     for folder, folders, names in os.walk(root):
-        is_root = Path(folder) == root
+        here = Path(folder)
         folders[:] = sorted(
             name
             for name in folders
             if name not in SKIPPED_FOLDERS
-            and not name.endswith(".egg-info")
-            and not (is_root and name.startswith(SKIPPED_PREFIXES))
-            and not (Path(folder) / name / "pyvenv.cfg").exists()
+            and here / name not in ignored
+            and not (here == root and name.startswith(SKIPPED_PREFIXES))
+            and not (here / name / "pyvenv.cfg").exists()
         )
-        for name in sorted(names):
-            yield (Path(folder) / name).relative_to(root)
+        yield from ((here / name).relative_to(root) for name in sorted(names) if here / name not in ignored)
 
 
 def kind_of(path: Path, root: Path = ROOT) -> Kind | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,12 @@ def test_a_file_of_no_known_kind_is_noticed(tmp_path: Path) -> None:
         ("a.zig", None),
         ("run", Kind.SHELL),
     ]
+
+
+def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_text("/scratch/\n*.log\n")
+    (tmp_path / "scratch").mkdir()
+    for name in ("scratch/a.zig", "b.log", "c.zig"):
+        (tmp_path / name).write_text("")
+    assert [str(path) for path in repository_paths(tmp_path)] == [".gitignore", "c.zig"]
