@@ -17,6 +17,12 @@ struct Avx2Isa {
 
   static __m256 multiply_add(__m256 left, __m256 right, __m256 sum) { return _mm256_fmadd_ps(left, right, sum); }
 
+  static float sum(__m256 values) {
+    const __m256 pairs = _mm256_hadd_ps(values, values);
+    const __m256 quads = _mm256_hadd_ps(pairs, pairs);
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
+  }
+
   static __m256 load_bf16(const std::byte* source) {
     const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));

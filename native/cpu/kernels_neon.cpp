@@ -20,6 +20,8 @@ struct NeonIsa {
     return vfmaq_f32(sum, left, right);
   }
 
+  static float sum(float32x4_t values) { return vaddvq_f32(values); }
+
   static float32x4_t load_bf16(const std::byte* source) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(source)), 16));
   }

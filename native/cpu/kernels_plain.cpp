@@ -18,6 +18,8 @@ struct PlainIsa {
     return left * right + sum;
   }
 
+  static float sum(Lanes<kLanes>::Floats values) { return (values[0] + values[1]) + (values[2] + values[3]); }
+
   static Lanes<kLanes>::Floats load_bf16(const std::byte* source) {
     uint16_t halves[kLanes];
     std::memcpy(halves, source, sizeof(halves));

@@ -11,6 +11,7 @@ class LaneAttention {
  public:
   using Lane = Lanes<Isa::kLanes>;
   using Floats = typename Lane::Floats;
+  static constexpr int kKeysAtOnce = 4;
 
   static void attend(const AttentionTile& tile, std::byte* scratch) {
     const Workspace work(tile, scratch);
@@ -87,15 +88,21 @@ class LaneAttention {
     return slab;
   }
 
-  static float dot(const float* left, const float* right, int64_t count) {
-    Floats sums = {};
-    int64_t index = 0;
-    for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
-      sums = Isa::multiply_add(Lane::load(left + index), Lane::load(right + index), sums);
+  template <int kKeys>
+  static void dot_keys(float (&out)[kKeys], const float* query, const float* keys, int64_t head_dim) {
+    Floats sums[kKeys] = {};
+    int64_t dim = 0;
+    for (; dim + Isa::kLanes <= head_dim; dim += Isa::kLanes) {
+      const Floats values = Lane::load(query + dim);
+#pragma GCC unroll 8
+      for (int key = 0; key < kKeys; ++key) {
+        sums[key] = Isa::multiply_add(values, Lane::load(keys + key * head_dim + dim), sums[key]);
+      }
     }
-    float total = Lane::sum(sums);
-    for (; index < count; ++index) total += left[index] * right[index];
-    return total;
+    for (int key = 0; key < kKeys; ++key) {
+      out[key] = Isa::sum(sums[key]);
+      for (int64_t rest = dim; rest < head_dim; ++rest) out[key] += query[rest] * keys[key * head_dim + rest];
+    }
   }
 
   static void score_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
@@ -108,8 +115,16 @@ class LaneAttention {
         const float* values = tile.query + query_offset(tile, query);
         float* scores = work.scores + query * kSplitPositions + (start - first);
         const int64_t visible = visible_positions(tile, query, start, start + count);
-        for (int64_t index = 0; index < visible; ++index) {
-          scores[index] = dot(values, keys + index * tile.head_dim, tile.head_dim) * scale;
+        int64_t index = 0;
+        for (; index + kKeysAtOnce <= visible; index += kKeysAtOnce) {
+          float sums[kKeysAtOnce];
+          dot_keys<kKeysAtOnce>(sums, values, keys + index * tile.head_dim, tile.head_dim);
+          for (int key = 0; key < kKeysAtOnce; ++key) scores[index + key] = sums[key] * scale;
+        }
+        for (; index < visible; ++index) {
+          float sums[1];
+          dot_keys<1>(sums, values, keys + index * tile.head_dim, tile.head_dim);
+          scores[index] = sums[0] * scale;
         }
       }
     }
@@ -134,7 +149,7 @@ class LaneAttention {
       for (int64_t index = 0; index < count; ++index) scores[index] = round_to_bf16(scores[index]);
     }
     work.split_highest[query] = highest;
-    work.split_weight_sum[query] = Lane::sum(sums);
+    work.split_weight_sum[query] = Isa::sum(sums);
   }
 
   static void sum_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {

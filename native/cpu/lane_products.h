@@ -207,7 +207,7 @@ class LaneProducts {
       const float input_scale = tile.input_scale(token + t);
       float* out = tile.out + (token + t) * tile.out_stride + row;
       for (int r = 0; r < kRows; ++r) {
-        const float total = Lane::sum(sums[r][t]) * unit;
+        const float total = Isa::sum(sums[r][t]) * unit;
         out[r] = total * (input_scale * row_scales[r]) + biases[r];
       }
     }

@@ -48,15 +48,6 @@ struct Lanes {
 
   static void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }
 
-  static float sum(Floats value) {
-    float parts[kLanes];
-    std::memcpy(parts, &value, sizeof(value));
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int lane = 0; lane < width; ++lane) parts[lane] = parts[2 * lane] + parts[2 * lane + 1];
-    }
-    return parts[0];
-  }
-
   static Floats exponential(Floats value) {
     constexpr float kLog2E = 1.44269504088896340736F;
     constexpr float kLn2High = 0.693359375F;

@@ -7,7 +7,8 @@ namespace glint {
 namespace {
 
 constexpr int kSpinsBeforeClock = 64;
-constexpr std::chrono::microseconds kSpinTime{200};
+constexpr std::chrono::microseconds kSpinForWork{100};
+constexpr std::chrono::microseconds kSpinForWorkers{20};
 
 void pause_briefly() {
 #if defined(GLINT_X86)
@@ -20,8 +21,9 @@ void pause_briefly() {
 }
 
 template <typename Condition>
-bool spin_until(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+bool spin_until(const Condition& condition, std::chrono::microseconds time) {
+  if (condition()) return true;
+  const auto deadline = std::chrono::steady_clock::now() + time;
   do {
     for (int spin = 0; spin < kSpinsBeforeClock; ++spin) {
       if (condition()) return true;
@@ -60,7 +62,8 @@ void ThreadTeam::run_together(int64_t num_tasks, const TaskReference& reference)
     wake_.notify_all();
   }
   take_tasks(0);
-  while (!spin_until([this] { return busy_workers_.load(std::memory_order_acquire) == 0; })) {
+  const auto is_done = [this] { return busy_workers_.load(std::memory_order_acquire) == 0; };
+  while (!spin_until(is_done, kSpinForWorkers)) {
     std::this_thread::yield();
   }
   if (failure_ != nullptr) std::rethrow_exception(failure_);
@@ -80,7 +83,7 @@ void ThreadTeam::take_tasks(int thread) {
 
 uint32_t ThreadTeam::wait_for_round(uint32_t last_round) {
   const auto has_new_round = [&] { return round_.load(std::memory_order_seq_cst) != last_round; };
-  if (!spin_until(has_new_round)) {
+  if (!spin_until(has_new_round, kSpinForWork)) {
     std::unique_lock lock(mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     wake_.wait(lock, has_new_round);
