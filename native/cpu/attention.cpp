@@ -22,13 +22,14 @@ void rotate_head(float* head, const float* cosines, const float* sines, int64_t 
   }
 }
 
-void store_head(std::byte* target, const float* head, int64_t head_dim, int32_t dtype) {
+void store_head(std::byte* target, const float* head, int64_t head_dim, int64_t stride, int32_t dtype) {
   if (dtype == GLINT_DTYPE_F32) {
-    std::copy(head, head + head_dim, reinterpret_cast<float*>(target));
+    auto* values = reinterpret_cast<float*>(target);
+    for (int64_t index = 0; index < head_dim; ++index) values[index * stride] = head[index];
     return;
   }
   auto* values = reinterpret_cast<uint16_t*>(target);
-  for (int64_t index = 0; index < head_dim; ++index) values[index] = bf16_from_float(head[index]);
+  for (int64_t index = 0; index < head_dim; ++index) values[index * stride] = bf16_from_float(head[index]);
 }
 
 void rotate_row(const RotateCall& call, int64_t row) {
@@ -51,10 +52,11 @@ void store_row(const RotateCall& call, const PageLayout& pages, int64_t layer, i
   const HeadShape& heads = call.heads;
   for (int64_t head = 0; head < heads.num_kv_heads; ++head) {
     const int64_t source = (row * heads.num_kv_heads + head) * heads.head_dim;
-    const int64_t target = page * pages.page_bytes() + head * pages.head_bytes() +
-                           offset * heads.head_dim * pages.element_bytes();
-    store_head(pages.keys(layer) + target, call.key + source, heads.head_dim, pages.dtype);
-    store_head(pages.values(layer) + target, call.value + source, heads.head_dim, pages.dtype);
+    const int64_t slab = page * pages.page_bytes() + head * pages.head_bytes();
+    std::byte* key = pages.keys(layer) + slab + offset * pages.element_bytes();
+    std::byte* value = pages.values(layer) + slab + offset * heads.head_dim * pages.element_bytes();
+    store_head(key, call.key + source, heads.head_dim, pages.page_tokens, pages.dtype);
+    store_head(value, call.value + source, heads.head_dim, 1, pages.dtype);
   }
 }
 

@@ -62,7 +62,8 @@ int64_t product_scratch_bytes(int64_t max_cols) {
 }
 
 int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens) {
-  const int64_t floats = queries * (kSplitPositions + 4 * head_dim + 4) + page_tokens * head_dim;
+  const int64_t slab_tokens = (page_tokens + kOperandAlignment - 1) / kOperandAlignment * kOperandAlignment;
+  const int64_t floats = queries * (kSplitPositions + kOperandAlignment + 4 * head_dim + 4) + slab_tokens * head_dim;
   return (floats + 16 * kOperandAlignment) * static_cast<int64_t>(sizeof(float));
 }
 

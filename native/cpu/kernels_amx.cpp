@@ -156,7 +156,9 @@ class CodeProduct {
       const std::byte* source = weight_.row(row_ + row) + step.col;
       if (step.col % (2 * kStepCols) == 0) {
         for (int64_t index = 0; index < rows; ++index) {
-          _mm_prefetch(reinterpret_cast<const char*>(source + index * weight_.stride + kPrefetchBytes), _MM_HINT_T0);
+          const std::byte* line = source + index * weight_.stride;
+          _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight_.stride), _MM_HINT_T1);
         }
       }
       write_code_tile(target + half * kTileBytes,
@@ -294,7 +296,8 @@ const KernelSet& amx_kernels() {
                                      .product_codes = multiply_codes,
                                      .product_floats = LaneProducts<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
-                                     .swiglu = lane_swiglu<Avx512Isa>};
+                                     .swiglu = lane_swiglu<Avx512Isa>,
+                                     .quantise = LaneQuantise<Avx512Isa>::to_bf16};
   return kernels;
 }
 

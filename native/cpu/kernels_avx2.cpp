@@ -2,6 +2,7 @@
 
 #include "cpu/lane_attention.h"
 #include "cpu/lane_products.h"
+#include "cpu/lane_quantise.h"
 
 namespace glint {
 
@@ -16,6 +17,8 @@ struct Avx2Isa {
   static constexpr float kCodeFactor = 0x1p-8F;
 
   static __m256 multiply_add(__m256 left, __m256 right, __m256 sum) { return _mm256_fmadd_ps(left, right, sum); }
+
+  static __m256 broadcast(float value) { return _mm256_set1_ps(value); }
 
   static float sum(__m256 values) {
     const __m256 pairs = _mm256_hadd_ps(values, values);
@@ -48,7 +51,8 @@ const KernelSet& avx2_kernels() {
                                      .product_codes = LaneProducts<Avx2Isa>::codes,
                                      .product_floats = LaneProducts<Avx2Isa>::floats,
                                      .attend = LaneAttention<Avx2Isa>::attend,
-                                     .swiglu = lane_swiglu<Avx2Isa>};
+                                     .swiglu = lane_swiglu<Avx2Isa>,
+                                     .quantise = LaneQuantise<Avx2Isa>::to_floats};
   return kernels;
 }
 

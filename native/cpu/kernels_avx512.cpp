@@ -9,7 +9,8 @@ const KernelSet& avx512_kernels() {
                                      .product_codes = LaneProducts<Avx512Isa>::codes,
                                      .product_floats = LaneProducts<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
-                                     .swiglu = lane_swiglu<Avx512Isa>};
+                                     .swiglu = lane_swiglu<Avx512Isa>,
+                                     .quantise = LaneQuantise<Avx512Isa>::to_floats};
   return kernels;
 }
 

@@ -90,10 +90,10 @@ void attend_query(const AttentionTile& tile, const QueryRow& row, float* scores,
     const int64_t count = std::min(kSplitPositions, row.positions - first);
     for (int64_t index = 0; index < count; ++index) {
       const std::byte* keys = page_of(tile.keys, first + index);
-      const int64_t offset = (first + index) % tile.page_tokens * tile.head_dim;
+      const int64_t offset = (first + index) % tile.page_tokens;
       double sum = 0;
       for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
-        sum += static_cast<double>(row.query[dim]) * stored_value(keys, offset + dim, tile.dtype);
+        sum += static_cast<double>(row.query[dim]) * stored_value(keys, dim * tile.page_tokens + offset, tile.dtype);
       }
       scores[index] = static_cast<float>(sum * scale);
     }
@@ -135,6 +135,15 @@ void swiglu_exact(float* out, const float* gate, const float* up, int64_t count)
   }
 }
 
+float quantise_exact(std::byte* out, const float* in, int64_t count) {
+  float highest = 0.0F;
+  for (int64_t index = 0; index < count; ++index) highest = std::fabs(in[index]) > highest ? std::fabs(in[index]) : highest;
+  const float scale = highest / kE4m3Max == 0.0F ? 1.0F : highest / kE4m3Max;
+  auto* values = reinterpret_cast<float*>(out);
+  for (int64_t index = 0; index < count; ++index) values[index] = float_from_e4m3(e4m3_from_float(in[index] / scale));
+  return scale;
+}
+
 }
 
 const KernelSet& exact_kernels() {
@@ -144,7 +153,8 @@ const KernelSet& exact_kernels() {
                                  .product_codes = product_exact,
                                  .product_floats = product_exact,
                                  .attend = attend_exact,
-                                 .swiglu = swiglu_exact};
+                                 .swiglu = swiglu_exact,
+                                 .quantise = quantise_exact};
   return kernels;
 }
 

@@ -2,6 +2,7 @@
 
 #include "cpu/lane_attention.h"
 #include "cpu/lane_products.h"
+#include "cpu/lane_quantise.h"
 
 namespace glint {
 
@@ -19,6 +20,8 @@ struct NeonIsa {
   static float32x4_t multiply_add(float32x4_t left, float32x4_t right, float32x4_t sum) {
     return vfmaq_f32(sum, left, right);
   }
+
+  static float32x4_t broadcast(float value) { return vdupq_n_f32(value); }
 
   static float sum(float32x4_t values) { return vaddvq_f32(values); }
 
@@ -46,6 +49,8 @@ struct NeonIsa {
         "1:\n"
         "ldr q16, [%[row0]], #16\n ldr q17, [%[row1]], #16\n ldr q18, [%[row2]], #16\n ldr q19, [%[row3]], #16\n"
         "ldp q24, q25, [%[input]], #32\n ldp q26, q27, [%[input]], #32\n"
+        "prfm pldl1keep, [%[row0], %[ahead]]\n prfm pldl1keep, [%[row1], %[ahead]]\n"
+        "prfm pldl1keep, [%[row2], %[ahead]]\n prfm pldl1keep, [%[row3], %[ahead]]\n"
         "sshll v4.8h, v16.8b, #4\n sshll2 v5.8h, v16.16b, #4\n and v4.16b, v4.16b, v31.16b\n"
         "and v5.16b, v5.16b, v31.16b\n zip1 v20.8h, v30.8h, v4.8h\n zip2 v21.8h, v30.8h, v4.8h\n"
         "zip1 v22.8h, v30.8h, v5.8h\n zip2 v23.8h, v30.8h, v5.8h\n"
@@ -67,7 +72,7 @@ struct NeonIsa {
         "stp q0, q1, [%[out]]\n stp q2, q3, [%[out], #32]\n"
         : [row0] "+r"(rows[0]), [row1] "+r"(rows[1]), [row2] "+r"(rows[2]), [row3] "+r"(rows[3]),
           [input] "+r"(input), [steps] "+r"(steps)
-        : [out] "r"(out), [bits] "r"(kValueBits)
+        : [out] "r"(out), [bits] "r"(kValueBits), [ahead] "r"(kDirectRows * stride)
         : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v16", "v17", "v18", "v19",
           "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
   }
@@ -130,7 +135,8 @@ const KernelSet& neon_kernels() {
                                  .product_codes = LaneProducts<NeonIsa>::codes,
                                  .product_floats = LaneProducts<NeonIsa>::floats,
                                  .attend = LaneAttention<NeonIsa>::attend,
-                                 .swiglu = lane_swiglu<NeonIsa>};
+                                 .swiglu = lane_swiglu<NeonIsa>,
+                                 .quantise = LaneQuantise<NeonIsa>::to_floats};
   return kernels;
 }
 

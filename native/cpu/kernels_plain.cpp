@@ -1,5 +1,6 @@
 #include "cpu/lane_attention.h"
 #include "cpu/lane_products.h"
+#include "cpu/lane_quantise.h"
 
 namespace glint {
 
@@ -17,6 +18,8 @@ struct PlainIsa {
                                             Lanes<kLanes>::Floats sum) {
     return left * right + sum;
   }
+
+  static Lanes<kLanes>::Floats broadcast(float value) { return Lanes<kLanes>::broadcast(value); }
 
   static float sum(Lanes<kLanes>::Floats values) { return (values[0] + values[1]) + (values[2] + values[3]); }
 
@@ -45,7 +48,8 @@ const KernelSet& plain_kernels() {
                                  .product_codes = LaneProducts<PlainIsa>::codes,
                                  .product_floats = LaneProducts<PlainIsa>::floats,
                                  .attend = LaneAttention<PlainIsa>::attend,
-                                 .swiglu = lane_swiglu<PlainIsa>};
+                                 .swiglu = lane_swiglu<PlainIsa>,
+                                 .quantise = LaneQuantise<PlainIsa>::to_floats};
   return kernels;
 }
 

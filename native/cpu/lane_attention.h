@@ -11,7 +11,8 @@ class LaneAttention {
  public:
   using Lane = Lanes<Isa::kLanes>;
   using Floats = typename Lane::Floats;
-  static constexpr int kKeysAtOnce = 4;
+  static constexpr int64_t kQueriesAtOnce = 4;
+  static constexpr int64_t kScoreStride = kSplitPositions + kOperandAlignment;
 
   static void attend(const AttentionTile& tile, std::byte* scratch) {
     const Workspace work(tile, scratch);
@@ -47,10 +48,10 @@ class LaneAttention {
         next += round_up(count, kOperandAlignment);
         return start;
       };
-      scores = take(queries * kSplitPositions);
+      scores = take(queries * kScoreStride);
       sums = take(queries * tile.head_dim);
       split_sums = take(queries * tile.head_dim);
-      slab = take(tile.page_tokens * tile.head_dim);
+      slab = take(round_up(tile.page_tokens, Isa::kLanes) * tile.head_dim);
       highest = take(queries);
       weight_sum = take(queries);
       split_highest = take(queries);
@@ -88,44 +89,56 @@ class LaneAttention {
     return slab;
   }
 
-  template <int kKeys>
-  static void dot_keys(float (&out)[kKeys], const float* query, const float* keys, int64_t head_dim) {
-    Floats sums[kKeys] = {};
-    int64_t dim = 0;
-    for (; dim + Isa::kLanes <= head_dim; dim += Isa::kLanes) {
-      const Floats values = Lane::load(query + dim);
-#pragma GCC unroll 8
-      for (int key = 0; key < kKeys; ++key) {
-        sums[key] = Isa::multiply_add(values, Lane::load(keys + key * head_dim + dim), sums[key]);
+  static const float* load_keys(const AttentionTile& tile, int64_t page, float* slab) {
+    const int64_t stride = round_up(tile.page_tokens, Isa::kLanes);
+    if (stride == tile.page_tokens) return load_page(tile, tile.keys, page, tile.page_tokens, slab);
+    const std::byte* source = tile.keys + tile.pages[page] * tile.page_bytes;
+    for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
+      for (int64_t key = 0; key < stride; ++key) {
+        const int64_t index = dim * tile.page_tokens + key;
+        slab[dim * stride + key] = key < tile.page_tokens ? stored_value(tile, source, index) : 0.0F;
       }
     }
-    for (int key = 0; key < kKeys; ++key) {
-      out[key] = Isa::sum(sums[key]);
-      for (int64_t rest = dim; rest < head_dim; ++rest) out[key] += query[rest] * keys[key * head_dim + rest];
-    }
+    return slab;
+  }
+
+  static float stored_value(const AttentionTile& tile, const std::byte* source, int64_t index) {
+    if (tile.dtype == GLINT_DTYPE_F32) return reinterpret_cast<const float*>(source)[index];
+    return float_from_bf16(reinterpret_cast<const uint16_t*>(source)[index]);
   }
 
   static void score_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
-    const float scale = 1.0F / std::sqrt(static_cast<float>(tile.head_dim));
     const int64_t queries = tile.row_count * tile.group_heads;
     for (int64_t start = first; start < last; start += tile.page_tokens) {
       const int64_t count = std::min(tile.page_tokens, last - start);
-      const float* keys = load_page(tile, tile.keys, start / tile.page_tokens, count, work.slab);
-      for (int64_t query = 0; query < queries; ++query) {
-        const float* values = tile.query + query_offset(tile, query);
-        float* scores = work.scores + query * kSplitPositions + (start - first);
-        const int64_t visible = visible_positions(tile, query, start, start + count);
-        int64_t index = 0;
-        for (; index + kKeysAtOnce <= visible; index += kKeysAtOnce) {
-          float sums[kKeysAtOnce];
-          dot_keys<kKeysAtOnce>(sums, values, keys + index * tile.head_dim, tile.head_dim);
-          for (int key = 0; key < kKeysAtOnce; ++key) scores[index + key] = sums[key] * scale;
+      const float* keys = load_keys(tile, start / tile.page_tokens, work.slab);
+      for (int64_t query = 0; query < queries; query += kQueriesAtOnce) {
+        const int64_t query_last = std::min(query + kQueriesAtOnce, queries) - 1;
+        if (visible_positions(tile, query_last, start, start + count) == 0) continue;
+        score_page(tile, work.scores + (start - first), keys, count, query, query_last);
+      }
+    }
+  }
+
+  static void score_page(const AttentionTile& tile, float* scores, const float* keys, int64_t count,
+                         int64_t query_first, int64_t query_last) {
+    const float scale = 1.0F / std::sqrt(static_cast<float>(tile.head_dim));
+    const int64_t stride = round_up(tile.page_tokens, Isa::kLanes);
+    const float* values[kQueriesAtOnce];
+    for (int64_t index = 0; index < kQueriesAtOnce; ++index) {
+      values[index] = tile.query + query_offset(tile, std::min(query_first + index, query_last));
+    }
+    for (int64_t key = 0; key < count; key += Isa::kLanes) {
+      Floats sums[kQueriesAtOnce] = {};
+      for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
+        const Floats lane_keys = Lane::load(keys + dim * stride + key);
+#pragma GCC unroll 8
+        for (int64_t index = 0; index < kQueriesAtOnce; ++index) {
+          sums[index] = Isa::multiply_add(Isa::broadcast(values[index][dim]), lane_keys, sums[index]);
         }
-        for (; index < visible; ++index) {
-          float sums[1];
-          dot_keys<1>(sums, values, keys + index * tile.head_dim, tile.head_dim);
-          scores[index] = sums[0] * scale;
-        }
+      }
+      for (int64_t query = query_first; query <= query_last; ++query) {
+        Lane::store(scores + query * kScoreStride + key, sums[query - query_first] * scale);
       }
     }
   }
@@ -133,7 +146,7 @@ class LaneAttention {
   static void weigh_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first,
                           int64_t last) {
     const int64_t count = visible_positions(tile, query, first, last);
-    float* scores = work.scores + query * kSplitPositions;
+    float* scores = work.scores + query * kScoreStride;
     float highest = -std::numeric_limits<float>::infinity();
     for (int64_t index = 0; index < count; ++index) highest = std::max(highest, scores[index]);
     for (int64_t index = count; index < round_up(count, Isa::kLanes); ++index) scores[index] = -1000.0F + highest;
@@ -159,7 +172,7 @@ class LaneAttention {
       const int64_t count = std::min(tile.page_tokens, last - start);
       const float* values = load_page(tile, tile.values, start / tile.page_tokens, count, work.slab);
       for (int64_t query = 0; query < queries; ++query) {
-        const float* weights = work.scores + query * kSplitPositions + (start - first);
+        const float* weights = work.scores + query * kScoreStride + (start - first);
         const int64_t visible = visible_positions(tile, query, start, start + count);
         add_values(work.split_sums + query * tile.head_dim, weights, values, visible, tile.head_dim);
       }
@@ -174,7 +187,7 @@ class LaneAttention {
       for (int part = 0; part < 4; ++part) parts[part] = Lane::load(sums + dim + part * Isa::kLanes);
       for (int64_t index = 0; index < count; ++index) {
         const float* row = values + index * head_dim + dim;
-        const Floats weight = Floats{} + weights[index];
+        const Floats weight = Isa::broadcast(weights[index]);
         for (int part = 0; part < 4; ++part) {
           parts[part] = Isa::multiply_add(weight, Lane::load(row + part * Isa::kLanes), parts[part]);
         }

@@ -39,6 +39,7 @@ class LaneProducts {
       return {Isa::load_bf16(source), Isa::load_bf16(source + 2 * Isa::kLanes),
               Isa::load_bf16(source + 4 * Isa::kLanes), Isa::load_bf16(source + 6 * Isa::kLanes)};
     }
+    void prefetch(int64_t row, int64_t col) const { __builtin_prefetch(data + 2 * (row * stride + col)); }
     static void decode(float* out, const std::byte* source, int64_t count) {
       int64_t index = 0;
       for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
@@ -59,6 +60,7 @@ class LaneProducts {
     std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
       return Isa::decode_codes(data + row * stride + col);
     }
+    void prefetch(int64_t row, int64_t col) const { __builtin_prefetch(data + row * stride + col); }
     static void decode(float* out, const std::byte* source, int64_t count) {
       constexpr int64_t kStep = Isa::kLanes * kVectors;
       int64_t index = 0;
@@ -166,6 +168,7 @@ class LaneProducts {
                                                              int64_t row, const float* const* inputs, int64_t col) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+      if constexpr (!std::is_same_v<Reader, PanelReader>) reader.prefetch(row + r + kRows, col);
       const std::array<Floats, Reader::kVectors> weights = reader.read(row + r, col);
 #pragma GCC unroll 8
       for (int v = 0; v < Reader::kVectors; ++v) {

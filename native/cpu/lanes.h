@@ -40,6 +40,12 @@ struct Lanes {
   using Floats = typename Vectors<kLanes>::Floats;
   using Ints = typename Vectors<kLanes>::Ints;
 
+  static Floats broadcast(float value) {
+    Floats lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = value;
+    return lanes;
+  }
+
   static Floats load(const float* source) {
     Floats value;
     std::memcpy(&value, source, sizeof(value));
@@ -54,14 +60,14 @@ struct Lanes {
     constexpr float kLn2Low = -2.12194440e-4F;
     constexpr float kLowest = -87.0F;
     constexpr float kHighest = 88.0F;
-    value = value < kLowest ? Floats{} + kLowest : value;
-    value = value > kHighest ? Floats{} + kHighest : value;
+    value = value < kLowest ? broadcast(kLowest) : value;
+    value = value > kHighest ? broadcast(kHighest) : value;
     const Floats scaled = value * kLog2E;
-    const Floats shifted = scaled + (scaled < 0.0F ? Floats{} - 0.5F : Floats{} + 0.5F);
+    const Floats shifted = scaled + (scaled < 0.0F ? broadcast(-0.5F) : broadcast(0.5F));
     const Ints power = __builtin_convertvector(shifted, Ints);
     const Floats whole = __builtin_convertvector(power, Floats);
     const Floats rest = value - whole * kLn2High - whole * kLn2Low;
-    Floats series = Floats{} + 1.9875691500e-4F;
+    Floats series = broadcast(1.9875691500e-4F);
     series = series * rest + 1.3981999507e-3F;
     series = series * rest + 8.3334519073e-3F;
     series = series * rest + 4.1665795894e-2F;

@@ -1,5 +1,6 @@
 #include "cpu/team.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace glint {
@@ -7,6 +8,7 @@ namespace glint {
 namespace {
 
 constexpr int kSpinsBeforeClock = 64;
+constexpr int64_t kStretchesPerThread = 4;
 constexpr std::chrono::microseconds kSpinForWork{100};
 constexpr std::chrono::microseconds kSpinForWorkers{20};
 
@@ -70,10 +72,12 @@ void ThreadTeam::run_together(int64_t num_tasks, const TaskReference& reference)
 }
 
 void ThreadTeam::take_tasks(int thread) {
-  for (int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed); task < num_tasks_;
-       task = next_task_.fetch_add(1, std::memory_order_relaxed)) {
+  const int64_t stretch = std::max<int64_t>(1, num_tasks_ / (kStretchesPerThread * num_threads()));
+  for (;;) {
+    const int64_t first = next_task_.fetch_add(stretch, std::memory_order_relaxed);
+    if (first >= num_tasks_) return;
     try {
-      (*reference_)(task, thread);
+      for (int64_t task = first; task < std::min(first + stretch, num_tasks_); ++task) (*reference_)(task, thread);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();

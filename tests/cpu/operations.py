@@ -153,7 +153,10 @@ class PagedRequest:
 
 @dataclass(frozen=True)
 class PageCache:
-    """Memory of keys and values, [layers, 2, pages, kv_heads, page_tokens, head_dim] of float32 or bfloat16 bits."""
+    """Memory of keys and values, [layers, 2, pages, kv_heads, page_tokens, head_dim] of float32 or bfloat16 bits.
+
+    A page of keys lies by dimension: its last two axes are [head_dim, page_tokens] in the same memory.
+    """
 
     data: NDArray[Any]
     num_heads: int

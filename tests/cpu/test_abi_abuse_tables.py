@@ -307,6 +307,17 @@ def test_weight_scale_that_is_not_finite_is_refused(tmp_path: Path, value: float
     assert_refused(outcome, INVALID, f"scale of role {int(entry.role)}, layer {entry.layer}")
 
 
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_nan_code_in_a_weight_is_refused(tmp_path: Path, code: int) -> None:
+    checkpoint = copy_model(tmp_path)
+    entry = next(tensor for tensor in checkpoint.tensors if tensor.dtype == abi.DTYPE_F8_E4M3)
+    with checkpoint.files[entry.file_index].path.open("r+b") as file:
+        file.seek(entry.file_offset + entry.byte_count - 1)
+        file.write(bytes([code]))
+    outcome = init(engine_options(checkpoint), checkpoint.tensor_array())
+    assert_refused(outcome, INVALID, f"weight of role {int(entry.role)}, layer {entry.layer}")
+
+
 def test_tensors_may_start_anywhere(tmp_path: Path) -> None:
     checkpoint = copy_model(tmp_path)
     entries = []

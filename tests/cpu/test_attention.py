@@ -75,8 +75,11 @@ class Scene:
         kept = self.cache.data[layer][:, request.pages]
         if kept.dtype == np.uint16:
             kept = (kept.astype(np.uint32) << 16).view(np.float32)
-        by_position = kept.transpose(0, 1, 3, 2, 4).reshape(2, -1, self.heads.num_kv_heads, self.heads.head_dim)
-        return by_position[0, :count], by_position[1, :count]
+        shape = (-1, self.heads.num_kv_heads, self.heads.head_dim)
+        by_dimension = kept[0].reshape(*kept[0].shape[:2], self.heads.head_dim, self.heads.page_tokens)
+        keys = by_dimension.transpose(0, 3, 1, 2).reshape(shape)
+        values = kept[1].transpose(0, 2, 1, 3).reshape(shape)
+        return keys[:count], values[:count]
 
 
 @pytest.fixture(scope="module", params=KERNELS)
@@ -198,7 +201,9 @@ def test_nothing_else_is_written(dtype: str) -> None:
     data = scene.cache.data
     is_untouched = np.isnan(data) if dtype == "f32" else data == 0xFFFF
     assert is_untouched[0].all()
-    slots = is_untouched[1].all(axis=(0, 2, 4))
+    keys, values = is_untouched[1]
+    keys = keys.reshape(*keys.shape[:2], scene.heads.head_dim, scene.heads.page_tokens)
+    slots = keys.all(axis=(1, 2)) & values.all(axis=(1, 3))
     for request in scene.requests:
         used = np.arange(len(request.pages) * scene.heads.page_tokens) < request.first_position + request.row_count
         np.testing.assert_array_equal(slots[request.pages].ravel(), ~used)

@@ -23,9 +23,7 @@ ALLOWED_RATIO = 1.5
 NUM_SEQUENCES = 5
 SEQUENCE_TOKENS = 128
 FAMILIES: tuple[Family, ...] = ("glm47", "groups")
-UNSEEN = pytest.mark.xfail(
-    reason="no bound on divergence sees it: 0.065 nats, a correct fast path has 0.059; test_parity sees it"
-)
+TOO_SMALL_FOR_ANY_BOUND = ("glm47", "bias_in_weights")
 CASES = [(family, weights) for family in FAMILIES for weights in WEIGHTS[1:]]
 
 
@@ -87,12 +85,14 @@ def test_fast_fp8_stays_near_exact(
 @pytest.mark.parametrize(
     ("family", "break_"),
     [
-        pytest.param(family, break_, marks=[UNSEEN] if (family, break_) == ("glm47", "bias_in_weights") else [])
+        (family, break_)
         for family in FAMILIES
         for break_ in reference.BREAKAGES
+        if (family, break_) != TOO_SMALL_FOR_ANY_BOUND
     ],
 )
 def test_a_mistake_goes_over_the_bound(cases: CaseStore, family: Family, break_: str) -> None:
+    """Every mistake shows but one that costs less than a correct fast path does on that family; parity tests see it."""
     case = cases[family, "fp8_channel"]
     broken = reference.Reference(case.folder, break_=break_)
     rows = np.concatenate([broken.logits(sequence) for sequence in case.sequences])

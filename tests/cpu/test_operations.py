@@ -191,15 +191,6 @@ def test_every_code_is_read_as_its_number(operations: Operations, kind: ScaleKin
         np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(codes)).astype(np.float32))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_nan_code_in_a_weight_shows(operations: Operations, kind: ScaleKind) -> None:
-    weight = make_weight(17, 6, 64, kind)
-    weight.data[2, 3], weight.data[4, 60] = 127, 255
-    for count in (1, 5):
-        got = operations.product(ProductCase(uneven_rows(18, count, 64), weight))
-        assert np.isnan(got).all(axis=0).tolist() == [False, False, True, False, True, False]
-
-
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_slices_gathered_rows_and_company(operations: Operations, kind: ScaleKind | None) -> None:
     weight = make_weight(1, 260, 330, kind)
