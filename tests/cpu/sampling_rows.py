@@ -162,9 +162,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def random_bits(seed: int, choice_index: int, position: int, count: int) -> np.ndarray:
     """Return the random words of tokens 0 to count - 1."""
     bits = np.zeros(count, dtype=np.uint64)
-    function = declare(
-        "glint_testing_random_bits", None, c_uint64, c_uint32, c_int32, c_int32, POINTER(c_uint64)
-    )
+    function = declare("glint_testing_random_bits", None, c_uint64, c_uint32, c_int32, c_int32, POINTER(c_uint64))
     function(seed, choice_index, position, count, bits.ctypes.data_as(POINTER(c_uint64)))
     return bits
 
@@ -203,9 +201,7 @@ def chi_square_is_plausible(observed: np.ndarray, expected: np.ndarray) -> bool:
 def prompt_logprobs(logits: np.ndarray, token: int, num_top: int) -> TestResult:
     """Return the native log-probabilities of a prompt position."""
     result = TestResult()
-    function = declare(
-        "glint_testing_logprobs", None, POINTER(c_float), c_int32, c_int32, c_int32, POINTER(TestResult)
-    )
+    function = declare("glint_testing_logprobs", None, POINTER(c_float), c_int32, c_int32, c_int32, POINTER(TestResult))
     values = np.ascontiguousarray(logits, dtype=np.float32)
     function(values.ctypes.data_as(POINTER(c_float)), len(values), token, num_top, byref(result))
     return result
