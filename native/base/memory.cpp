@@ -16,7 +16,7 @@ namespace glint {
 ZeroedMemory::ZeroedMemory(uint64_t byte_count) : byte_count_(byte_count) {
   if (byte_count == 0) return;
   void* address =
-      mmap(nullptr, byte_count, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mmap(nullptr, byte_count, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   require(address != MAP_FAILED, GLINT_STATUS_OUT_OF_MEMORY, "could not reserve ", byte_count,
           " bytes of memory: ", std::strerror(errno), "; lower num_pages, max_step_tokens or max_step_items");
   madvise(address, byte_count, MADV_HUGEPAGE);

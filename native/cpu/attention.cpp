@@ -78,17 +78,20 @@ void fill_rotary(Backend& backend, float* cosines, float* sines, std::span<const
 void rotate_and_store(Backend& backend, const RotateCall& call, const PageLayout& pages, int64_t layer,
                       std::span<const BatchRequest> requests) {
   const int64_t query_width = call.heads.num_heads * call.heads.head_dim;
-  for (const BatchRequest& request : requests) {
-    backend.team().run(request.row_count, [&](int64_t index, int) {
-      const int64_t row = request.row_first + index;
-      rotate_row(call, row);
-      const int64_t position = request.first_position + index;
-      store_row(call, pages, layer, row, request.pages[position / pages.page_tokens], position % pages.page_tokens);
-      if (pages.dtype != GLINT_DTYPE_BF16) return;
-      float* query = call.query + row * query_width;
-      for (int64_t dim = 0; dim < query_width; ++dim) query[dim] = round_to_bf16(query[dim]);
-    });
-  }
+  std::vector<int64_t>& ends = backend.task_ends();
+  ends.clear();
+  int64_t num_rows = 0;
+  for (const BatchRequest& request : requests) ends.push_back(num_rows += request.row_count);
+  backend.team().run(num_rows, [&](int64_t row, int) {
+    const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), row) - ends.begin());
+    const BatchRequest& request = requests[index];
+    rotate_row(call, row);
+    const int64_t position = request.first_position + row - request.row_first;
+    store_row(call, pages, layer, row, request.pages[position / pages.page_tokens], position % pages.page_tokens);
+    if (pages.dtype != GLINT_DTYPE_BF16) return;
+    float* query = call.query + row * query_width;
+    for (int64_t dim = 0; dim < query_width; ++dim) query[dim] = round_to_bf16(query[dim]);
+  });
 }
 
 void attend(Backend& backend, float* out, const float* query, const PageLayout& pages, int64_t layer,

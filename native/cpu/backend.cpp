@@ -18,7 +18,7 @@ bool can_run(const KernelSet& kernels) {
 #endif
 #if defined(GLINT_X86)
     case GLINT_KERNELS_AVX2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     case GLINT_KERNELS_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -41,7 +41,7 @@ std::vector<const KernelSet*> kernels_by_speed() {
       &plain_kernels(), &exact_kernels()};
 }
 
-int64_t round_up_to_line(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+int64_t round_up_to_page(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 }
 
@@ -82,7 +82,7 @@ void sample_rows(Backend& backend, std::span<SampledRow> out, std::span<const Sa
 
 Backend::Backend(const BackendOptions& options)
     : kernels_(choose_kernels(options.kernels)),
-      scratch_bytes_(round_up_to_line(std::max(
+      scratch_bytes_(round_up_to_page(std::max(
           product_scratch_bytes(options.max_cols),
           attention_scratch_bytes(query_rows_per_tile(options.group_heads) * options.group_heads, options.head_dim,
                                   options.page_tokens)))),

@@ -26,14 +26,14 @@ struct PlainIsa {
   static Lanes<kLanes>::Floats load_bf16(const std::byte* source) {
     uint16_t halves[kLanes];
     std::memcpy(halves, source, sizeof(halves));
-    Lanes<kLanes>::Floats values;
+    Lanes<kLanes>::Floats values = {};
     for (int lane = 0; lane < kLanes; ++lane) values[lane] = float_from_bf16(halves[lane]);
     return values;
   }
 
   static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
     const std::array<float, 256>& table = e4m3_table();
-    Lanes<kLanes>::Floats values;
+    Lanes<kLanes>::Floats values = {};
     for (int lane = 0; lane < kLanes; ++lane) values[lane] = table[std::to_integer<uint8_t>(source[lane])];
     return {values};
   }

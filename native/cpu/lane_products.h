@@ -14,6 +14,7 @@ class LaneProducts {
   using Lane = Lanes<Isa::kLanes>;
   using Floats = typename Lane::Floats;
   static constexpr int64_t kPanelRows = 16;
+  static constexpr float kCodeUnit = 1.0F / Isa::kCodeFactor;
 
   static void codes(const ProductTile& tile, std::byte* scratch) { multiply<CodeReader>(tile, scratch); }
   static void floats(const ProductTile& tile, std::byte* scratch) { multiply<Bf16Reader>(tile, scratch); }
@@ -121,7 +122,7 @@ class LaneProducts {
       const int64_t tile_end = ((weight.col_first + col) / kScaleTile + 1) * kScaleTile - weight.col_first;
       const int64_t end = std::min(tile_end, weight.cols);
       const float scale = weight.scale_at(row, col);
-      for (; col < end; ++col) out[col] *= scale;
+      for (; col < end; ++col) out[col] = out[col] * kCodeUnit * scale;
     }
   }
 
@@ -198,7 +199,8 @@ class LaneProducts {
   template <int kRows, int kTokens>
   static void finish(const ProductTile& tile, const Floats (&sums)[kRows][kTokens], int64_t row, int64_t token) {
     const Weight& weight = *tile.weight;
-    const float unit = weight.dtype == GLINT_DTYPE_F8_E4M3 ? 1.0F / Isa::kCodeFactor : 1.0F;
+    const bool has_unit = weight.dtype == GLINT_DTYPE_F8_E4M3 && weight.scale_kind != GLINT_SCALE_TILE;
+    const float unit = has_unit ? kCodeUnit : 1.0F;
     const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
     float row_scales[kRows];
     float biases[kRows];

@@ -41,7 +41,7 @@ struct Lanes {
   using Ints = typename Vectors<kLanes>::Ints;
 
   static Floats broadcast(float value) {
-    Floats lanes;
+    Floats lanes = {};
     for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = value;
     return lanes;
   }

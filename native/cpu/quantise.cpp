@@ -1,8 +1,5 @@
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
-#include "base/fp8.h"
 #include "cpu/backend.h"
 #include "model/ops.h"
 

@@ -1,6 +1,7 @@
 #include "cpu/team.h"
 
 #include <algorithm>
+#include <cfenv>
 #include <chrono>
 
 namespace glint {
@@ -39,10 +40,17 @@ bool spin_until(const Condition& condition, std::chrono::microseconds time) {
 
 ThreadTeam::ThreadTeam(int num_threads) {
   workers_.reserve(static_cast<size_t>(num_threads > 1 ? num_threads - 1 : 0));
-  for (int thread = 1; thread < num_threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { stop(); }
+
+void ThreadTeam::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_.store(true);
@@ -97,6 +105,7 @@ uint32_t ThreadTeam::wait_for_round(uint32_t last_round) {
 }
 
 void ThreadTeam::work(int thread) {
+  std::fesetenv(FE_DFL_ENV);
   for (uint32_t round = 0;;) {
     round = wait_for_round(round);
     if (is_stopping_.load()) return;

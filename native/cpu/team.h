@@ -48,6 +48,7 @@ class ThreadTeam {
   void run_together(int64_t num_tasks, const TaskReference& reference);
   void take_tasks(int thread);
   void work(int thread);
+  void stop();
   uint32_t wait_for_round(uint32_t last_round);
 
   std::vector<std::thread> workers_;

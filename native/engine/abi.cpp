@@ -2,6 +2,7 @@
 #include <new>
 #include <set>
 #include <string>
+#include <system_error>
 
 #include "base/contract.h"
 #include "engine/engine.h"
@@ -17,6 +18,15 @@ std::set<const glint_engine*>& live_engines() {
   return engines;
 }
 
+glint_status failed(glint_status status, const char* words) noexcept {
+  try {
+    last_error = words;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
+
 template <typename Action>
 glint_status guarded(Action&& action) {
   try {
@@ -24,27 +34,25 @@ glint_status guarded(Action&& action) {
     action();
     return GLINT_STATUS_OK;
   } catch (const glint::Failure& failure) {
-    last_error = failure.what();
-    return failure.status();
+    return failed(failure.status(), failure.what());
   } catch (const std::bad_alloc&) {
-    last_error = "the machine is out of memory";
-    return GLINT_STATUS_OUT_OF_MEMORY;
+    return failed(GLINT_STATUS_OUT_OF_MEMORY, "the machine is out of memory");
+  } catch (const std::system_error& failure) {
+    return failed(GLINT_STATUS_OUT_OF_MEMORY, failure.what());
   } catch (const std::exception& failure) {
-    last_error = failure.what();
-    return GLINT_STATUS_INTERNAL;
+    return failed(GLINT_STATUS_INTERNAL, failure.what());
   } catch (...) {
-    last_error = "an unknown failure";
-    return GLINT_STATUS_INTERNAL;
+    return failed(GLINT_STATUS_INTERNAL, "an unknown failure");
   }
 }
 
 }
 
-glint::Engine& glint::engine_of(glint_engine* handle) {
+std::shared_ptr<glint::Engine> glint::engine_of(glint_engine* handle) {
   const std::lock_guard lock(live_mutex);
   require_argument(handle != nullptr, "the engine is null");
   require_argument(live_engines().contains(handle), "the engine handle is not one of a living engine");
-  return *handle->engine;
+  return handle->engine;
 }
 
 using glint::engine_of;
@@ -65,7 +73,7 @@ glint_status glint_init_engine(const glint_engine_options* options, const glint_
     require_argument(tensors != nullptr && count > 0 && count < (int64_t{1} << 32), "the tensor table is empty: ",
                      count, " tensors given");
     auto handle = std::make_unique<glint_engine>();
-    handle->engine = std::make_unique<glint::Engine>(
+    handle->engine = std::make_shared<glint::Engine>(
         *options, std::span<const glint_tensor>{tensors, static_cast<size_t>(count)});
     const std::lock_guard lock(live_mutex);
     live_engines().insert(handle.get());
@@ -75,10 +83,10 @@ glint_status glint_init_engine(const glint_engine_options* options, const glint_
 
 glint_status glint_free_engine(glint_engine* engine) {
   return guarded([&] {
-    engine_of(engine);
+    require_argument(engine != nullptr, "the engine is null");
     {
       const std::lock_guard lock(live_mutex);
-      live_engines().erase(engine);
+      require_argument(live_engines().erase(engine) == 1, "the engine handle is not one of a living engine");
     }
     delete engine;
   });
@@ -86,84 +94,84 @@ glint_status glint_free_engine(glint_engine* engine) {
 
 glint_status glint_add_request(glint_engine* engine, const glint_request* request, uint64_t* id) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(request, "request");
     require_argument(id != nullptr, "the place for the request id is null");
-    *id = target.add_request(*request);
+    *id = target->add_request(*request);
   });
 }
 
 glint_status glint_free_request(glint_engine* engine, uint64_t id) {
-  return guarded([&] { engine_of(engine).free_request(id); });
+  return guarded([&] { engine_of(engine)->free_request(id); });
 }
 
 glint_status glint_release_pages(glint_engine* engine, uint64_t id) {
-  return guarded([&] { engine_of(engine).release_pages(id); });
+  return guarded([&] { engine_of(engine)->release_pages(id); });
 }
 
 glint_status glint_submit_step(glint_engine* engine, glint_step_item* items, int32_t count, glint_ticket* ticket) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(ticket, "ticket");
     require_argument(items != nullptr && count > 0, "a step has ", count, " items, expected at least 1");
-    target.submit_step({items, static_cast<size_t>(count)}, *ticket);
+    target->submit_step({items, static_cast<size_t>(count)}, *ticket);
   });
 }
 
 glint_status glint_sample_step(glint_engine* engine, const glint_ticket* ticket, const glint_masks* masks) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(ticket, "ticket");
     if (masks != nullptr) {
       require_struct(masks, "masks");
       require_argument(masks->count >= 0 && (masks->count == 0 || masks->masks != nullptr), "masks.count is ",
                        masks->count, " with a null array or below zero");
     }
-    target.sample_step(*ticket, masks);
+    target->sample_step(*ticket, masks);
   });
 }
 
 glint_status glint_collect_step(glint_engine* engine, const glint_ticket* ticket, glint_step_results* results) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(ticket, "ticket");
     require_struct(results, "results");
-    target.collect_step(*ticket, *results);
+    target->collect_step(*ticket, *results);
   });
 }
 
 glint_status glint_prefill(glint_engine* engine, uint64_t id, glint_step_results* results) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(results, "results");
-    target.run_alone(id, true, *results);
+    target->run_alone(id, true, *results);
   });
 }
 
 glint_status glint_decode_step(glint_engine* engine, uint64_t id, glint_step_results* results) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(results, "results");
-    target.run_alone(id, false, *results);
+    target->run_alone(id, false, *results);
   });
 }
 
 glint_status glint_stats(glint_engine* engine, glint_engine_stats* stats) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_struct(stats, "stats");
-    *stats = target.stats();
+    *stats = target->stats();
   });
 }
 
 glint_status glint_measure_read(glint_engine* engine, uint64_t byte_count, double* bytes_per_second) {
   return guarded([&] {
-    glint::Engine& target = engine_of(engine);
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
     require_argument(bytes_per_second != nullptr, "the place for the bytes per second is null");
-    *bytes_per_second = target.measure_read(byte_count);
+    *bytes_per_second = target->measure_read(byte_count);
   });
 }
 
 glint_status glint_check(glint_engine* engine) {
-  return guarded([&] { engine_of(engine).check(); });
+  return guarded([&] { engine_of(engine)->check(); });
 }

@@ -80,6 +80,15 @@ PageLayout page_layout(const glint_model& model, const glint_engine_options& opt
           .dtype = model.weight_scale_kind == GLINT_SCALE_NONE ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16};
 }
 
+uint64_t page_memory_bytes(const glint_model& model, const PageLayout& layout) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
+  const uint64_t page_bytes = 2 * static_cast<uint64_t>(model.num_layers) * static_cast<uint64_t>(layout.page_bytes());
+  const auto num_pages = static_cast<uint64_t>(layout.num_pages);
+  require_argument(num_pages <= kMaxBytes / page_bytes, "options.num_pages is ", num_pages, ": pages of ", page_bytes,
+                   " bytes each exceed ", kMaxBytes, " bytes");
+  return num_pages * page_bytes;
+}
+
 BackendOptions backend_options(const glint_model& model, const glint_engine_options& options) {
   return {.num_threads = options.num_threads,
           .kernels = options.kernels,
@@ -122,8 +131,7 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
       pool_(options.num_pages, options.page_tokens),
       requests_(limits_),
       layout_(page_layout(model_, options)) {
-  page_memory_ = ZeroedMemory(2 * static_cast<uint64_t>(model_.num_layers) *
-                              static_cast<uint64_t>(layout_.num_pages * layout_.page_bytes()));
+  page_memory_ = ZeroedMemory(page_memory_bytes(model_, layout_));
   layout_.data = page_memory_.data();
   backend_ = make_backend(backend_options(model_, options));
   forward_ = std::make_unique<ForwardPass>(*backend_, model_, store_.weights(), layout_,

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -55,7 +54,7 @@ class Engine {
   void require_pages_for(Request& request);
   void admit(const Admission& admission);
   Step& open_slot();
-  Step& oldest_step(const glint_ticket& ticket);
+  Step& step_of(const glint_ticket& ticket);
   void collect_item(Step& step, size_t index);
   void register_pages(Request& request, int32_t computed);
   void drop_pages(Request& request);

@@ -5,11 +5,11 @@
 #include "engine/engine.h"
 
 struct glint_engine {
-  std::unique_ptr<glint::Engine> engine;
+  std::shared_ptr<glint::Engine> engine;
 };
 
 namespace glint {
 
-Engine& engine_of(glint_engine* handle);
+std::shared_ptr<Engine> engine_of(glint_engine* handle);
 
 }

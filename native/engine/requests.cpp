@@ -61,7 +61,6 @@ Request copy_request(const glint_request& source, const EngineLimits& limits) {
       std::min<int64_t>(limits.max_context_tokens, int64_t{source.prompt_count} + source.max_new_tokens);
   request.tokens.reserve(static_cast<size_t>(longest) + 1);
   request.tokens.assign(source.prompt_tokens, source.prompt_tokens + source.prompt_count);
-  request.progress.history.reserve(static_cast<size_t>(longest) + 1);
   request.progress.history = request.tokens;
   request.progress.history.reserve(static_cast<size_t>(longest) + 1);
   request.pages.reserve(static_cast<size_t>(longest / limits.page_tokens) + 1);

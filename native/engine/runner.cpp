@@ -1,6 +1,8 @@
 #include "engine/runner.h"
 
 #include <algorithm>
+#include <cfenv>
+#include <new>
 
 #include "base/contract.h"
 
@@ -84,6 +86,7 @@ void StepRunner::wait(Step& step) {
 }
 
 void StepRunner::loop() {
+  std::fesetenv(FE_DFL_ENV);
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return is_stopping_ || !queue_.empty(); });
@@ -96,9 +99,13 @@ void StepRunner::loop() {
       } catch (const Failure& failure) {
         step.failure_status = failure.status();
         step.failure = failure.what();
+      } catch (const std::bad_alloc&) {
+        step.failure_status = GLINT_STATUS_OUT_OF_MEMORY;
       } catch (const std::exception& failure) {
         step.failure_status = GLINT_STATUS_INTERNAL;
         step.failure = failure.what();
+      } catch (...) {
+        step.failure_status = GLINT_STATUS_INTERNAL;
       }
       lock.lock();
     };
@@ -154,9 +161,8 @@ void StepRunner::run_forward(Step& step) {
 
 void StepRunner::report_prompt_logprobs(Step& step) {
   for (size_t index = 0; index < step.items.size(); ++index) {
-    const Request& request = *step.items[index].request;
-    const bool is_skipped = request.progress.finish_reason != GLINT_FINISH_NONE;
-    if (!is_skipped && request.settings.has_prompt_logprobs) {
+    const PlannedItem& item = step.items[index];
+    if (!item.is_skipped && item.request->settings.has_prompt_logprobs) {
       report_prompt_rows(step, static_cast<int32_t>(index), row_firsts_[index]);
     }
   }
@@ -180,6 +186,10 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
       const int32_t predicted = position + offset + 1;
       logprobs_row(row, {logits + int64_t{offset} * limits_.vocab_size, static_cast<size_t>(limits_.vocab_size)},
                    progress.history[static_cast<size_t>(predicted)], item.request->settings.num_prompt_logprobs);
+      if (row.failure != GLINT_FAILURE_NONE) {
+        fail_row(step, item_index, row.failure);
+        return;
+      }
       add_logprobs(step.logprobs, item_index, predicted, row);
     }
     position += count;
@@ -208,13 +218,19 @@ void StepRunner::run_sampling(Step& step) {
   for (size_t row = 0; row < sampled_items_.size(); ++row) finish_row(step, sampled_items_[row], sampled_rows_[row]);
 }
 
+void StepRunner::fail_row(Step& step, int32_t item_index, int32_t failure) {
+  step.items[static_cast<size_t>(item_index)].request->progress.finish_reason = GLINT_FINISH_FAILED;
+  glint_item_result& result = step.results[static_cast<size_t>(item_index)];
+  result.finish_reason = GLINT_FINISH_FAILED;
+  result.failure = failure;
+}
+
 void StepRunner::finish_row(Step& step, int32_t item_index, const SampledRow& row) {
   Request& request = *step.items[static_cast<size_t>(item_index)].request;
   glint_item_result& result = step.results[static_cast<size_t>(item_index)];
+  if (result.finish_reason != GLINT_FINISH_NONE) return;
   if (row.failure != GLINT_FAILURE_NONE) {
-    request.progress.finish_reason = GLINT_FINISH_FAILED;
-    result.finish_reason = GLINT_FINISH_FAILED;
-    result.failure = row.failure;
+    fail_row(step, item_index, row.failure);
     return;
   }
   const auto position = static_cast<int32_t>(request.progress.history.size());

@@ -29,6 +29,7 @@ class StepRunner {
   void add_to_batch(const PlannedItem& item);
   void report_prompt_logprobs(Step& step);
   void report_prompt_rows(Step& step, int32_t item_index, int32_t row_first);
+  void fail_row(Step& step, int32_t item_index, int32_t failure);
   void finish_row(Step& step, int32_t item_index, const SampledRow& row);
 
   Backend& backend_;

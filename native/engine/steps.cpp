@@ -44,7 +44,6 @@ int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
   int64_t new_pages = 0;
   for (size_t index = 0; index < items.size(); ++index) {
     Request& request = checked_item(items[index], index);
-    request.last_step = next_step_;
     Admission admission{.request = &request,
                         .first_position = request.computed_tokens,
                         .count = 0,
@@ -61,6 +60,7 @@ int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
     num_tokens += admission.count;
     new_pages += admission.new_pages;
     admissions_.push_back(admission);
+    request.last_step = next_step_;
   }
   require_argument(num_tokens <= limits_.max_step_tokens, "the step advances ", num_tokens, " tokens, at most ",
                    limits_.max_step_tokens, " fit (max_step_tokens)");
@@ -155,14 +155,14 @@ void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket)
   stats_.tokens_cached += matches_.size() * static_cast<uint64_t>(limits_.page_tokens);
 }
 
-Step& Engine::oldest_step(const glint_ticket& ticket) {
+Step& Engine::step_of(const glint_ticket& ticket) {
   require_argument(ticket.step >= next_collect_ && ticket.step < next_step_, "ticket.step ", ticket.step,
                    " is not in flight");
   return steps_[ticket.step % kStepSlots];
 }
 
 void Engine::sample_step(const glint_ticket& ticket, const glint_masks* masks) {
-  Step& step = oldest_step(ticket);
+  Step& step = step_of(ticket);
   require_argument(!step.may_sample, "step ", ticket.step, " is being sampled already");
   const std::span<const glint_mask> given =
       masks == nullptr ? std::span<const glint_mask>{}
@@ -219,7 +219,7 @@ void Engine::collect_item(Step& step, size_t index) {
 }
 
 void Engine::collect_step(const glint_ticket& ticket, glint_step_results& results) {
-  Step& step = oldest_step(ticket);
+  Step& step = step_of(ticket);
   require_argument(ticket.step == next_collect_, "steps are collected in order: the next is ", next_collect_, ", not ",
                    ticket.step);
   require_argument(step.may_sample, "step ", ticket.step, " was not sampled: call glint_sample_step first");
@@ -227,7 +227,7 @@ void Engine::collect_step(const glint_ticket& ticket, glint_step_results& result
   uint64_t num_tokens = 0;
   uint64_t num_sampled = 0;
   for (size_t index = 0; index < step.items.size(); ++index) {
-    num_tokens += static_cast<uint64_t>(step.items[index].count);
+    if (!step.items[index].is_skipped) num_tokens += static_cast<uint64_t>(step.items[index].count);
     num_sampled += static_cast<uint64_t>(step.results[index].token_count);
     collect_item(step, index);
   }

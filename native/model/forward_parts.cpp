@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "model/glm4_moe.h"
 
@@ -23,6 +22,7 @@ ForwardPass::ForwardPass(Backend& backend, const glint_model& model, const Model
   const int64_t tokens = options.max_tokens;
   const int64_t hidden = model.hidden_size;
   const int64_t slices = options.row_slices;
+  const int64_t expert_slices = options.expert_layout == GLINT_EXPERT_LAYOUT_TP ? slices : 1;
   const int64_t query_width = heads_.num_heads * heads_.head_dim;
   const int64_t kv_width = heads_.num_kv_heads * heads_.head_dim;
   const int64_t expert_rows = tokens * model.experts_per_token;
@@ -44,7 +44,7 @@ ForwardPass::ForwardPass(Backend& backend, const glint_model& model, const Model
   up_ = Buffer<float>(as_size(gate_floats));
   shared_gate_ = Buffer<float>(as_size(tokens * model.shared_width));
   shared_up_ = Buffer<float>(as_size(tokens * model.shared_width));
-  routed_ = Buffer<float>(as_size(slices * expert_rows * hidden));
+  routed_ = Buffer<float>(as_size(expert_slices * expert_rows * hidden));
   shared_ = Buffer<float>(as_size(slices * tokens * hidden));
   parts_ = Buffer<float>(as_size(slices * tokens * hidden));
   router_logits_ = Buffer<float>(as_size(tokens * model.num_experts));
@@ -56,10 +56,10 @@ ForwardPass::ForwardPass(Backend& backend, const glint_model& model, const Model
   operand_ = Buffer<std::byte>(std::max({operand_bytes(tokens, hidden, 1), operand_bytes(tokens, query_width, slices),
                                          operand_bytes(tokens, std::max(model.dense_width, 1), slices)}));
   float_operand_ = Buffer<std::byte>(operand_bytes(rows_in, hidden, 1));
-  expert_operand_ = Buffer<std::byte>(operand_bytes(expert_rows, std::max(model.expert_width, 1), slices));
+  expert_operand_ = Buffer<std::byte>(operand_bytes(expert_rows, std::max(model.expert_width, 1), expert_slices));
   shared_operand_ = Buffer<std::byte>(operand_bytes(tokens, std::max(model.shared_width, 1), slices));
   operand_scales_ = Buffer<float>(as_size(tokens * slices));
-  expert_scales_ = Buffer<float>(as_size(expert_rows * slices));
+  expert_scales_ = Buffer<float>(as_size(expert_rows * expert_slices));
   shared_scales_ = Buffer<float>(as_size(tokens * slices));
   expert_first_.resize(as_size(model.num_experts) + 1);
   calls_.reserve(as_size(max_product_calls(model, options.row_slices)));

@@ -6,6 +6,7 @@ namespace glint {
 
 void ForwardPass::run(const StepBatch& batch) {
   count_ = static_cast<int64_t>(batch.tokens.size());
+  calls_.clear();
   ops::embed(backend_, hidden_.data(), weights_.embedding, batch.tokens);
   ops::fill_rotary(backend_, cosines_.data(), sines_.data(), batch.positions, heads_.rotary_dim, model_.rope_theta);
   for (int64_t layer = 0; layer < model_.num_layers; ++layer) {

@@ -255,6 +255,14 @@ void check_model(const glint_model& model) {
   const auto positive = [](int32_t value, int32_t limit, const char* name) {
     require_argument(value > 0 && value <= limit, "model.", name, " is ", value, ", expected 1 to ", limit);
   };
+  const auto bounded = [](int32_t value, int32_t limit, const char* name) {
+    require_argument(value >= 0 && value <= limit, "model.", name, " is ", value, ", expected 0 to ", limit);
+  };
+  bounded(model.dense_width, 1 << 20, "dense_width");
+  bounded(model.expert_width, 1 << 20, "expert_width");
+  bounded(model.shared_width, 1 << 20, "shared_width");
+  bounded(model.num_experts, 1 << 12, "num_experts");
+  bounded(model.experts_per_token, 1 << 12, "experts_per_token");
   positive(model.vocab_size, 1 << 22, "vocab_size");
   positive(model.hidden_size, 1 << 17, "hidden_size");
   positive(model.num_layers, 1 << 12, "num_layers");

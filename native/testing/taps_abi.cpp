@@ -74,9 +74,9 @@ GLINT_API const char* glint_testing_taps_error(void) { return last_error.c_str()
 GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
   std::unique_ptr<TestTap> tap;
   guarded([&] {
-    glint::Engine& engine = glint::engine_of(handle);
-    auto record = std::make_shared<HiddenRecord>(engine.model().num_layers, engine.model().hidden_size);
-    engine.forward().set_tap(
+    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+    auto record = std::make_shared<HiddenRecord>(engine->model().num_layers, engine->model().hidden_size);
+    engine->forward().set_tap(
         [record](int64_t layer, float* hidden, int64_t count) { record->take(layer, hidden, count); });
     tap = std::make_unique<TestTap>(TestTap{std::move(record)});
   });
@@ -84,7 +84,7 @@ GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
 }
 
 GLINT_API int32_t glint_testing_tap_remove(glint_engine* handle) {
-  return guarded([&] { glint::engine_of(handle).forward().set_tap({}); });
+  return guarded([&] { glint::engine_of(handle)->forward().set_tap({}); });
 }
 
 GLINT_API void glint_testing_tap_free(TestTap* tap) { delete tap; }
@@ -103,17 +103,17 @@ GLINT_API void glint_testing_tap_read(TestTap* tap, int64_t layer, float* rows) 
 
 GLINT_API int32_t glint_testing_logits(glint_engine* handle, float* out, const int32_t* rows, int64_t count) {
   return guarded([&] {
-    glint::Engine& engine = glint::engine_of(handle);
-    const float* logits = engine.forward().logits({rows, static_cast<size_t>(count)});
-    std::copy_n(logits, count * engine.model().vocab_size, out);
+    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+    const float* logits = engine->forward().logits({rows, static_cast<size_t>(count)});
+    std::copy_n(logits, count * engine->model().vocab_size, out);
   });
 }
 
 GLINT_API int32_t glint_testing_poison_pages(glint_engine* handle) {
   return guarded([&] {
-    glint::Engine& engine = glint::engine_of(handle);
-    const glint::PageLayout& pages = engine.pages();
-    std::fill_n(pages.data, 2 * int64_t{engine.model().num_layers} * pages.num_pages * pages.page_bytes(),
+    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+    const glint::PageLayout& pages = engine->pages();
+    std::fill_n(pages.data, 2 * int64_t{engine->model().num_layers} * pages.num_pages * pages.page_bytes(),
                 std::byte{0xff});
   });
 }

@@ -191,6 +191,16 @@ def test_every_code_is_read_as_its_number(operations: Operations, kind: ScaleKin
         np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(codes)).astype(np.float32))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_scales_lose_nothing(operations: Operations, kind: ScaleKind) -> None:
+    weight = make_weight(19, 40, 200, kind)
+    weight = StoredWeight(weight.data, (weight.scale * np.float32(1e-10)).astype(np.float32), kind)
+    for count in (1, 5):
+        inputs = uneven_rows(20, count, 200)
+        want, magnitude = reference_product(inputs, weight, None)
+        assert_near(operations, operations.product(ProductCase(inputs, weight)), want, magnitude)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_slices_gathered_rows_and_company(operations: Operations, kind: ScaleKind | None) -> None:
     weight = make_weight(1, 260, 330, kind)
