@@ -13,18 +13,28 @@
 
 namespace glint {
 
+namespace {
+
+uint64_t guard_bytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+uint64_t usable_bytes(uint64_t byte_count) { return (byte_count + guard_bytes() - 1) / guard_bytes() * guard_bytes(); }
+
+}
+
 ZeroedMemory::ZeroedMemory(uint64_t byte_count) : byte_count_(byte_count) {
   if (byte_count == 0) return;
+  const uint64_t usable = usable_bytes(byte_count);
   void* address =
-      mmap(nullptr, byte_count, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      mmap(nullptr, usable + guard_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   require(address != MAP_FAILED, GLINT_STATUS_OUT_OF_MEMORY, "could not reserve ", byte_count,
           " bytes of memory: ", std::strerror(errno), "; lower num_pages, max_step_tokens or max_step_items");
-  madvise(address, byte_count, MADV_HUGEPAGE);
+  madvise(address, usable, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(address);
+  mprotect(data_ + usable, guard_bytes(), PROT_NONE);
 }
 
 ZeroedMemory::~ZeroedMemory() {
-  if (data_ != nullptr) munmap(data_, byte_count_);
+  if (data_ != nullptr) munmap(data_, usable_bytes(byte_count_) + guard_bytes());
 }
 
 ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept
