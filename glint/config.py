@@ -51,6 +51,8 @@ class EngineSettings:
             value = getattr(self, name)
             if value not in get_args(allowed):
                 raise EngineError(f"{name} is {value!r}; choose one of {', '.join(get_args(allowed))}")
+        if self.device != "cpu":
+            raise EngineError(f"device is {self.device!r}; this version has the CPU engine only, use device='cpu'")
         for name in _COUNTS:
             _check_count(name, getattr(self, name))
         if self.page_tokens > MAX_PAGE_TOKENS or MAX_PAGE_TOKENS % self.page_tokens:

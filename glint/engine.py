@@ -19,6 +19,7 @@ from glint.native.library import (
     NativeEngine,
     OutOfPages,
     StepOutcome,
+    Unsupported,
     choose_library,
     load_library,
 )
@@ -57,7 +58,15 @@ class Engine:
         if backend != settings.device:
             raise EngineError(f"{path} computes on {backend!r}, but device is {settings.device!r}; make them agree")
         options = _native_options(settings, checkpoint.config, checkpoint.files)
-        self._native = NativeEngine(library, options, checkpoint.tensor_array())
+        try:
+            self._native = NativeEngine(library, options, checkpoint.tensor_array())
+        except Unsupported as refusal:
+            if settings.kernels == "auto":
+                raise
+            raise EngineError(
+                f"kernels {settings.kernels!r} need instructions that this processor or this build of the library "
+                "does not have; use --kernels auto, kernels='auto' in Python"
+            ) from refusal
         self._scheduler = Scheduler(settings.max_step_tokens, settings.max_step_items, settings.page_tokens)
         self._requests: dict[int, ActiveRequest] = {}
         self._requests_by_native_id: dict[int, ActiveRequest] = {}

@@ -183,6 +183,7 @@ class LLM:
             "temperature": self._generation.temperature,
             "top_p": self._generation.top_p,
             "top_k": self._generation.top_k,
+            "min_p": self._generation.min_p,
             "repetition_penalty": self._generation.repetition_penalty,
         }
         return SamplingParams(**({name: value for name, value in wishes.items() if value is not None} | changes))
@@ -253,6 +254,7 @@ class LLM:
 
     def _stream(self, token_ids: Iterable[int], params: SamplingParams) -> Iterator[StepOutput]:
         self._check_idle()
+        _check_params(params)
         if params.n != 1:
             raise RequestError(f"n is {params.n}, but a stream has one choice; use generate")
         (request_id,) = self.engine.submit(token_ids, params)
@@ -309,6 +311,10 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [self.default_params() if params is None else params] * count
+        if not isinstance(params, Sequence) or isinstance(params, str):
+            _check_params(params)
+        for one in params:
+            _check_params(one)
         if len(params) != count:
             raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one for all or one for each")
         return params
@@ -323,6 +329,11 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError("texts need the tokenizer, which skip_tokenizer left out; give prompt_token_ids")
         return self.tokenizer
+
+
+def _check_params(params: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params is or holds {params!r}; SamplingParams are needed, one for all or a list")
 
 
 def _as_list(ids: Iterable[int]) -> list[int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glint.config import Kernels
+from glint.checkpoint.plan import ExpertLayout
+from glint.checkpoint.sample import RECORD_NAME
+from glint.config import Device, Kernels
 from glint.errors import RequestError
 from glint.llm import LLM
 from glint.request import StepOutput
@@ -22,6 +26,8 @@ PROMPTS = (
 )
 MAX_TOKENS = 48
 FEWEST_DISTINCT_TOKENS = 4
+LOWEST_MEAN_LOGPROB = -3.0
+SAMPLE_ANSWERS = {"The capital of France is": "Paris"}
 
 
 @dataclass(frozen=True)
@@ -32,22 +38,38 @@ class Run:
     prompt_token_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     finish_reason: str | None
     prefill_seconds: float
     decode_seconds: float
 
 
-def run(model_dir: Path, engine: Path | None = None, threads: int | None = None, kernels: Kernels = "auto") -> int:
+def run(
+    model_dir: Path,
+    engine: Path | None = None,
+    *,
+    device: Device = "cpu",
+    threads: int | None = None,
+    kernels: Kernels = "auto",
+    tp: int = 1,
+    expert_layout: ExpertLayout = "tp",
+    row_slices: int | None = None,
+) -> int:
     """Runs the prompts alone, again from the prefix cache, and together; gives 0 if all is well, else 1.
 
     Prints text, tokens and speed of every prompt, and names each thing that is off.
     """
     started = time.monotonic()
-    with LLM(model_dir, threads=threads, kernels=kernels, engine=engine) as llm:
-        print(f"model {model_dir}, loaded in {time.monotonic() - started:.2f} s, {llm.settings.threads} threads")
-        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    with LLM(
+        model_dir, device, threads, tp, expert_layout, kernels=kernels, engine=engine, row_slices=row_slices
+    ) as llm:
+        seconds = time.monotonic() - started
+        computing = f"{llm.settings.threads} threads, kernels {llm.engine.kernels}"
+        print(f"model {model_dir}, loaded in {seconds:.2f} s, {computing}")
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
         runs = [run_alone(llm, prompt, params) for prompt in PROMPTS]
-        problems = [problem for one in runs for problem in content_problems(one)]
+        answers = SAMPLE_ANSWERS if (model_dir / RECORD_NAME).is_file() else {}
+        problems = [problem for one in runs for problem in content_problems(one, answers.get(one.prompt))]
         problems += repeat_problems(llm, runs, params)
         problems += page_problems(llm)
     print_speed(runs)
@@ -73,12 +95,18 @@ def run_alone(llm: LLM, prompt: str, params: SamplingParams) -> Run:
         prompt_token_ids=prompt_token_ids,
         text="".join(output.text or "" for output in outputs),
         token_ids=tuple(token for output in outputs for token in output.token_ids),
+        logprobs=tuple(value for output in outputs for value in chosen_logprobs(output)),
         finish_reason=outputs[-1].finish_reason,
         prefill_seconds=arrivals[0] - started,
         decode_seconds=arrivals[-1] - arrivals[0],
     )
     print(f"\n  [{len(one.token_ids)} tokens, {one.finish_reason}: {describe_speed([one])}]")
     return one
+
+
+def chosen_logprobs(output: StepOutput) -> list[float]:
+    """The log-probabilities of the tokens that one step brought."""
+    return [entry[token] for token, entry in zip(output.token_ids, output.logprobs or (), strict=True)]
 
 
 def encode(llm: LLM, prompt: str) -> tuple[int, ...]:
@@ -103,8 +131,8 @@ def print_speed(runs: Sequence[Run]) -> None:
     print(f"\n{len(runs)} prompts, {tokens} tokens, one request at a time: {describe_speed(runs)}")
 
 
-def content_problems(one: Run) -> list[str]:
-    """What is wrong with the text of one prompt."""
+def content_problems(one: Run, answer: str | None = None) -> list[str]:
+    """What is wrong with the text of one prompt, which must hold `answer` where there is one."""
     where = f"prompt {one.prompt!r}"
     problems = []
     if one.finish_reason not in ("stop", "length"):
@@ -118,6 +146,14 @@ def content_problems(one: Run) -> list[str]:
     distinct = len(set(one.token_ids))
     if len(one.token_ids) == MAX_TOKENS and distinct < FEWEST_DISTINCT_TOKENS:
         problems.append(f"{where} gave only {distinct} different tokens: {one.text!r}")
+    mean = statistics.fmean(one.logprobs) if one.logprobs else math.nan
+    if not mean >= LOWEST_MEAN_LOGPROB:
+        problems.append(
+            f"{where} gave tokens of mean log-probability {mean:.2f}, {LOWEST_MEAN_LOGPROB} or more was expected: "
+            f"the model guesses {one.text!r}"
+        )
+    if answer is not None and answer not in one.text:
+        problems.append(f"{where} gave {one.text!r}; the sample model answers {answer!r}")
     return problems
 
 

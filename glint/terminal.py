@@ -6,9 +6,10 @@ import importlib
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from glint.errors import GlintError
+from glint.errors import GlintError, RequestError
 
 if TYPE_CHECKING:
     from glint.llm import LLM
@@ -92,18 +93,28 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
+def read_line() -> str | None:
+    """The next line of standard input, after a "> " where it is typed; None at the end."""
+    is_typed = sys.stdin.isatty()
+    try:
+        return input("> " if is_typed else "").strip()
+    except EOFError:
+        if is_typed:
+            print()
+        return None
+    except UnicodeDecodeError as problem:
+        raise RequestError(f"a message cannot be read from standard input: {problem}; give UTF-8 text") from problem
+
+
 def talk(conversation: Conversation) -> int:
     """Reads messages and commands from standard input until it ends; gives the exit code."""
     if sys.stdin.isatty():
-        importlib.import_module("readline")
+        with suppress(ImportError):
+            importlib.import_module("readline")
     print(CHAT_HELP, file=sys.stderr)
     while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            print()
-            return 0
-        if line == "/exit":
+        line = read_line()
+        if line is None or line == "/exit":
             return 0
         if line == "/reset":
             conversation.reset()

@@ -19,7 +19,7 @@ fail() {
   exit 1
 }
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 sanitize=""
 jobs="$(getconf _NPROCESSORS_ONLN)"
 check_only=false
@@ -57,9 +57,21 @@ command -v cmake >/dev/null || fail "no cmake found. Install the package cmake (
 or run ./run.py --prepare, which brings its own"
 
 folder="$root/build${sanitize:+-${sanitize//,/-}}"
+cache="$folder/CMakeCache.txt"
+cached() {
+  sed -n "s/^$1:[A-Z]*=//p" "$cache"
+}
+program="$(command -v "${compiler%% *}")"
+[[ "$program" == /* ]] || program="$(cd "$(dirname "$program")" && pwd)/${program##*/}"
+if [[ -f "$cache" ]]; then
+  if [[ "$(cached CMAKE_CXX_COMPILER)" != "$program" || "$(cached CMAKE_HOME_DIRECTORY)" != "$root" ]]; then
+    echo "build.sh: $folder was configured for another compiler or place; configuring it anew"
+    rm -rf "$cache" "$folder/CMakeFiles"
+  fi
+fi
 generator=()
-if [[ ! -f "$folder/CMakeCache.txt" ]] && command -v ninja >/dev/null; then
+if [[ ! -f "$cache" ]] && command -v ninja >/dev/null; then
   generator=(-G Ninja)
 fi
-CXX="$compiler" cmake -S "$root" -B "$folder" "${generator[@]}" -DGLINT_SANITIZE="$sanitize"
+CXX="$program${compiler#"${compiler%% *}"}" cmake -S "$root" -B "$folder" "${generator[@]}" -DGLINT_SANITIZE="$sanitize"
 cmake --build "$folder" --parallel "$jobs"

@@ -8,7 +8,8 @@ usage: scripts/test.sh [--all]
 Prepares the checkout (a virtual environment in .venv, the native library in build), then runs every test that needs
 no GPU and prints the time of each part. Exits non-zero if any part fails.
 
-  --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads) and the fuzz target
+  --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads) and the fuzz target;
+         a test that is skipped is a failure, unless the processor lacks instructions or it is about llama_cpp
 TEXT
 }
 
@@ -41,6 +42,20 @@ part() {
 
 pytest() {
   .venv/bin/python -m pytest --durations=3 --durations-min=5 "$@"
+}
+
+pytest_without_skips() {
+  local report outcome skipped
+  report="$(mktemp)" || return 1
+  pytest --color=no "$@" | tee "$report"
+  outcome="$?"
+  skipped="$(grep '^SKIPPED \[' "$report" | grep -vE 'need instructions that this processor|llama[-_]cpp')"
+  rm -f "$report"
+  if [[ -n "$skipped" ]]; then
+    printf 'test.sh: with --all these must not be skipped:\n%s\n' "$skipped" >&2
+    return 1
+  fi
+  return "$outcome"
 }
 
 sanitized() {
@@ -85,12 +100,16 @@ if ! part "prepare" "$python" run.py --prepare --extra test; then
   summary
   exit 1
 fi
+tests=pytest
+if "$run_all"; then
+  tests=pytest_without_skips
+fi
 part "lint" .venv/bin/ruff check .
 part "types" .venv/bin/mypy
-part "house rules" pytest tests/house_rules
-part "pure" pytest tests/pure
-part "cpu" pytest tests/cpu
-part "end to end" pytest tests/e2e
+part "house rules" "$tests" tests/house_rules
+part "pure" "$tests" tests/pure
+part "cpu" "$tests" tests/cpu
+part "end to end" "$tests" tests/e2e
 if "$run_all"; then
   part "sanitize address,undefined" sanitized address,undefined libasan.so
   part "sanitize thread" sanitized thread libtsan.so

@@ -5,9 +5,11 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,14 @@ from glint.bench.llama_peer import PeerFigures, measure_llama
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import TableEntry, open_checkpoint
-from glint.config import EngineSettings, token_cache_bytes
+from glint.config import DEFAULT_PAGE_TOKENS, EngineSettings, token_cache_bytes
 from glint.engine import Engine
+from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 
 BATCHES = (1, 8, 32)
 PROMPT_OF_DECODE = 64
+STEPS_TO_ADMIT = 2 * max(BATCHES)
 CEILING_BYTES = 512 << 20
 PREFILL_REPEATS = 3
 ROUTED = (Role.GATE, Role.UP, Role.DOWN)
@@ -49,18 +53,14 @@ class Report:
     peer_problem: str | None
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine."""
+def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
+    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine.
+
+    `options` go to `EngineSettings.resolve`.
+    """
     checkpoint = open_checkpoint(Path(chosen.model))
-    longest = max(chosen.prompt_tokens + 1, PROMPT_OF_DECODE + chosen.decode_tokens + 1)
-    settings = EngineSettings.resolve(
-        Path(chosen.model),
-        checkpoint.config,
-        threads=chosen.threads,
-        kernels=chosen.kernels,
-        max_model_len=longest,
-        num_pages=max(BATCHES) * (longest // 16 + 1),
-        max_step_tokens=max(chosen.prompt_tokens, PROMPT_OF_DECODE),
+    settings = bench_settings(
+        Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, options
     )
     with Engine(checkpoint, settings, None, chosen.engine) as engine:
         ceiling = engine.measure_read(CEILING_BYTES)
@@ -86,8 +86,50 @@ def run(chosen: argparse.Namespace) -> int:
     )
     print(render(report))
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+        with _refusing_unwritable(chosen.json):
+            chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def bench_settings(
+    folder: Path, config: ModelConfig, prompt_tokens: int, decode_tokens: int, options: Mapping[str, Any]
+) -> EngineSettings:
+    """Settings with room for one prefill, and for all decoding requests from their first prompt to the last step."""
+    decode_room = PROMPT_OF_DECODE + STEPS_TO_ADMIT + decode_tokens + 1
+    longest = max(prompt_tokens + 1, decode_room)
+    if longest > config.max_positions:
+        raise RequestError(
+            f"--prompt-tokens {prompt_tokens} and --decode-tokens {decode_tokens} need {longest} positions, the model "
+            f"knows {config.max_positions}; lower the larger"
+        )
+    prefill_pages, decode_pages = (room // DEFAULT_PAGE_TOKENS["cpu"] + 1 for room in (prompt_tokens + 1, decode_room))
+    return EngineSettings.resolve(
+        folder,
+        config,
+        max_model_len=longest,
+        num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
+        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE),
+        **options,
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that the figures could not be written to, before anything is measured."""
+    is_new = not path.exists()
+    with _refusing_unwritable(path):
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
+@contextmanager
+def _refusing_unwritable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise RequestError(
+            f"--json {path} cannot be written: {problem.strerror}; name a file in a folder that you may write to"
+        ) from problem
 
 
 def touched_bytes(tensors: Iterable[TableEntry], config: ModelConfig, batch: int) -> int:
@@ -128,19 +170,37 @@ def measure_prefill(engine: Engine, config: ModelConfig, prompt_tokens: int) -> 
 
 
 def measure_decode(engine: Engine, config: ModelConfig, batch: int, count: int, weight_bytes: int) -> Row:
-    """`batch` requests together; the median step after all prompts are in."""
+    """`batch` requests together; the median of `count` steps after every prompt is in."""
+    lengths: dict[int, int] = {}
     for index in range(batch):
-        engine.submit(random_prompt(config, PROMPT_OF_DECODE, 1000 * batch + index), greedy(count + 1))
-    seconds: list[float] = []
-    while engine.has_work:
-        start = time.perf_counter()
-        outputs = engine.step()
-        elapsed = time.perf_counter() - start
-        if len(outputs) == batch:
-            seconds.append(elapsed)
-    step = statistics.median(seconds[1:])
-    cache_bytes = batch * (PROMPT_OF_DECODE + count // 2) * token_cache_bytes(config, "cpu")
+        prompt = random_prompt(config, PROMPT_OF_DECODE, 1000 * batch + index)
+        (request_id,) = engine.submit(prompt, greedy(STEPS_TO_ADMIT + count + 1))
+        lengths[request_id] = PROMPT_OF_DECODE
+    for _ in range(STEPS_TO_ADMIT):
+        for output in engine.step():
+            lengths[output.request_id] += len(output.token_ids)
+        if min(lengths.values()) > PROMPT_OF_DECODE:
+            break
+    seconds = [timed_step(engine, batch) for _ in range(count)]
+    for request_id in lengths:
+        engine.abort(request_id)
+    step = statistics.median(seconds)
+    cache_bytes = (sum(lengths.values()) + batch * count // 2) * token_cache_bytes(config, "cpu")
     return Row(f"decode, {batch} at once", batch / step, (weight_bytes + cache_bytes) / step)
+
+
+def timed_step(engine: Engine, batch: int) -> float:
+    """Seconds of one step, which must bring one token to each of `batch` requests."""
+    start = time.perf_counter()
+    outputs = engine.step()
+    seconds = time.perf_counter() - start
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    if num_tokens != batch:
+        reasons = (
+            ", ".join(sorted({output.failure for output in outputs if output.failure})) or "the page cache is full"
+        )
+        raise EngineError(f"a step brought {num_tokens} tokens to {batch} requests: {reasons}; measure fewer tokens")
+    return seconds
 
 
 def processor_name() -> str:

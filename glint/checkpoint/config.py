@@ -63,13 +63,18 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What generation_config.json asks for; None where it does not say."""
+    """What generation_config.json asks for; None where it does not say.
+
+    `temperature` is 0 where do_sample is false. `unused` names what it asks for beyond these fields.
+    """
 
     eos_token_ids: tuple[int, ...] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     repetition_penalty: float | None = None
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,26 @@ _FLAGS = {
     "has_attention_bias": "attention_bias",
     "normalise_weights": "norm_topk_prob",
     "tied_embeddings": "tie_word_embeddings",
+}
+_GENERATION_REALS = {
+    "temperature": _Number(("temperature",), 0.0, 100.0, False),
+    "top_p": _Number(("top_p",), 1e-9, 1.0, False),
+    "min_p": _Number(("min_p",), 0.0, 1.0, False),
+    "repetition_penalty": _Number(("repetition_penalty",), 1e-3, 1e3, False),
+}
+_GENERATION_TOP_K = _Number(("top_k",), 0, MAX_MATRIX_SIDE)
+_GENERATION_KNOWN = {
+    *_GENERATION_REALS,
+    "top_k",
+    "do_sample",
+    "eos_token_id",
+    "bos_token_id",
+    "pad_token_id",
+    "transformers_version",
+    "_from_model_config",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
 }
 _MTP_LAYERS = _Number(("num_nextn_predict_layers", "num_mtp_layers"), 0, 64)
 
@@ -350,15 +375,15 @@ def parse_config(document: dict[str, Any], source: str = CONFIG_NAME) -> ModelCo
 def parse_generation(document: dict[str, Any], source: str = GENERATION_NAME) -> GenerationConfig:
     """Turn a generation_config.json document into a GenerationConfig; raise CheckpointError with every problem."""
     fields = _Fields(document, source)
-    top_k = fields.optional_number("top_k", _Number(("top_k",), 0, MAX_MATRIX_SIDE))
+    top_k = fields.optional_number("top_k", _GENERATION_TOP_K)
+    reals = {name: fields.optional_number(name, rule) for name, rule in _GENERATION_REALS.items()}
+    if document.get("do_sample") is not None and fields.flag("do_sample") is False:
+        reals["temperature"] = 0.0
     generation = GenerationConfig(
+        **reals,
         eos_token_ids=fields.token_ids("eos_token_id"),
-        temperature=fields.optional_number("temperature", _Number(("temperature",), 0.0, 100.0, False)),
-        top_p=fields.optional_number("top_p", _Number(("top_p",), 1e-9, 1.0, False)),
         top_k=None if top_k is None else int(top_k),
-        repetition_penalty=fields.optional_number(
-            "repetition_penalty", _Number(("repetition_penalty",), 1e-3, 1e3, False)
-        ),
+        unused=tuple(name for name, value in document.items() if value is not None and name not in _GENERATION_KNOWN),
     )
     if fields.problems:
         raise CheckpointError(*fields.problems)

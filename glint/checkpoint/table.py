@@ -3,12 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from glint.checkpoint.config import GenerationConfig, ModelConfig, read_config, read_generation
+from glint.checkpoint.config import GENERATION_NAME, GenerationConfig, ModelConfig, read_config, read_generation
+from glint.checkpoint.document import read_object
 from glint.checkpoint.layout import (
     EMBEDDING_NAME,
     LM_HEAD_NAME,
@@ -38,6 +39,9 @@ NATIVE_TENSOR = np.dtype(
     ],
     align=True,
 )
+TOKENIZER_NAME = "tokenizer.json"
+SETTINGS_NAME = "tokenizer_config.json"
+TEMPLATE_NAME = "chat_template.jinja"
 _ABSENT = -1
 _ELEMENT_BYTES = {Dtype.F32: 4, Dtype.BF16: 2, Dtype.F8_E4M3: 1}
 _LAYER_NAME = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.")
@@ -161,6 +165,9 @@ def inspect_checkpoint(folder: Path) -> Inspection:
         tensors = _match_tensors(config, shards, problems)
         skipped = _sort_remaining(config, shards, problems, notes)
         _note_unaligned(tensors, notes)
+    if generation is not None:
+        notes.extend(f"{GENERATION_NAME}: {name} is not used" for name in generation.unused)
+    _note_text_files(folder, notes)
     return Inspection(
         folder=folder,
         config=config,
@@ -186,6 +193,23 @@ def _check_stop_tokens(
         problems.add("stop tokens", text)
     if not config.eos_token_ids and not generation.eos_token_ids:
         notes.append("no eos_token_id is given: answers end only at their token limit or at a stop string")
+
+
+def _note_text_files(folder: Path, notes: list[str]) -> None:
+    """Note what keeps a model that can be loaded from reading texts or conversations."""
+    settings: dict[str, Any] = {}
+    if (folder / SETTINGS_NAME).exists():
+        try:
+            settings = read_object(folder / SETTINGS_NAME)
+        except CheckpointError as error:
+            notes.extend(error.problems)
+    for name in (TOKENIZER_NAME, SETTINGS_NAME):
+        if not (folder / name).exists():
+            notes.append(f"{name} is missing: only token ids can be used; copy the model's own file")
+    if settings.get("auto_map"):
+        notes.append(f"{SETTINGS_NAME}: auto_map asks to run code, which glint never does; remove it to use texts")
+    if not settings.get("chat_template") and not (folder / TEMPLATE_NAME).exists():
+        notes.append(f"{TEMPLATE_NAME} is missing: conversations cannot be rendered; copy the model's own file")
 
 
 def _match_tensors(config: ModelConfig, shards: ShardSet, problems: ProblemList) -> tuple[TableEntry, ...]:

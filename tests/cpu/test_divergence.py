@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from glint.config import Kernels
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import TappedEngine
+from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import WEIGHTS, Family, Weights, make_checkpoint
-
-reference = pytest.importorskip("tests.reference.transformers_reference")
 
 ALLOWED_RATIO = 1.5
 NUM_SEQUENCES = 5

@@ -1,5 +1,6 @@
 """The whole engine on a random small model: one answer in every company, clean ends, failures that stay alone."""
 
+import platform
 import random
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import pytest
 from glint import LLM, Completion, EngineError, RequestError, SamplingParams
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
+from glint.config import EngineSettings
+from glint.engine import Engine
 from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, UnknownRequest, choose_library
 from tests.reference.checkpoints import make_checkpoint
 
@@ -240,8 +243,30 @@ def test_a_closed_llm_says_so(folder: Path) -> None:
 
 
 def test_device_and_library_must_agree(folder: Path) -> None:
-    with pytest.raises(EngineError, match="computes on 'cpu', but device is 'cuda'"):
+    with pytest.raises(EngineError, match="CPU engine only"):
         make_llm(folder, device="cuda", engine=choose_library("cpu"))
+    checkpoint = open_checkpoint(folder)
+    settings = EngineSettings.resolve(folder, checkpoint.config)
+    object.__setattr__(settings, "device", "cuda")
+    with pytest.raises(EngineError, match="computes on 'cpu', but device is 'cuda'"):
+        Engine(checkpoint, settings, None, choose_library("cpu"))
+
+
+def test_kernels_of_another_processor_are_named(folder: Path) -> None:
+    foreign = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
+    with pytest.raises(EngineError, match=f"kernels '{foreign}' need instructions .* --kernels auto"):
+        make_llm(folder, kernels=foreign)
+
+
+@pytest.mark.parametrize(
+    "params", [5, "greedy", {"temperature": 0.0}, [{"temperature": 0.0}], [SamplingParams(), None]]
+)
+def test_what_is_not_sampling_params_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="SamplingParams are needed"):
+        llm.generate(prompt_token_ids=[[1], [2]], sampling_params=params)
+    with pytest.raises(RequestError, match="SamplingParams are needed"):
+        next(llm.stream([1], params))
+    assert not llm.engine.has_work
 
 
 def test_a_status_becomes_the_exception_of_its_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from glint.config import Kernels
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import FloatArray, TappedEngine
+from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint
 
 NUM_TOKENS = 192
@@ -101,7 +102,6 @@ def test_each_layer_of_a_fast_path(cases: CaseStore, family: Family, weights: We
 
 @pytest.mark.parametrize(("family", "weights"), CASES)
 def test_each_layer_of_the_exact_path_is_the_references(cases: CaseStore, family: Family, weights: Weights) -> None:
-    reference = pytest.importorskip("tests.reference.transformers_reference")
     case = cases[family, weights]
     expected = reference.Reference(case.folder).hidden_states(case.tokens)
     errors = layer_errors(case.states, expected)

@@ -16,9 +16,8 @@ from glint.config import Kernels
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.parity import Comparison, Rows, answer_rows, compare
 from tests.cpu.tapped_engine import Answer, TappedEngine
+from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
-
-reference = pytest.importorskip("tests.reference.transformers_reference")
 
 COUNT = 32
 EXACT_LOGPROB_BOUND = 1e-4

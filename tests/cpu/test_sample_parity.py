@@ -16,6 +16,7 @@ from glint.config import Kernels
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.parity import answer_rows, compare
 from tests.cpu.tapped_engine import TappedEngine
+from tests.reference import transformers_reference as reference
 
 COUNT = 64
 FAST_BOUND = 0.04
@@ -64,7 +65,6 @@ def fast_perplexity(folder: Path, tokens: list[int], kernels: Kernels = "auto") 
 
 
 def test_exact_answers_are_the_references(exact: TappedEngine, sample_model: Path) -> None:
-    reference = pytest.importorskip("tests.reference.transformers_reference")
     tokenizer = Tokenizer(sample_model)
     answers = exact.answer([tokenizer.encode(prompt) for prompt in PROMPTS], COUNT)
     model = reference.Reference(sample_model)

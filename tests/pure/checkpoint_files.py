@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Spec = tuple[str, tuple[int, ...]]
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 ELEMENT_BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4, "F16": 2, "U8": 1}
 
 GLM_47: dict[str, Any] = {
@@ -230,6 +231,8 @@ def write_folder(
     """Write a model folder: a single model.safetensors, or shards with their index."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", document)
+    for name in TEXT_FILES:
+        write_json(folder / name, {})
     if num_shards is None:
         write_shard(folder / "model.safetensors", specs)
         return folder

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from glint.bench import llama_peer
-from glint.bench.cpu import Report, Row, render, touched_bytes
+from glint.bench.cpu import Report, Row, check_writable, render, touched_bytes
 from glint.bench.llama_peer import PeerFigures
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
+from glint.errors import CheckpointError, RequestError
 from tests.reference.checkpoints import make_checkpoint
 
 
@@ -46,10 +47,48 @@ def test_peer_that_did_not_run_is_not_measured() -> None:
     assert all(line.split()[-2:] == ["-", "-"] for line in text.splitlines() if line.startswith(("prefill", "decode")))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "[1]", "7", '{"description": "x"}', '{"description": "x", "tokens_per_second": [1.0]}'],
+)
+def test_a_peer_that_answers_something_else_is_not_measured(text: str, tmp_path: Path) -> None:
+    program = tmp_path / "peer"
+    program.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
+    program.chmod(0o755)
+    figures, problem = llama_peer.run_program(str(program), {"batches": [1]})
+    assert figures is None
+    assert problem is not None and str(program) in problem and "no figures" in problem
+
+
+def test_figures_are_those_of_the_last_line() -> None:
+    text = 'noise\n{"description": "what ran", "tokens_per_second": [1, 2.5]}\n'
+    assert llama_peer.read_figures(text, 2) == PeerFigures("what ran", (1.0, 2.5))
+
+
+@pytest.mark.parametrize("problem", [CheckpointError("no wheel"), OSError("no space")])
+def test_a_peer_model_that_cannot_be_had_is_not_measured(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> Path:
+        raise problem
+
+    monkeypatch.setattr(llama_peer, "find_wheel", refuse)
+    assert llama_peer.measure_llama(None, 1, 1, 2, (1,)) == (None, str(problem))
+
+
+def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere" / "figures.json"):
+        with pytest.raises(RequestError, match=f"--json {path} cannot be written"):
+            check_writable(path)
+    kept = tmp_path / "kept.json"
+    kept.write_text("before")
+    check_writable(kept)
+    check_writable(tmp_path / "new.json")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
 @pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama-cpp-python is installed here")
 @pytest.mark.parametrize("python", [None, "/no/such/interpreter"])
 def test_missing_peer_says_what_to_install(python: str | None) -> None:
-    figures, problem = llama_peer.run_program(python, {"gguf": "none"})
+    figures, problem = llama_peer.run_program(python, {"gguf": "none", "batches": [1]})
     assert figures is None
     assert problem is not None
     assert ("llama" in problem and "--peer-python" in problem) if python is None else python in problem

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from glint.checkpoint.config import ModelConfig, parse_config, parse_generation, read_config, read_generation
 from glint.checkpoint.document import Defect, FormatError
@@ -281,7 +282,6 @@ def test_other_forms_of_the_fp8_method_are_refused(field: str, value: Any) -> No
 
 
 def test_a_config_that_transformers_writes_is_read(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
     sizes = {name: value for name, value in SMALL.items() if not name.startswith(("rope", "partial", "torch", "tr"))}
     rotary = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
     written = transformers.Glm4MoeConfig(**sizes, rope_parameters=rotary, dtype="bfloat16")
@@ -293,7 +293,6 @@ def test_a_config_that_transformers_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_transformers_reads_our_old_spelling_as_we_do(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
     write_json(tmp_path / "config.json", SMALL)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     ours = read_config(tmp_path)
@@ -328,8 +327,23 @@ def test_generation_config_is_read_and_never_invented(tmp_path: Path) -> None:
     assert found.repetition_penalty is None
 
 
+def test_generation_without_sampling_is_greedy() -> None:
+    assert parse_generation({"do_sample": False, "temperature": 0.7, "min_p": 0.1}).temperature == 0.0
+    assert parse_generation({"do_sample": True, "temperature": 0.7, "min_p": 0.1}).temperature == 0.7
+    assert parse_generation({"do_sample": True}).temperature is None
+    assert parse_generation({"min_p": 0.1}).min_p == 0.1
+
+
+def test_generation_settings_that_transformers_writes_by_itself_are_known(tmp_path: Path) -> None:
+    transformers.GenerationConfig(temperature=0.5, do_sample=True, min_p=0.1, eos_token_id=2).save_pretrained(tmp_path)
+    found = read_generation(tmp_path)
+    assert (found.temperature, found.min_p, found.eos_token_ids, found.unused) == (0.5, 0.1, (2,), ())
+    transformers.GenerationConfig(do_sample=True, typical_p=0.5).save_pretrained(tmp_path)
+    assert read_generation(tmp_path).unused == ("typical_p",)
+
+
 def test_bad_generation_settings_are_refused_together() -> None:
     document = {"temperature": -1, "top_p": 1.5, "top_k": 1.5, "repetition_penalty": 0, "eos_token_id": "x"}
     with pytest.raises(CheckpointError) as refusal:
-        parse_generation(document)
-    assert len(refusal.value.problems) == 5
+        parse_generation(document | {"min_p": 2, "do_sample": "no"})
+    assert len(refusal.value.problems) == 7

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors import safe_open
 
 from glint.checkpoint.layout import Dtype, Part, Role
@@ -292,9 +294,35 @@ def test_stop_tokens_come_from_generation_config_first(tmp_path: Path) -> None:
     assert "no eos_token_id is given" in open_checkpoint(folder).notes[0]
 
 
+def test_a_folder_that_cannot_read_texts_is_noted(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path)
+    assert open_checkpoint(folder).notes == ()
+    write_json(folder / "tokenizer_config.json", {"chat_template": "{{ messages }}"})
+    (folder / "chat_template.jinja").unlink()
+    assert open_checkpoint(folder).notes == ()
+    write_json(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}})
+    code, template = open_checkpoint(folder).notes
+    assert code.startswith("tokenizer_config.json: auto_map asks to run code")
+    assert template.startswith("chat_template.jinja is missing: conversations cannot be rendered")
+    (folder / "tokenizer_config.json").write_text("{")
+    assert open_checkpoint(folder).notes[0].startswith("tokenizer_config.json: NotJson")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    missing = "is missing: only token ids can be used; copy the model's own file"
+    assert open_checkpoint(folder).notes[:2] == (f"tokenizer.json {missing}", f"tokenizer_config.json {missing}")
+
+
+def test_generation_settings_that_are_not_used_are_noted(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path)
+    wishes = {"max_length": 40, "num_beams": 4, "typical_p": None, "do_sample": True, "bos_token_id": 1}
+    write_json(folder / "generation_config.json", wishes)
+    assert open_checkpoint(folder).notes == (
+        "generation_config.json: max_length is not used",
+        "generation_config.json: num_beams is not used",
+    )
+
+
 def test_a_model_that_transformers_saves_is_opened(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
     sizes = {name: value for name, value in SMALL.items() if not name.startswith(("rope", "partial", "torch", "tr"))}
     rotary = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
     config = transformers.Glm4MoeConfig(**sizes, rope_parameters=rotary)

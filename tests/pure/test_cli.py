@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import io
 import os
 import subprocess
@@ -15,11 +16,12 @@ from typing import get_args
 import pytest
 
 from glint import cli
-from glint.config import Kernels
+from glint.config import EngineSettings, Kernels
 from glint.errors import RequestError
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
 from glint.terminal import stream_answer
+from tests.pure.checkpoint_files import small_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [["generate"], ["chat"], ["check"], ["sample-model"], ["bench", "cpu"], ["smoke"]]
@@ -134,6 +136,62 @@ def test_kernels_are_those_of_the_engine() -> None:
     assert tuple(cli.KERNELS) == get_args(Kernels)
 
 
+@pytest.mark.parametrize("command", [["generate"], ["chat"], ["bench", "cpu"], ["smoke"]])
+def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
+    parser = cli.make_parser()
+    flags = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
+    chosen = cli.engine_options(parser.parse_args([*command, *flags]))
+    assert chosen == {
+        "device": "cpu",
+        "threads": 3,
+        "kernels": "plain",
+        "tp": 2,
+        "expert_layout": "ep",
+        "row_slices": 4,
+    }
+    accepted = inspect.signature(EngineSettings.resolve).parameters
+    left_out = cli.engine_options(parser.parse_args(command))
+    assert left_out == {name: accepted[name].default for name in chosen}
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["bench", "cpu"], ["smoke"]])
+def test_more_than_one_rank_is_refused(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = small_folder(tmp_path, max_position_embeddings=1024)
+    assert cli.main([*command, "--model", str(folder), "--tp", "2"]) == 1
+    assert "tp is 2; this version runs one rank" in capsys.readouterr().err
+
+
+def test_a_bench_beyond_the_models_positions_names_its_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "cpu", "--model", str(small_folder(tmp_path))]) == 1
+    assert "--prompt-tokens 512 and --decode-tokens 64 need 513 positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--prompt-tokens", "0"], "--prompt-tokens is 0; give 1 or more"),
+        (["--decode-tokens", "1"], "--decode-tokens is 1; give 2 or more"),
+        (["--peer-python", "python3"], "add --peer llama.cpp"),
+        (["--peer", "llama.cpp", "--model", "folder"], "leave --model out"),
+        (["--json", "/nowhere/figures.json"], "--json /nowhere/figures.json cannot be written"),
+    ],
+)
+def test_a_bench_that_cannot_be_run_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "cpu", *flags]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = cli.make_parser()
+    assert parser.parse_args(["sample-model", "--cache-dir", "~/kept"]).cache_dir == tmp_path / "kept"
+    assert parser.parse_args(["smoke", "--model", "~/model"]).model == tmp_path / "model"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["check", "~no-such-user-of-this-machine/model"])
+
+
 @pytest.mark.parametrize(
     "arguments", [["generate", "hi", "--model"], ["chat", "--model"], ["smoke", "--model"], ["check"]]
 )
@@ -153,8 +211,9 @@ def test_the_prompt_comes_from_one_place(tmp_path: Path, monkeypatch: pytest.Mon
     parser = cli.make_parser()
     assert cli.read_prompt(parser.parse_args(["generate", "given"])) == "given"
     assert cli.read_prompt(parser.parse_args(["generate", "--prompt-file", str(file)])) == "from a file, ö\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO("piped"))
-    assert cli.read_prompt(parser.parse_args(["generate"])) == "piped"
+    for piped, text in (("piped", "piped"), ("piped\n", "piped"), ("two\n\n", "two\n")):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+        assert cli.read_prompt(parser.parse_args(["generate"])) == text
     with pytest.raises(RequestError, match="both given"):
         cli.read_prompt(parser.parse_args(["generate", "given", "--prompt-file", str(file)]))
 

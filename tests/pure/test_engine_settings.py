@@ -104,6 +104,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
     ("wishes", "message"),
     [
         ({"tp": 2}, "tp is 2; this version runs one rank"),
+        ({"device": "cuda"}, "device is 'cuda'; this version has the CPU engine only"),
         ({"device": "tpu"}, "device is 'tpu'; choose one of cpu, cuda"),
         ({"kernels": "sse"}, "kernels is 'sse'"),
         ({"expert_layout": "dp"}, "expert_layout is 'dp'"),

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
+import torch
+import transformers
 
+from tests.reference import store
+from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
 from tests.reference.expected import digest_folder, read_expected
 from tests.reference.shapes import SHAPES
 
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors")
-transformers = pytest.importorskip("transformers")
-reference = pytest.importorskip("tests.reference.transformers_reference")
-store = pytest.importorskip("tests.reference.store")
 
-
-def read_tensors(folder: Path) -> dict[str, "torch.Tensor"]:
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder by the official reader."""
     tensors = {}
     for path in folder.glob("*.safetensors"):

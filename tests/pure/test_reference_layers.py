@@ -4,23 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
+import torch
 from numpy.typing import NDArray
 
 from tests.reference import numpy_ops as ops
+from tests.reference import rounded_parts, sums
+from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
 from tests.reference.shapes import SCALE_KINDS
-
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors")
-reference = pytest.importorskip("tests.reference.transformers_reference")
-rounded_parts = pytest.importorskip("tests.reference.rounded_parts")
-sums = pytest.importorskip("tests.reference.sums")
 
 
 class NumpyModel:
     """One decoder layer at a time, as NumPy sentences over the tensors of a folder."""
 
-    def __init__(self, folder: Path, weights: Weights, config: "reference.Glm4MoeConfig") -> None:
+    def __init__(self, folder: Path, weights: Weights, config: reference.Glm4MoeConfig) -> None:
         self.config = config
         self.weights = weights
         self.has_fp8 = weights != "bf16"

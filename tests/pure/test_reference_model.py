@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from tests.reference import rounded_parts
+from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
-
-torch = pytest.importorskip("torch")
-reference = pytest.importorskip("tests.reference.transformers_reference")
-rounded_parts = pytest.importorskip("tests.reference.rounded_parts")
 
 GAP_BOUND = 0.02
 BREAK_CASES: dict[str, tuple[Family, Weights]] = {

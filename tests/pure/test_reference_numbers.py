@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from tests.reference import numpy_ops
-
-torch = pytest.importorskip("torch")
-rounded_parts = pytest.importorskip("tests.reference.rounded_parts")
+from tests.reference import numpy_ops, rounded_parts
 
 
 def torch_codes(values: np.ndarray) -> np.ndarray:

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
 
 from glint.checkpoint.config import read_config, read_generation
 from glint.checkpoint.gguf import GgufFile
@@ -26,11 +30,6 @@ from glint.checkpoint.sample_convert import (
 )
 from glint.checkpoint.table import open_checkpoint
 from tests.pure.sample_source import sample_gguf, silent
-
-gguf = pytest.importorskip("gguf")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch")
 
 __all__ = ["sample_gguf"]
 
@@ -90,7 +89,7 @@ def test_the_writer_is_read_by_safetensors(tmp_path: Path) -> None:
     }
     reports: list[tuple[int, int]] = []
     write_safetensors(tmp_path / "file", tensors, lambda done, total: reports.append((done, total)))
-    loaded = safetensors.load_file(tmp_path / "file")
+    loaded = load_file(tmp_path / "file")
     assert set(loaded) == set(tensors)
     assert torch.equal(loaded["odd"], torch.from_numpy(tensors["odd"].data))
     assert torch.equal(loaded["wide"], torch.from_numpy(tensors["wide"].data))
@@ -104,7 +103,7 @@ def test_the_folder_holds_the_weights_as_torch_rounds_them(
     sample_gguf: Path, tmp_path: Path, dtype: SampleDtype
 ) -> None:
     convert_gguf(sample_gguf, tmp_path, dtype, silent)
-    loaded = safetensors.load_file(tmp_path / "model.safetensors")
+    loaded = load_file(tmp_path / "model.safetensors")
     expected_names = set()
     with GgufFile(sample_gguf) as file:
         for name, values in model_tensors(file):

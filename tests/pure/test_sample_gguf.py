@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+from gguf import quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glint.checkpoint.gguf import GgufFile
 from glint.errors import CheckpointError
 from tests.pure.sample_source import sample_gguf
-
-gguf = pytest.importorskip("gguf")
-quants = pytest.importorskip("gguf.quants")
 
 __all__ = ["sample_gguf"]
 

@@ -73,7 +73,6 @@ def test_the_wheel_is_found_in_the_cache(pinned_wheel: Path, tmp_path: Path) -> 
 
 
 def test_without_network_the_error_says_what_to_bring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("pip")
     for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

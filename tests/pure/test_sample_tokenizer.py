@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from glint.checkpoint.gguf import GgufFile
 from glint.checkpoint.sample_convert import tokenizer_documents
@@ -79,12 +80,7 @@ def test_bytes_without_a_token_are_left_out(tokenizer: Tokenizer) -> None:
 
 
 def test_ids_are_those_of_the_converter_of_transformers(tokenizer: Tokenizer, sample_gguf: Path) -> None:
-    pytest.importorskip("gguf")
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    other: Any = transformers.AutoTokenizer.from_pretrained(
-        sample_gguf.parent, gguf_file=sample_gguf.name, local_files_only=True
-    )
+    other: Any = AutoTokenizer.from_pretrained(sample_gguf.parent, gguf_file=sample_gguf.name, local_files_only=True)
     without_digits = [text for text in random_texts(300) if not any(letter.isnumeric() for letter in text)]
     assert len(without_digits) >= 10
     for text in (*TEXTS, *without_digits):
