@@ -115,8 +115,8 @@ Step::Step(const EngineLimits& limits) {
 }
 
 void Step::clear() {
-  stage = StepStage::kIdle;
   may_sample = false;
+  is_done = false;
   failure_status = GLINT_STATUS_OK;
   failure.clear();
   items.clear();

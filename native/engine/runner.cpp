@@ -66,7 +66,6 @@ StepRunner::~StepRunner() {
 void StepRunner::submit(Step& step) {
   {
     const std::lock_guard lock(mutex_);
-    step.stage = StepStage::kSubmitted;
     queue_.push_back(&step);
   }
   changed_.notify_all();
@@ -82,7 +81,7 @@ void StepRunner::allow_sampling(Step& step) {
 
 void StepRunner::wait(Step& step) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return step.stage == StepStage::kDone; });
+  changed_.wait(lock, [&] { return step.is_done; });
 }
 
 void StepRunner::loop() {
@@ -110,16 +109,14 @@ void StepRunner::loop() {
       lock.lock();
     };
     run_unlocked(&StepRunner::run_forward);
-    step.stage = StepStage::kForwarded;
     changed_.wait(lock, [&] { return is_stopping_ || step.may_sample; });
     if (is_stopping_) return;
-    step.stage = StepStage::kSampling;
     if (step.failure_status == GLINT_STATUS_OK) run_unlocked(&StepRunner::run_sampling);
     if (step.failure_status != GLINT_STATUS_OK) {
       for (const PlannedItem& item : step.items) item.request->progress.finish_reason = GLINT_FINISH_FAILED;
     }
     queue_.erase(queue_.begin());
-    step.stage = StepStage::kDone;
+    step.is_done = true;
     changed_.notify_all();
   }
 }

@@ -9,8 +9,6 @@
 
 namespace glint {
 
-enum class StepStage { kIdle, kSubmitted, kForwarded, kSampling, kDone };
-
 struct PlannedItem {
   Request* request = nullptr;
   int32_t first_position = 0;
@@ -25,8 +23,8 @@ struct Step {
   void clear();
 
   uint64_t serial = 0;
-  StepStage stage = StepStage::kIdle;
   bool may_sample = false;
+  bool is_done = false;
   glint_status failure_status = GLINT_STATUS_OK;
   std::string failure;
 
