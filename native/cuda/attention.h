@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/pages.h"
+
+namespace glint::cuda {
+
+inline constexpr int kSplitTokens = 1024;
+inline constexpr int kMaxGroupHeads = 16;
+
+struct RotaryTableCall {
+  float* cosines;
+  float* sines;
+  const int32_t* positions;
+  int64_t count;
+  int64_t rotary_dim;
+  double theta;
+};
+
+struct RotateCall {
+  uint16_t* query_out;
+  PagePool pages;
+  const float* query;
+  const float* key;
+  const float* value;
+  int64_t query_stride;
+  int64_t key_stride;
+  const float* query_norm;
+  const float* key_norm;
+  const float* cosines;
+  const float* sines;
+  const int32_t* slots;
+  int64_t count;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t rotary_dim;
+  float epsilon;
+};
+
+inline constexpr int kSplitPages = kSplitTokens / kPageTokens;
+
+struct DecodeTask {
+  int32_t row;
+  int32_t num_positions;
+  int32_t split;
+  int32_t num_splits;
+  int32_t partial_first;
+  int32_t pages[kSplitPages];
+};
+
+struct PrefillTask {
+  int32_t row_first;
+  int32_t row_count;
+  int32_t first_position;
+  int32_t page_first;
+  int32_t query_first;
+};
+
+struct AttendCall {
+  float* out;
+  const uint16_t* query;
+  PagePool pages;
+  const int32_t* page_table;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+};
+
+struct DecodeCall {
+  AttendCall attend;
+  const DecodeTask* tasks;
+  const int32_t* num_tasks;
+  int32_t max_tasks;
+  float* partials;
+  int32_t* arrivals;
+};
+
+struct PrefillCall {
+  AttendCall attend;
+  const PrefillTask* tasks;
+  const int32_t* num_tasks;
+};
+
+inline constexpr int kPrefillTileQueries = 128;
+
+constexpr int64_t partial_floats(int64_t head_dim) { return kMaxGroupHeads * (head_dim + 2); }
+
+void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
+void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream);
+void launch_attention_decode(const DecodeCall& call, cudaStream_t stream);
+void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream);
+void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream);
+void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream);
+
+}

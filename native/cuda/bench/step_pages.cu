@@ -1,0 +1,131 @@
+#include "cuda/bench/step_pages.h"
+
+namespace glint::cuda::bench {
+
+namespace {
+
+constexpr uint16_t kPoison = 0xffff;
+
+size_t as_size(int64_t value) { return static_cast<size_t>(value); }
+
+}
+
+PagedBatch::PagedBatch(const Heads& heads_given, const std::vector<std::pair<int32_t, int32_t>>& lengths, uint64_t seed,
+                       bool fills_all)
+    : heads(heads_given) {
+  RandomSource random(seed);
+  int32_t num_pages = 0;
+  for (const auto& [cached, fresh] : lengths) {
+    requests.push_back({num_rows, fresh, cached, num_pages});
+    num_rows += fresh;
+    num_pages += (cached + fresh + kPageTokens - 1) / kPageTokens;
+  }
+  for (int32_t page = 0; page < num_pages; ++page) table.push_back(page);
+  for (int32_t page = num_pages - 1; page > 0; --page) std::swap(table[as_size(page)], table[as_size(random.below(page + 1))]);
+  keys.assign(as_size(num_pages * heads.page_bytes() / 2), kPoison);
+  values = keys;
+  fills_all ? fill_all(random) : fill_positions(random);
+  query.resize(out_floats());
+  for (uint16_t& value : query) value = bf16_from_float(1.5F * random.normal());
+  device_table = std::make_unique<DeviceArray<int32_t>>(table);
+  device_keys = std::make_unique<DeviceArray<uint16_t>>(keys);
+  device_values = std::make_unique<DeviceArray<uint16_t>>(values);
+  device_query = std::make_unique<DeviceArray<uint16_t>>(query);
+}
+
+void PagedBatch::fill_all(RandomSource& random) {
+  for (uint16_t& value : keys) value = bf16_from_float(random.normal());
+  for (uint16_t& value : values) value = bf16_from_float(random.normal());
+}
+
+void PagedBatch::fill_positions(RandomSource& random) {
+  for (size_t index = 0; index < requests.size(); ++index) {
+    const auto request = static_cast<int32_t>(index);
+    for (int64_t position = 0; position < requests[index].num_positions(); ++position) {
+      for (int32_t kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
+        for (int32_t dim = 0; dim < heads.head_dim; ++dim) {
+          const size_t place = element(request, position, kv_head, dim);
+          const uint64_t bits = random.bits();
+          const auto near = [](uint64_t part) { return static_cast<float>(part & 0xffffU) / 32768.0F - 1.0F; };
+          keys[place] = bf16_from_float(2.0F * (near(bits) + near(bits >> 16U)));
+          values[place] = bf16_from_float(near(bits >> 32U) + near(bits >> 48U));
+        }
+      }
+    }
+  }
+}
+
+size_t PagedBatch::element(int32_t request, int64_t position, int kv_head, int dim) const {
+  const int64_t page = table[as_size(requests[as_size(request)].page_first + position / kPageTokens)];
+  const int64_t bytes = page * heads.page_bytes() + kv_head * heads.slab_bytes() + swizzled_offset(static_cast<int>(position % kPageTokens), dim);
+  return as_size(bytes / 2);
+}
+
+int32_t PagedBatch::request_of(int32_t row) const {
+  int32_t found = 0;
+  while (row >= requests[as_size(found)].row_first + requests[as_size(found)].row_count) ++found;
+  return found;
+}
+
+std::vector<DecodeTask> PagedBatch::decode_tasks(const std::vector<int32_t>& rows) const {
+  std::vector<DecodeTask> tasks;
+  for (const int32_t row : rows) {
+    const PagedRequest& request = requests[as_size(request_of(row))];
+    const int32_t positions = request.first_position + row - request.row_first + 1;
+    const int32_t splits = (positions + kSplitTokens - 1) / kSplitTokens;
+    const auto partial_first = static_cast<int32_t>(tasks.size());
+    for (int32_t split = 0; split < splits; ++split) {
+      DecodeTask task{row, positions, split, splits, partial_first, {}};
+      const int32_t page_count = (positions + kPageTokens - 1) / kPageTokens;
+      for (int32_t page = 0; page < kSplitPages && split * kSplitPages + page < page_count; ++page) {
+        task.pages[page] = table[as_size(request.page_first + split * kSplitPages + page)];
+      }
+      tasks.push_back(task);
+    }
+  }
+  return tasks;
+}
+
+std::vector<PrefillTask> PagedBatch::prefill_tasks() const {
+  std::vector<PrefillTask> tasks;
+  for (const PagedRequest& request : requests) {
+    const int32_t queries = request.row_count * heads.group_heads();
+    for (int32_t first = 0; first < queries; first += kPrefillTileQueries) {
+      tasks.push_back({request.row_first, request.row_count, request.first_position, request.page_first, first});
+    }
+  }
+  std::ranges::stable_sort(tasks, [&](const PrefillTask& left, const PrefillTask& right) {
+    return left.first_position + left.query_first / heads.group_heads() >
+           right.first_position + right.query_first / heads.group_heads();
+  });
+  return tasks;
+}
+
+DecodeRun::DecodeRun(const PagedBatch& batch, const std::vector<int32_t>& rows)
+    : batch_(batch),
+      tasks_(batch.decode_tasks(rows)),
+      device_tasks_(tasks_),
+      num_tasks_(std::vector<int32_t>{static_cast<int32_t>(tasks_.size())}),
+      partials_(tasks_.size() * as_size(batch.heads.num_kv_heads * partial_floats(batch.heads.head_dim))),
+      arrivals_(std::vector<int32_t>(as_size(batch.num_rows * batch.heads.num_kv_heads), 0)) {}
+
+DecodeCall DecodeRun::call(float* out) const {
+  return {.attend = batch_.attend(out),
+          .tasks = device_tasks_.data(),
+          .num_tasks = num_tasks_.data(),
+          .max_tasks = static_cast<int32_t>(tasks_.size()),
+          .partials = partials_.data(),
+          .arrivals = arrivals_.data()};
+}
+
+PrefillRun::PrefillRun(const PagedBatch& batch)
+    : batch_(batch),
+      tasks_(batch.prefill_tasks()),
+      device_tasks_(tasks_),
+      num_tasks_(std::vector<int32_t>{static_cast<int32_t>(tasks_.size())}) {}
+
+PrefillCall PrefillRun::call(float* out) const {
+  return {.attend = batch_.attend(out), .tasks = device_tasks_.data(), .num_tasks = num_tasks_.data()};
+}
+
+}

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/products.h"
+
+namespace glint::cuda {
+
+constexpr int32_t kDownTileRows = 40;
+constexpr int32_t kDownTileK = 192;
+constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
+constexpr int32_t kMaxLocalExperts = 256;
+
+struct TilePlan {
+  int32_t gate_up_tokens;
+  int32_t down_tokens;
+  int32_t block_tokens;
+};
+
+TilePlan plan_tiles(int64_t num_tokens);
+int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
+
+struct RecordShape {
+  int64_t max_tokens;
+  int64_t width;
+
+  constexpr int64_t facts_offset() const { return max_tokens * width; }
+  constexpr int64_t facts_bytes() const { return 16 + 12 * max_tokens; }
+  constexpr int64_t bytes() const { return facts_offset() + facts_bytes(); }
+};
+
+struct GroupedTokens {
+  int32_t* row_tokens;
+  float* row_weights;
+  TokenTile* gate_up_tiles;
+  int32_t* num_gate_up_tiles;
+  TokenTile* down_tiles;
+  int32_t* down_tile_ends;
+  int32_t* num_rows;
+};
+
+struct GroupCall {
+  GroupedTokens grouped;
+  const int32_t* experts;
+  const float* weights;
+  int32_t num_tokens;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+  int32_t has_shared;
+};
+
+struct GateUpCall {
+  float* hidden;
+  GroupedTokens grouped;
+  const uint8_t* packed_weights;
+  const float* gate_scales;
+  const float* up_scales;
+  const uint8_t* activations;
+  const float* token_scales;
+  int64_t width;
+  int64_t k_bytes;
+  int64_t num_tokens;
+  int64_t max_tiles;
+};
+
+struct DownCall {
+  float* out;
+  uint8_t* records;
+  uint32_t* arrivals;
+  GroupedTokens grouped;
+  const uint8_t* packed_weights;
+  const float* row_scales;
+  const float* hidden;
+  int64_t width;
+  int64_t hidden_size;
+  int64_t num_tokens;
+};
+
+int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
+void launch_pack_down(const PackCall& call, cudaStream_t stream);
+void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
+void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
+void launch_expert_down(const DownCall& call, cudaStream_t stream);
+
+}

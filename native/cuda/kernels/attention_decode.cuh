@@ -1,0 +1,367 @@
+#pragma once
+
+#include "cuda/attention.h"
+#include "cuda/kernels/page_ring.cuh"
+#include "cuda/kernels/softmax.cuh"
+
+namespace glint::cuda {
+
+inline constexpr int kDecodeWarps = 4;
+inline constexpr int kDecodeConsumers = kDecodeWarps * kWarpLanes;
+inline constexpr int kDecodeThreads = kDecodeConsumers + kWarpLanes;
+inline constexpr int kDecodeStages = 6;
+inline constexpr int kPairPages = 2;
+inline constexpr int kDecodeBlocksPerSm = 2;
+inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
+
+template <int kHeadDim>
+struct DecodePlan {
+  using Ring = PageRing<kHeadDim, kDecodeStages>;
+  Ring ring;
+  alignas(128) std::byte weights[kPairPages][kMaxGroupHeads * kSlabRowBytes];
+  float highest[kDecodeWarps][kMaxGroupHeads];
+  float sums[kDecodeWarps][kWarpLanes][2];
+  bool is_last;
+};
+
+struct DecodePlace {
+  int32_t row;
+  int32_t num_positions;
+  int32_t split;
+  int32_t num_splits;
+  int32_t partial_first;
+};
+
+struct DecodeItem {
+  DecodePlace task;
+  const int32_t* pages;
+  int kv_head;
+
+  __device__ int first_position() const { return task.split * kSplitTokens; }
+  __device__ int count() const { return min(kSplitTokens, task.num_positions - first_position()); }
+  __device__ int page_count() const { return (count() + kPageTokens - 1) / kPageTokens; }
+  __device__ int page_tokens(int page) const { return min(kPageTokens, count() - page * kPageTokens); }
+};
+
+template <typename Visit>
+__device__ __forceinline__ void for_each_decode_item(const DecodeCall& call, Visit visit) {
+  const int num_kv_heads = call.attend.num_kv_heads;
+  const int num_items = *call.num_tasks * num_kv_heads;
+  const int max_items = call.max_tasks * num_kv_heads;
+  for (int index = static_cast<int>(blockIdx.x); index < max_items; index += static_cast<int>(gridDim.x)) {
+    const DecodeTask& task = call.tasks[index / num_kv_heads];
+    const DecodePlace place{task.row, task.num_positions, task.split, task.num_splits, task.partial_first};
+    if (index >= num_items) return;
+    visit(DecodeItem{place, task.pages, index % num_kv_heads});
+  }
+}
+
+template <int kHeadDim>
+struct DecodeLane {
+  using Plan = DecodePlan<kHeadDim>;
+  static constexpr int kSteps = kHeadDim / 16;
+  static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
+  static constexpr int kDimTiles = kWarpDims / 8;
+
+  Plan& plan;
+  FragmentA query[kSteps];
+  FragmentC sums[kDimTiles];
+  int exponent[2];
+  float weight_sum[2];
+
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int lane() { return thread() % kWarpLanes; }
+  __device__ static int warp() { return thread() / kWarpLanes; }
+  __device__ static int row(int half) { return lane() / 4 + 8 * half; }
+
+  __device__ explicit DecodeLane(Plan& shared) : plan(shared) {}
+
+  __device__ __forceinline__ void start(const AttendCall& call, const DecodeItem& item) {
+    const int group_heads = call.num_heads / call.num_kv_heads;
+    const uint16_t* g_query =
+        call.query + (int64_t{item.task.row} * call.num_heads + item.kv_head * group_heads) * kHeadDim;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) {
+        const int dim = step * 16 + lane() % 4 * 2 + reg / 2 * 8;
+        const bool is_head = row(reg % 2) < group_heads;
+        query[step].regs[reg] =
+            is_head ? *reinterpret_cast<const uint32_t*>(g_query + row(reg % 2) * kHeadDim + dim) : 0U;
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
+    exponent[0] = exponent[1] = kLowestExponent;
+    weight_sum[0] = weight_sum[1] = 0.0F;
+  }
+
+  template <int kPages>
+  __device__ __forceinline__ void score(FragmentC (&scores)[kPairPages][2],
+                                        const std::byte* const (&s_keys)[kPairPages]) const {
+    const int token = warp() * kGroupTokens + lane() / 16 * 8 + lane() % 8;
+#pragma unroll
+    for (int page = 0; page < kPages; ++page) scores[page][0] = scores[page][1] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int page = 0; page < kPages; ++page) {
+        uint32_t keys[4];
+        ldmatrix_x4(keys, swizzled_address(s_keys[page], token, step * 16 + lane() / 8 % 2 * 8));
+        mma_bf16(scores[page][0], query[step], keys[0], keys[1]);
+        mma_bf16(scores[page][1], query[step], keys[2], keys[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool is_visible(int tile, int element, int visible) const {
+    return warp() * kGroupTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
+  }
+
+  template <int kPages>
+  __device__ __forceinline__ void share_highest(const FragmentC (&scores)[kPairPages][2], int visible, float scale) {
+    float highest[2] = {static_cast<float>(kLowestExponent), static_cast<float>(kLowestExponent)};
+#pragma unroll
+    for (int tile = 0; tile < 2 * kPages; ++tile) {
+#pragma unroll
+      for (int element = 0; element < 4; ++element) {
+        if (is_visible(tile % 2, element, visible - tile / 2 * kPageTokens)) {
+          highest[element / 2] = fmaxf(highest[element / 2], scores[tile / 2][tile % 2].values[element] * scale);
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      highest[half] = max_of_quad(highest[half]);
+      if (lane() % 4 == 0) plan.highest[warp()][row(half)] = highest[half];
+    }
+  }
+
+  __device__ __forceinline__ void raise_exponents() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = plan.highest[0][row(half)];
+#pragma unroll
+      for (int other = 1; other < kDecodeWarps; ++other) highest = fmaxf(highest, plan.highest[other][row(half)]);
+      const int raised = max(exponent[half], covering_exponent(highest));
+      const float keep = power_of_two(exponent[half] - raised);
+      exponent[half] = raised;
+      weight_sum[half] *= keep;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        sums[tile].values[2 * half] *= keep;
+        sums[tile].values[2 * half + 1] *= keep;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void weigh(std::byte* s_weights, const FragmentC (&scores)[2], int visible, float scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float group_sum = 0.0F;
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        float weights[2];
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          const float raised =
+              ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
+          weights[column] = is_visible(tile, column, visible) ? raised : 0.0F;
+          group_sum += weights[column];
+        }
+        const int token = warp() * kGroupTokens + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<uint32_t*>(s_weights + swizzled_offset(row(half), token)) =
+            pack_bf16(weights[0], weights[1]);
+      }
+      weight_sum[half] += group_sum;
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const std::byte* s_weights, const std::byte* s_values, int visible) {
+#pragma unroll
+    for (int step = 0; step < kPageTokens / 16; ++step) {
+      if (step * 16 >= visible) break;
+      FragmentA weights;
+      ldmatrix_x4(weights.regs, swizzled_address(s_weights, lane() % 16, step * 16 + lane() / 16 * 8));
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; tile += 2) {
+        uint32_t values[4];
+        const int token = step * 16 + lane() % 16;
+        ldmatrix_x4_trans(values, swizzled_address(s_values, token, warp() * kWarpDims + tile * 8 + lane() / 16 * 8));
+        mma_bf16(sums[tile], weights, values[0], values[1]);
+        mma_bf16(sums[tile + 1], weights, values[2], values[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void join_weight_sums() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) plan.sums[warp()][lane()][half] = weight_sum[half];
+    sync_consumers<kDecodeConsumers>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = plan.sums[0][lane()][half];
+#pragma unroll
+      for (int group = 1; group < kDecodeWarps; ++group) sum += plan.sums[group][lane()][half];
+      weight_sum[half] = sum_of_quad(sum);
+    }
+  }
+
+  __device__ __forceinline__ void store_out(const AttendCall& call, const DecodeItem& item) const {
+    const int group_heads = call.num_heads / call.num_kv_heads;
+    float* g_out = call.out + (int64_t{item.task.row} * call.num_heads + item.kv_head * group_heads) * kHeadDim;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= group_heads) continue;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<float2*>(g_out + row(half) * kHeadDim + dim) =
+            make_float2(__fdiv_rn(sums[tile].values[2 * half], weight_sum[half]),
+                        __fdiv_rn(sums[tile].values[2 * half + 1], weight_sum[half]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ static float* partial(const DecodeCall& call, const DecodeItem& item, int split) {
+    const int64_t index = int64_t{item.task.partial_first + split} * call.attend.num_kv_heads + item.kv_head;
+    return call.partials + index * partial_floats(kHeadDim);
+  }
+
+  __device__ __forceinline__ void store_partial(float* g_partial) const {
+    float* g_sums = g_partial + 2 * kMaxGroupHeads;
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) {
+      const FragmentC& sum = sums[tile];
+      reinterpret_cast<float4*>(g_sums)[tile * kDecodeConsumers + thread()] =
+          make_float4(sum.values[0], sum.values[1], sum.values[2], sum.values[3]);
+    }
+    if (warp() == 0 && lane() % 4 == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        g_partial[row(half)] = __int_as_float(exponent[half]);
+        g_partial[kMaxGroupHeads + row(half)] = weight_sum[half];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void join_partial(SplitJoin (&joins)[2], const float* g_partial) {
+    const float* g_sums = g_partial + 2 * kMaxGroupHeads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      joins[half].add(__float_as_int(__ldcg(g_partial + row(half))), __ldcg(g_partial + kMaxGroupHeads + row(half)));
+    }
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) {
+      const float4 split = __ldcg(reinterpret_cast<const float4*>(g_sums) + tile * kDecodeConsumers + thread());
+      sums[tile].values[0] = joins[0].joined(sums[tile].values[0], split.x);
+      sums[tile].values[1] = joins[0].joined(sums[tile].values[1], split.y);
+      sums[tile].values[2] = joins[1].joined(sums[tile].values[2], split.z);
+      sums[tile].values[3] = joins[1].joined(sums[tile].values[3], split.w);
+    }
+  }
+
+  __device__ __forceinline__ bool announce_partial(const DecodeCall& call, const DecodeItem& item) {
+    __threadfence();
+    sync_consumers<kDecodeConsumers>();
+    if (thread() == 0) {
+      int32_t* g_arrivals = call.arrivals + item.task.row * call.attend.num_kv_heads + item.kv_head;
+      plan.is_last = atomicAdd(g_arrivals, 1) == item.task.num_splits - 1;
+      if (plan.is_last) *g_arrivals = 0;
+      __threadfence();
+    }
+    sync_consumers<kDecodeConsumers>();
+    return plan.is_last;
+  }
+
+  __device__ __forceinline__ void finish(const DecodeCall& call, const DecodeItem& item) {
+    join_weight_sums();
+    if (item.task.num_splits == 1) return store_out(call.attend, item);
+    store_partial(partial(call, item, item.task.split));
+    if (!announce_partial(call, item)) return;
+    SplitJoin joins[2];
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
+#pragma unroll 8
+    for (int split = 0; split < item.task.num_splits; ++split) join_partial(joins, partial(call, item, split));
+    weight_sum[0] = joins[0].weight_sum;
+    weight_sum[1] = joins[1].weight_sum;
+    store_out(call.attend, item);
+  }
+};
+
+template <typename Plan>
+__device__ __forceinline__ void load_decode_pages(const DecodeCall& call, Plan& plan) {
+  typename Plan::Ring::Place place;
+  for_each_decode_item(call, [&](const DecodeItem& item) {
+    const PageSource source{call.attend.pages, item.pages, item.kv_head};
+    load_page_pairs(plan.ring, place, source, item);
+  });
+}
+
+template <int kPages, typename Lane>
+__device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ring::Place& place, int visible,
+                                             float scale) {
+  typename Lane::Plan& plan = work.plan;
+  FragmentC scores[kPairPages][2];
+  const std::byte* s_keys[kPairPages] = {};
+  auto arriving = place;
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    s_keys[page] = plan.ring.wait_until_arrived(arriving);
+    arriving.advance();
+  }
+  work.template score<kPages>(scores, s_keys);
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) plan.ring.release(place);
+  work.template share_highest<kPages>(scores, visible, scale);
+  sync_consumers<kDecodeConsumers>();
+  work.raise_exponents();
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    work.weigh(plan.weights[page], scores[page], visible - page * kPageTokens, scale);
+  }
+  sync_consumers<kDecodeConsumers>();
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    const std::byte* s_values = plan.ring.wait_until_arrived(place);
+    plan.ring.template zero_tail<kDecodeConsumers>(place, visible - page * kPageTokens);
+    work.add_values(plan.weights[page], s_values, visible - page * kPageTokens);
+    plan.ring.release(place);
+  }
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void attend_decode_pages(const DecodeCall& call, DecodePlan<kHeadDim>& plan) {
+  const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
+  typename DecodePlan<kHeadDim>::Ring::Place place;
+  DecodeLane<kHeadDim> work(plan);
+  for_each_decode_item(call, [&](const DecodeItem& item) {
+    work.start(call.attend, item);
+    for (int first = 0; first < item.count(); first += kPairPages * kPageTokens) {
+      const int visible = item.count() - first;
+      if (visible > kPageTokens) {
+        attend_pages<kPairPages>(work, place, visible, scale);
+      } else {
+        attend_pages<1>(work, place, visible, scale);
+      }
+    }
+    work.finish(call, item);
+  });
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm) attention_decode_kernel(const DecodeCall call) {
+  extern __shared__ std::byte s_memory[];
+  auto& plan = *reinterpret_cast<DecodePlan<kHeadDim>*>(aligned_plan(s_memory));
+  let_next_kernel_start();
+  plan.ring.template prepare<kDecodeWarps>();
+  wait_for_previous_kernel();
+  if (threadIdx.x < kDecodeConsumers) {
+    attend_decode_pages(call, plan);
+  } else if (threadIdx.x == kDecodeConsumers) {
+    load_decode_pages(call, plan);
+  }
+}
+
+}

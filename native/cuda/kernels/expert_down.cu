@@ -1,0 +1,87 @@
+#include "cuda/kernels/expert_down.cuh"
+
+#include "cuda/kernels/launch_product.cuh"
+
+namespace glint::cuda {
+
+namespace {
+
+constexpr int kPackThreads = 256;
+
+__global__ void pack_down_kernel(const PackCall call, int64_t num_owners, int64_t num_chunks) {
+  const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
+  if (index >= num_chunks) return;
+  constexpr int kColumns = kDownTileK / 16;
+  const int64_t num_steps = call.k_bytes / kDownTileK;
+  const int64_t tile_row = index % kDownTileRows;
+  const int64_t column = index / kDownTileRows % kColumns;
+  const int64_t tile = index / (kDownTileRows * kColumns);
+  const int64_t k_step = tile % num_steps;
+  const int64_t row = tile / num_steps % num_owners * kDownTileRows + tile_row;
+  const int64_t matrix = tile / num_steps / num_owners;
+  const int64_t offset = (matrix * call.rows + row) * call.k_bytes + k_step * kDownTileK + column * 16;
+  reinterpret_cast<uint4*>(call.packed)[index] = *reinterpret_cast<const uint4*>(call.weights + offset);
+}
+
+template <class Shape>
+void launch_shape(const DownInputs& inputs, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(DownPlan<Shape>);
+  static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
+  static const bool is_ready = [] {
+    GLINT_CHECK_CUDA(
+        cudaFuncSetAttribute(expert_down_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    return true;
+  }();
+  require(is_ready, GLINT_STATUS_INTERNAL, "the down kernel could not take its shared memory");
+  LaunchAttributes launch(Shape::kThreads, kBytes, 1, stream);
+  launch.config.gridDim = dim3(static_cast<unsigned>(inputs.num_owners));
+  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, expert_down_kernel<Shape>, inputs));
+}
+
+void require_shape(int64_t hidden_size, int64_t width) {
+  require_argument(hidden_size % kDownTileRows == 0 && width % kDownTileK == 0, "a down product of ", hidden_size,
+                   " rows and width ", width, " is not made of tiles of ", kDownTileRows, " by ", kDownTileK);
+  require_argument(width <= kQuantisedWidthLimit, "an expert's width is at most ", kQuantisedWidthLimit, ", not ",
+                   width);
+}
+
+}
+
+int64_t packed_down_bytes(int64_t hidden_size, int64_t width) {
+  require_shape(hidden_size, width);
+  return hidden_size * width;
+}
+
+void launch_pack_down(const PackCall& call, cudaStream_t stream) {
+  require_shape(call.rows, call.k_bytes);
+  const int64_t num_chunks = call.num_matrices * call.rows * call.k_bytes / 16;
+  const auto blocks = static_cast<unsigned>((num_chunks + kPackThreads - 1) / kPackThreads);
+  pack_down_kernel<<<blocks, kPackThreads, 0, stream>>>(call, call.rows / kDownTileRows, num_chunks);
+  GLINT_CHECK_CUDA(cudaGetLastError());
+}
+
+void launch_expert_down(const DownCall& call, cudaStream_t stream) {
+  require_shape(call.hidden_size, call.width);
+  const DownInputs inputs = {call.out,
+                             call.records,
+                             call.arrivals,
+                             call.grouped,
+                             call.packed_weights,
+                             call.row_scales,
+                             call.hidden,
+                             static_cast<int32_t>(call.width),
+                             static_cast<int32_t>(call.hidden_size),
+                             static_cast<int32_t>(call.num_tokens),
+                             static_cast<int32_t>(call.width / kDownTileK),
+                             static_cast<int32_t>(call.hidden_size / kDownTileRows)};
+  const TilePlan plan = plan_tiles(call.num_tokens);
+  if (plan.block_tokens == 64) {
+    launch_shape<DownShape<16, 64>>(inputs, stream);
+  } else if (plan.block_tokens == 256) {
+    launch_shape<DownShape<32, 256>>(inputs, stream);
+  } else {
+    launch_shape<DownShape<64, 1024>>(inputs, stream);
+  }
+}
+
+}

@@ -1,0 +1,127 @@
+#pragma once
+
+#include "cuda/kernels/dependent.cuh"
+#include "cuda/kernels/reduce.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+#include "cuda/pages.h"
+
+namespace glint::cuda {
+
+inline constexpr int kPlanAlignment = 1024;
+
+__device__ __forceinline__ std::byte* aligned_plan(std::byte* s_memory) {
+  const uint32_t address = shared_address(s_memory);
+  return s_memory + (kPlanAlignment - address % kPlanAlignment) % kPlanAlignment;
+}
+
+__device__ __forceinline__ uint32_t swizzled_address(const std::byte* s_tile, int row, int dim) {
+  return shared_address(s_tile) + static_cast<uint32_t>(swizzled_offset(row, dim));
+}
+
+template <int kThreads>
+__device__ __forceinline__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    phase ^= stage == 0 ? 1U : 0U;
+  }
+};
+
+template <int kHeadDim, int kStages>
+struct PageRing {
+  static constexpr int kSlabs = kHeadDim / kSlabDims;
+  static constexpr int kTileBytes = kSlabs * kSlabBytes;
+  using Place = RingPlace<kStages>;
+
+  alignas(kPlanAlignment) std::byte tiles[kStages][kTileBytes];
+  uint64_t arrived[kStages];
+  uint64_t released[kStages];
+
+  template <int kConsumerWarps>
+  __device__ __forceinline__ void prepare() {
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        mbarrier_init(&arrived[stage], 1);
+        mbarrier_init(&released[stage], kConsumerWarps);
+      }
+      fence_barrier_init();
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
+    const auto slab_bytes = static_cast<uint32_t>(tokens * kSlabRowBytes);
+    mbarrier_wait(&released[place.stage], place.phase ^ 1U);
+    mbarrier_expect(&arrived[place.stage], kSlabs * slab_bytes);
+    if (tokens == kPageTokens) {
+      copy_bulk_evict_first(tiles[place.stage], g_tile, kTileBytes, &arrived[place.stage]);
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        copy_bulk_evict_first(tiles[place.stage] + slab * kSlabBytes, g_tile + int64_t{slab} * kSlabBytes, slab_bytes,
+                              &arrived[place.stage]);
+      }
+    }
+    place.advance();
+  }
+
+  __device__ __forceinline__ const std::byte* wait_until_arrived(const Place& place) {
+    mbarrier_wait(&arrived[place.stage], place.phase);
+    return tiles[place.stage];
+  }
+
+  template <int kThreads>
+  __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
+    if (tokens >= kPageTokens) return;
+    constexpr int kRowChunks = kSlabRowBytes / kChunkBytes;
+    const int chunks = (kPageTokens - tokens) * kRowChunks;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kSlabBytes + tokens * kSlabRowBytes);
+      for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) s_tail[chunk] = {};
+    }
+    fence_proxy_async();
+    sync_consumers<kThreads>();
+  }
+
+  __device__ __forceinline__ void release(Place& place) {
+    __syncwarp();
+    if (threadIdx.x % kWarpLanes == 0) mbarrier_arrive(&released[place.stage]);
+    place.advance();
+  }
+};
+
+struct PageSource {
+  const PagePool& pages;
+  const int32_t* g_table;
+  int kv_head;
+
+  __device__ __forceinline__ int64_t offset(int page) const {
+    return g_table[page] * pages.page_bytes + kv_head * pages.head_bytes;
+  }
+  __device__ __forceinline__ const std::byte* keys(int page) const { return pages.keys + offset(page); }
+  __device__ __forceinline__ const std::byte* values(int page) const { return pages.values + offset(page); }
+};
+
+template <typename Ring, typename Item>
+__device__ __forceinline__ void load_page_pairs(Ring& ring, typename Ring::Place& place, const PageSource& source,
+                                                const Item& item) {
+  const int page_count = item.page_count();
+  for (int page = 0; page < page_count; page += 2) {
+    const bool has_second = page + 1 < page_count;
+    ring.load_one_lane(place, source.keys(page), item.page_tokens(page));
+    if (has_second) ring.load_one_lane(place, source.keys(page + 1), item.page_tokens(page + 1));
+    ring.load_one_lane(place, source.values(page), item.page_tokens(page));
+    if (has_second) ring.load_one_lane(place, source.values(page + 1), item.page_tokens(page + 1));
+  }
+}
+
+}

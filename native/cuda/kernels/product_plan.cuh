@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/hopper.cuh"
+#include "cuda/kernels/wgmma.cuh"
+#include "cuda/products.h"
+
+namespace glint::cuda {
+
+constexpr int kProductThreads = 384;
+constexpr int kConsumerWarps = 8;
+constexpr int kFragmentRows = 16;
+constexpr int kGroupTokens = 8;
+constexpr int kSharedLimitBytes = 227 * 1024;
+constexpr int kSharedHalfBytes = 113 * 1024;
+constexpr int kSharedReserveBytes = 2048;
+
+template <hopper::Element kElementValue, int kMaxTokensValue, int kClusterValue>
+struct ProductShape {
+  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr int kMaxTokens = kMaxTokensValue;
+  static constexpr int kCluster = kClusterValue;
+  static constexpr bool kIsSpread = kCluster > 1;
+  static constexpr int kWarpgroupBytes = kProductTileBytes / 2;
+  static constexpr int kTokenColumnBytes = kMaxTokens * 16 + 16;
+  static constexpr int kTokenBytes = 8 * kTokenColumnBytes;
+  static constexpr int kBlocksPerMultiprocessor = kIsSpread && kMaxTokens <= 32 ? 2 : 1;
+  static constexpr int kGatherThreads = kIsSpread ? 64 : 128;
+  static constexpr int kFinishThreads = 64;
+  static constexpr int kOwnedFragments = kIsSpread ? (kConsumerWarps + kCluster - 1) / kCluster : 1;
+  static constexpr int kFragmentFloats = kFragmentRows * kMaxTokens;
+  static constexpr int kPartialBuffers = kMaxTokens <= 16 ? 2 : 1;
+  static constexpr int kBufferFloats = kIsSpread ? kOwnedFragments * kCluster * kFragmentFloats : 4;
+  static constexpr int kPartialFloats = kPartialBuffers * kBufferFloats;
+  static constexpr int kSharedBytes = kBlocksPerMultiprocessor == 2 ? kSharedHalfBytes : kSharedLimitBytes;
+  static constexpr int kRingBytes = kSharedBytes - kSharedReserveBytes - kPartialFloats * 4;
+  static constexpr int kFittingStages = kRingBytes / (kProductTileBytes + kTokenBytes);
+  static constexpr int kStages = kFittingStages < 12 ? kFittingStages : 12;
+  static_assert(kStages >= 3, "the ring needs three stages");
+  static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 128, "a token tile is at most 128 tokens");
+};
+
+template <class Shape>
+struct SharedPlan {
+  alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
+  alignas(128) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
+  alignas(128) float partials[Shape::kPartialFloats];
+  alignas(8) uint64_t stage_arrived[Shape::kStages];
+  alignas(8) uint64_t stage_released[Shape::kStages];
+  alignas(8) uint64_t partials_arrived[Shape::kPartialBuffers];
+  alignas(8) uint64_t partials_released[Shape::kPartialBuffers];
+  float token_scales[Shape::kPartialBuffers][Shape::kMaxTokens];
+};
+
+__device__ __forceinline__ int padded_tokens(int count) {
+  int tokens = 8;
+  while (tokens < count) tokens *= 2;
+  return tokens;
+}
+
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance(int num_stages) {
+    ++stage;
+    if (stage == num_stages) {
+      stage = 0;
+      phase ^= 1U;
+    }
+  }
+};
+
+struct ProductTile {
+  TokenTile tokens;
+  int32_t row_tile;
+};
+
+struct DenseWalk {
+  static constexpr bool kIsKnownEarly = true;
+
+  int32_t num_row_tiles;
+  int32_t num_tokens;
+  int32_t max_tokens;
+
+  __device__ __forceinline__ int num_tiles() const {
+    return num_row_tiles * ((num_tokens + max_tokens - 1) / max_tokens);
+  }
+
+  __device__ __forceinline__ ProductTile tile(int index) const {
+    const int token_tiles = (num_tokens + max_tokens - 1) / max_tokens;
+    const int first = index % token_tiles * max_tokens;
+    return {{0, first, min(max_tokens, num_tokens - first), 0}, index / token_tiles};
+  }
+};
+
+struct ExpertWalk {
+  static constexpr bool kIsKnownEarly = false;
+
+  int32_t num_row_tiles;
+  const TokenTile* token_tiles;
+  const int32_t* num_token_tiles;
+
+  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldg(num_token_tiles); }
+
+  __device__ __forceinline__ ProductTile tile(int index) const {
+    const int4 tokens = __ldg(reinterpret_cast<const int4*>(token_tiles) + index / num_row_tiles);
+    return {{tokens.x, tokens.y, tokens.z, tokens.w}, index % num_row_tiles};
+  }
+};
+
+}

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+namespace glint::cuda {
+
+inline constexpr int kWarpLanes = 32;
+inline constexpr unsigned kWholeWarp = 0xffffffffU;
+
+struct SumOf {
+  __device__ float operator()(float left, float right) const { return left + right; }
+};
+
+struct MaxOf {
+  __device__ float operator()(float left, float right) const { return fmaxf(left, right); }
+};
+
+template <typename Join>
+__device__ __forceinline__ float reduce_warp(float value, Join join) {
+#pragma unroll
+  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    value = join(value, __shfl_xor_sync(kWholeWarp, value, distance));
+  }
+  return value;
+}
+
+template <int kThreads, typename Join>
+__device__ __forceinline__ float reduce_thread_block(float value, float* s_parts, Join join) {
+  constexpr int kWarps = kThreads / kWarpLanes;
+  static_assert(kWarps <= kWarpLanes, "one warp joins the parts");
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  value = reduce_warp(value, join);
+  if (lane == 0) s_parts[warp] = value;
+  __syncthreads();
+  value = s_parts[0];
+#pragma unroll
+  for (int part = 1; part < kWarps; ++part) value = join(value, s_parts[part]);
+  return value;
+}
+
+}

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "cuda/attention.h"
+#include "cuda/kernels/dependent.cuh"
+#include "cuda/kernels/reduce.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace glint::cuda {
+
+inline constexpr int kRotateWarps = 4;
+
+template <int kHeadDim>
+struct HeadLane {
+  static constexpr int kDims = kHeadDim / kWarpLanes;
+  float values[kDims];
+
+  __device__ static int first_dim() { return static_cast<int>(threadIdx.x) % kWarpLanes * kDims; }
+
+  __device__ __forceinline__ void load(const float* g_head) {
+#pragma unroll
+    for (int index = 0; index < kDims; index += 2) {
+      const float2 pair = *reinterpret_cast<const float2*>(g_head + first_dim() + index);
+      values[index] = pair.x;
+      values[index + 1] = pair.y;
+    }
+  }
+
+  __device__ __forceinline__ void normalise(const HeadLane& weight, float epsilon) {
+    float sum = 0.0F;
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) sum = fmaf(values[index], values[index], sum);
+    sum = reduce_warp(sum, SumOf());
+    const float factor = __fdiv_rn(1.0F, __fsqrt_rn(sum / kHeadDim + epsilon));
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) values[index] = weight.values[index] * values[index] * factor;
+  }
+
+  __device__ __forceinline__ void rotate(float* s_head, const float* g_cosines, const float* g_sines, int rotary_dim) {
+    const int half = rotary_dim / 2;
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) s_head[first_dim() + index] = values[index];
+    __syncwarp();
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) {
+      const int dim = first_dim() + index;
+      if (dim < half) {
+        values[index] = values[index] * g_cosines[dim] - s_head[dim + half] * g_sines[dim];
+      } else if (dim < rotary_dim) {
+        values[index] = values[index] * g_cosines[dim - half] + s_head[dim - half] * g_sines[dim - half];
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void store(std::byte* g_target) const {
+#pragma unroll
+    for (int index = 0; index < kDims; index += 2) {
+      reinterpret_cast<uint32_t*>(g_target)[index / 2] = pack_bf16(values[index], values[index + 1]);
+    }
+  }
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ std::byte* slot_target(std::byte* g_pages, const PagePool& pages, int64_t slot, int kv_head) {
+  const int64_t page = slot / kPageTokens;
+  return g_pages + page * pages.page_bytes + kv_head * pages.head_bytes +
+         swizzled_offset(static_cast<int>(slot % kPageTokens), HeadLane<kHeadDim>::first_dim());
+}
+
+template <int kHeadDim>
+struct HeadWork {
+  HeadLane<kHeadDim> values;
+  HeadLane<kHeadDim> weight;
+  int head;
+  int kv_head;
+  bool is_query;
+  bool is_key;
+  bool has_norm;
+
+  __device__ __forceinline__ void prepare(const RotateCall& call, int head_index) {
+    head = head_index;
+    kv_head = (head - call.num_heads) % call.num_kv_heads;
+    is_query = head < call.num_heads;
+    is_key = !is_query && head < call.num_heads + call.num_kv_heads;
+    const float* g_norm = is_query ? call.query_norm : call.key_norm;
+    has_norm = (is_query || is_key) && g_norm != nullptr;
+    if (has_norm) weight.load(g_norm);
+  }
+
+  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+    values.load(is_query ? call.query + row * call.query_stride + int64_t{head} * kHeadDim
+                         : (is_key ? call.key : call.value) + row * call.key_stride + int64_t{kv_head} * kHeadDim);
+  }
+
+  __device__ __forceinline__ void store(const RotateCall& call, int64_t row, float* s_head) {
+    if (has_norm) values.normalise(weight, call.epsilon);
+    const int64_t table_row = row * (call.rotary_dim / 2);
+    if (is_query || is_key) values.rotate(s_head, call.cosines + table_row, call.sines + table_row, call.rotary_dim);
+    values.store(target(call, row));
+  }
+
+  __device__ __forceinline__ std::byte* target(const RotateCall& call, int64_t row) const {
+    if (is_query) {
+      return reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kHeadDim +
+                                          HeadLane<kHeadDim>::first_dim());
+    }
+    return slot_target<kHeadDim>(is_key ? call.pages.keys : call.pages.values, call.pages, call.slots[row], kv_head);
+  }
+};
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kRotateWarps* kWarpLanes) rotate_and_store_kernel(const RotateCall call) {
+  __shared__ float s_heads[kRotateWarps][kHeadDim];
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int heads_per_row = call.num_heads + 2 * call.num_kv_heads;
+  const int64_t task = int64_t{blockIdx.x} * kRotateWarps + warp;
+  const int64_t row = task / heads_per_row;
+  if (row >= call.count) return;
+  HeadWork<kHeadDim> work;
+  let_next_kernel_start();
+  work.prepare(call, static_cast<int>(task % heads_per_row));
+  wait_for_previous_kernel();
+  work.load(call, row);
+  work.store(call, row, s_heads[warp]);
+}
+
+__global__ void rotary_table_kernel(const RotaryTableCall call) {
+  const int64_t half = call.rotary_dim / 2;
+  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (index >= call.count * half) return;
+  const double exponent = -2.0 * static_cast<double>(index % half) / static_cast<double>(call.rotary_dim);
+  const double angle = static_cast<double>(call.positions[index / half]) * pow(call.theta, exponent);
+  call.cosines[index] = static_cast<float>(cos(angle));
+  call.sines[index] = static_cast<float>(sin(angle));
+}
+
+}

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "cuda/kernels/dependent.cuh"
+#include "cuda/kernels/row_tile.cuh"
+#include "cuda/rows.h"
+
+namespace glint::cuda {
+
+template <int kParts>
+__device__ __forceinline__ float joined_parts(const float* g_parts, int64_t part_stride, int64_t index) {
+  float parts[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) parts[part] = g_parts[part * part_stride + index];
+#pragma unroll
+  for (int width = 1; width < kParts; width *= 2) {
+#pragma unroll
+    for (int part = 0; part + width < kParts; part += 2 * width) parts[part] += parts[part + width];
+  }
+  return parts[0];
+}
+
+template <int kVectors, int kParts>
+__device__ __forceinline__ void add_parts(RowTile<kVectors>& tile, const NormCall& call, int64_t row, bool is_aligned) {
+  if constexpr (kParts == 1) {
+    RowTile<kVectors> update;
+    update.load(call.parts + row * call.width, call.width, is_aligned);
+    RowTile<kVectors>::for_each(call.width, [&](int vector, int element, int64_t) {
+      tile.values[vector][element] += update.values[vector][element];
+    });
+  } else {
+    RowTile<kVectors>::for_each(call.width, [&](int vector, int element, int64_t index) {
+      tile.values[vector][element] += joined_parts<kParts>(call.parts, call.part_stride, row * call.width + index);
+    });
+  }
+}
+
+template <int kVectors>
+__device__ __forceinline__ void scale_by_weight(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
+                                                float factor) {
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll
+    for (int element = 0; element < kVectorFloats; ++element) {
+      tile.values[vector][element] = weight.values[vector][element] * tile.values[vector][element] * factor;
+    }
+  }
+}
+
+template <int kVectors, int kParts>
+__global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) {
+  __shared__ float s_sums[kRowThreads / kWarpLanes];
+  __shared__ float s_magnitudes[kRowThreads / kWarpLanes];
+  const int64_t row = blockIdx.x;
+  const bool is_aligned = call.width % kVectorFloats == 0;
+  RowTile<kVectors> tile;
+  RowTile<kVectors> weight;
+  let_next_kernel_start();
+  weight.load(call.weight, call.width, is_aligned);
+  wait_for_previous_kernel();
+  tile.load(call.hidden + row * call.width, call.width, is_aligned);
+  if constexpr (kParts > 0) {
+    add_parts<kVectors, kParts>(tile, call, row, is_aligned);
+    tile.store(call.hidden + row * call.width, call.width, is_aligned);
+  }
+  const float sum = reduce_thread_block<kRowThreads>(tile.sum_of_squares(), s_sums, SumOf());
+  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(call.width)) + call.epsilon));
+  scale_by_weight(tile, weight, factor);
+  if (call.normed != nullptr) tile.store(call.normed + row * call.width, call.width, is_aligned);
+  if (call.codes == nullptr) return;
+  const float highest = reduce_thread_block<kRowThreads>(tile.highest_magnitude(), s_magnitudes, MaxOf());
+  const float scale = code_scale(highest);
+  if (threadIdx.x == 0) call.scales[row] = scale;
+  tile.store_codes(call.codes + row * call.code_stride, call.width, call.code_stride, scale,
+                   is_aligned && call.code_stride % kVectorFloats == 0);
+}
+
+__global__ void __launch_bounds__(kRowThreads) embed_kernel(const EmbedCall call) {
+  const int64_t row = blockIdx.x;
+  const uint16_t* g_source = call.table + call.tokens[row] * call.width;
+  float* g_target = call.hidden + row * call.width;
+  for (int64_t index = threadIdx.x; index < call.width; index += kRowThreads) {
+    g_target[index] = __uint_as_float(static_cast<uint32_t>(g_source[index]) << 16U);
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) add_rows_kernel(float* hidden, const float* update,
+                                                                      int64_t count) {
+  const int64_t stride = int64_t{gridDim.x} * kRowThreads;
+  const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  const int64_t num_vectors = count / kVectorFloats;
+  for (int64_t vector = start; vector < num_vectors; vector += stride) {
+    float4 sum = reinterpret_cast<const float4*>(hidden)[vector];
+    const float4 change = reinterpret_cast<const float4*>(update)[vector];
+    sum.x += change.x;
+    sum.y += change.y;
+    sum.z += change.z;
+    sum.w += change.w;
+    reinterpret_cast<float4*>(hidden)[vector] = sum;
+  }
+  for (int64_t index = num_vectors * kVectorFloats + start; index < count; index += stride) {
+    hidden[index] += update[index];
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) gather_rows_kernel(const GatherCall call) {
+  const int64_t row = blockIdx.x;
+  const float* g_source = call.in + call.rows[row] * call.width;
+  float* g_target = call.out + row * call.width;
+  for (int64_t index = threadIdx.x; index < call.width; index += kRowThreads) g_target[index] = g_source[index];
+}
+
+}

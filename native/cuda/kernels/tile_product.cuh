@@ -1,0 +1,233 @@
+#pragma once
+
+#include "cuda/kernels/product_load.cuh"
+
+namespace glint::cuda {
+
+template <class Shape, int kTokens>
+struct Accumulator {
+  static constexpr int kRegisters = kTokens / 2;
+
+  float r_sum[kRegisters];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
+  }
+
+  __device__ __forceinline__ void add(const float (&r_values)[kRegisters]) {
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
+  }
+
+  __device__ __forceinline__ void add_stage(SharedPlan<Shape>& s_plan, RingPlace& ring, int warpgroup) {
+    using Product = hopper::Wgmma<Shape::kElement, kTokens>;
+    float r_stage[kRegisters];
+    const uint64_t rows = hopper::wgmma_descriptor(
+        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * Shape::kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens =
+        hopper::wgmma_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]), Shape::kTokenColumnBytes, 128);
+    hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
+    hopper::fence_proxy_async();
+    hopper::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Product::multiply(r_stage, rows + step * (2048 / 16), tokens + step * (2 * Shape::kTokenColumnBytes / 16),
+                        step == 0 ? 0 : 1);
+    }
+    hopper::wgmma_commit_group();
+    hopper::wgmma_wait_group<0>();
+    hopper::pin_registers(r_stage);
+    if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    ring.advance(Shape::kStages);
+    add(r_stage);
+  }
+};
+
+template <class Shape, int kTokens>
+__device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const float (&r_sum)[kTokens / 2],
+                                              const RingPlace& buffer) {
+  const int warp = threadIdx.x / 32 - 4;
+  const int lane = threadIdx.x % 32;
+  const uint32_t owner = warp % Shape::kCluster;
+  const int slot = (warp / Shape::kCluster * Shape::kCluster + static_cast<int>(hopper::cluster_rank()));
+  const float* s_target =
+      s_plan.partials + buffer.stage * Shape::kBufferFloats + slot * Shape::kFragmentFloats + lane * 4;
+  hopper::mbarrier_wait(s_plan.partials_released[buffer.stage], buffer.phase ^ 1U);
+  const uint32_t target = hopper::address_in_cluster(hopper::shared_address(s_target), owner);
+  const uint32_t barrier =
+      hopper::address_in_cluster(hopper::shared_address(&s_plan.partials_arrived[buffer.stage]), owner);
+#pragma unroll
+  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
+    hopper::st_async(target + group * 512, r_sum + group * 4, barrier);
+  }
+}
+
+template <class Shape, int kTokens, class Finish>
+__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, const ProductInputs& inputs,
+                                              const Finish& finish, const ProductTile& tile, RingPlace& ring,
+                                              const RingPlace& buffer) {
+  const int warpgroup = threadIdx.x / 128 - 1;
+  Accumulator<Shape, kTokens> piece;
+  piece.clear();
+  for (int k_step = 0; k_step < inputs.piece_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
+  if constexpr (Shape::kIsSpread) {
+    send_partials<Shape, kTokens>(s_plan, piece.r_sum, buffer);
+  } else {
+    Accumulator<Shape, kTokens> total = piece;
+    for (int index = 1; index < inputs.num_pieces; ++index) {
+      piece.clear();
+      for (int k_step = 0; k_step < inputs.piece_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
+      total.add(piece.r_sum);
+    }
+    const int fragment = threadIdx.x / 32 - 4;
+    const typename Finish::RowFacts r_rows = finish.row_facts(tile, fragment);
+#pragma unroll
+    for (int group = 0; group < kTokens / kGroupTokens; ++group) {
+      const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+      const float2 scales = {finish.token_scale(tile, column), finish.token_scale(tile, column + 1)};
+      finish.store_group(tile, fragment, column, total.r_sum + group * 4, r_rows, scales);
+    }
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void multiply_tiles(SharedPlan<Shape>& s_plan, const ProductInputs& inputs,
+                                               const Walk& walk, const Finish& finish, int cluster,
+                                               int num_clusters) {
+  const int num_tiles = walk.num_tiles();
+  RingPlace ring;
+  RingPlace buffer;
+  for (int index = cluster; index < num_tiles; index += num_clusters, buffer.advance(Shape::kPartialBuffers)) {
+    const ProductTile tile = walk.tile(index);
+    const int count = tile.tokens.row_count;
+    if (Shape::kMaxTokens <= 8 || count <= 8) {
+      multiply_tile<Shape, 8>(s_plan, inputs, finish, tile, ring, buffer);
+    } else if (Shape::kMaxTokens <= 16 || count <= 16) {
+      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, inputs, finish, tile, ring, buffer);
+    } else if (Shape::kMaxTokens <= 32 || count <= 32) {
+      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, inputs, finish, tile, ring, buffer);
+    } else if (Shape::kMaxTokens <= 64 || count <= 64) {
+      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, inputs, finish, tile, ring, buffer);
+    } else {
+      multiply_tile<Shape, Shape::kMaxTokens < 128 ? 8 : 128>(s_plan, inputs, finish, tile, ring, buffer);
+    }
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_partials, int group) {
+  const auto* s_fragments = reinterpret_cast<const float4*>(s_partials) + group * 32 + threadIdx.x % 32;
+  const float4 first = s_fragments[0];
+  r_sum[0] = first.x;
+  r_sum[1] = first.y;
+  r_sum[2] = first.z;
+  r_sum[3] = first.w;
+#pragma unroll
+  for (int piece = 1; piece < Shape::kCluster; ++piece) {
+    const float4 values = s_fragments[piece * (Shape::kFragmentFloats / 4)];
+    r_sum[0] = __fadd_rn(r_sum[0], values.x);
+    r_sum[1] = __fadd_rn(r_sum[1], values.y);
+    r_sum[2] = __fadd_rn(r_sum[2], values.z);
+    r_sum[3] = __fadd_rn(r_sum[3], values.w);
+  }
+}
+
+template <class Shape, class Finish>
+struct TileFacts {
+  typename Finish::RowFacts r_rows[Shape::kOwnedFragments];
+  float r_token_scale;
+
+  __device__ __forceinline__ TileFacts(const Finish& finish, const ProductTile& tile, int rank, int thread) {
+    r_token_scale = finish.token_scale(tile, thread);
+#pragma unroll
+    for (int owned = 0; owned < Shape::kOwnedFragments; ++owned) {
+      r_rows[owned] = finish.row_facts(tile, owned * Shape::kCluster + rank);
+    }
+  }
+};
+
+template <class Shape, class Finish>
+__device__ __forceinline__ void finish_tile(SharedPlan<Shape>& s_plan, const Finish& finish, const ProductTile& tile,
+                                            const TileFacts<Shape, Finish>& facts, int buffer, int rank,
+                                            int num_groups) {
+  const int warp = threadIdx.x / 32 % 2;
+  const float* s_partials = s_plan.partials + buffer * Shape::kBufferFloats;
+  const float* s_scales = s_plan.token_scales[buffer];
+#pragma unroll
+  for (int owned = 0; owned < Shape::kOwnedFragments; ++owned) {
+    const int fragment = owned * Shape::kCluster + rank;
+    if (fragment >= kConsumerWarps) break;
+    for (int group = warp; group < num_groups; group += 2) {
+      float r_sum[4];
+      join_pieces<Shape>(r_sum, s_partials + owned * Shape::kCluster * Shape::kFragmentFloats, group);
+      const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+      const float2 scales = {s_scales[column], s_scales[column + 1]};
+      finish.store_group(tile, fragment, column, r_sum, facts.r_rows[owned], scales);
+    }
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void finish_tiles(SharedPlan<Shape>& s_plan, const Walk& walk, const Finish& finish,
+                                             int cluster, int num_clusters) {
+  constexpr int kBarrier = 1;
+  const int rank = static_cast<int>(hopper::cluster_rank());
+  const int thread = threadIdx.x - Shape::kGatherThreads;
+  const int num_owned = (kConsumerWarps - rank + Shape::kCluster - 1) / Shape::kCluster;
+  ProductTile next_tile = walk.tile(cluster);
+  const int num_tiles = walk.num_tiles();
+  if (cluster >= num_tiles) return;
+  RingPlace buffer;
+  TileFacts<Shape, Finish> next_facts(finish, next_tile, rank, thread);
+  for (int index = cluster; index < num_tiles; index += num_clusters, buffer.advance(Shape::kPartialBuffers)) {
+    const ProductTile tile = next_tile;
+    const TileFacts<Shape, Finish> facts = next_facts;
+    const int num_groups = padded_tokens(tile.tokens.row_count) / kGroupTokens;
+    if (thread == 0) {
+      hopper::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage],
+                                        num_owned * Shape::kCluster * num_groups * 512);
+    }
+    if (thread < Shape::kMaxTokens) s_plan.token_scales[buffer.stage][thread] = facts.r_token_scale;
+    next_tile = walk.tile(min(index + num_clusters, num_tiles - 1));
+    next_facts = TileFacts<Shape, Finish>(finish, next_tile, rank, thread);
+    hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
+    hopper::mbarrier_wait(s_plan.partials_arrived[buffer.stage], buffer.phase);
+    finish_tile(s_plan, finish, tile, facts, buffer.stage, rank, num_groups);
+    hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
+    const bool has_successor = index + Shape::kPartialBuffers * num_clusters < num_tiles;
+    if (has_successor && thread < Shape::kCluster) {
+      hopper::mbarrier_arrive_in_cluster(s_plan.partials_released[buffer.stage], thread);
+    }
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocessor)
+    tile_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ Walk walk,
+                        const __grid_constant__ Finish finish) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  auto& s_plan = *reinterpret_cast<SharedPlan<Shape>*>(s_bytes);
+  const int cluster = blockIdx.x / Shape::kCluster;
+  const int num_clusters = gridDim.x / Shape::kCluster;
+  prepare(s_plan);
+  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  if (threadIdx.x < 128) {
+    if constexpr (Shape::kMaxTokens == 128) hopper::setmaxnreg_decrease<72>();
+    if (threadIdx.x < Shape::kGatherThreads) {
+      load_tiles(s_plan, inputs, walk, cluster, num_clusters);
+    } else if constexpr (Shape::kIsSpread) {
+      finish_tiles(s_plan, walk, finish, cluster, num_clusters);
+    }
+  } else {
+    if constexpr (Shape::kMaxTokens == 128) hopper::setmaxnreg_increase<216>();
+    multiply_tiles(s_plan, inputs, walk, finish, cluster, num_clusters);
+  }
+  if constexpr (Shape::kIsSpread) {
+    __syncwarp();
+    hopper::cluster_sync_relaxed();
+  }
+}
+
+}

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <utility>
+
+#include "cuda/check.h"
+
+namespace glint::cuda {
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  GLINT_CHECK_CUDA(cudaGetDevice(&device));
+  GLINT_CHECK_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+struct LaunchShape {
+  dim3 grid;
+  unsigned threads;
+  int shared_bytes;
+};
+
+template <typename... Wanted, typename... Given>
+void launch_dependent(void (*kernel)(Wanted...), const LaunchShape& shape, cudaStream_t stream, Given&&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(shape.threads, 1, 1);
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...));
+}
+
+template <typename Plan, typename Kernel, typename Call>
+void start_persistent(Kernel kernel, const Call& call, int threads, int blocks_per_sm, cudaStream_t stream) {
+  constexpr int kPlanAlignment = 1024;
+  constexpr auto kSharedBytes = static_cast<int>(sizeof(Plan)) + kPlanAlignment;
+  GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  const auto thread_blocks = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount) * blocks_per_sm);
+  launch_dependent(kernel, {thread_blocks, static_cast<unsigned>(threads), kSharedBytes}, stream, call);
+}
+
+}

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace glint::cuda {
+
+inline constexpr int kRouterPieceCols = 128;
+inline constexpr int kMaxRouterExperts = 512;
+inline constexpr int kMaxRouterChoices = 32;
+
+struct RouterCall {
+  int32_t* experts;
+  float* weights;
+  float* pieces;
+  const float* in;
+  const uint16_t* weight;
+  const float* bias;
+  int64_t count;
+  int32_t width;
+  int32_t num_experts;
+  int32_t num_groups;
+  int32_t groups_per_token;
+  int32_t experts_per_token;
+  float routed_scaling;
+  bool normalises;
+};
+
+constexpr int64_t router_pieces(int64_t width) { return (width + kRouterPieceCols - 1) / kRouterPieceCols; }
+
+inline constexpr int64_t kRouterFewRows = 512;
+
+constexpr bool takes_few_rows(int64_t rows, int64_t width) { return rows <= kRouterFewRows || width % 8 != 0; }
+
+constexpr int64_t router_piece_floats(int64_t max_rows, int64_t width, int64_t num_experts) {
+  const int64_t few_rows = takes_few_rows(max_rows, width) ? max_rows : kRouterFewRows;
+  const int64_t few = few_rows * router_pieces(width);
+  return (few > max_rows ? few : max_rows) * num_experts;
+}
+
+void launch_router(const RouterCall& call, cudaStream_t stream);
+
+}

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace glint::cuda {
+
+inline constexpr int32_t kMaxParts = 8;
+
+struct NormCall {
+  float* hidden;
+  float* normed;
+  uint8_t* codes;
+  float* scales;
+  int64_t code_stride;
+  const float* parts;
+  int64_t part_stride;
+  int32_t num_parts;
+  const float* weight;
+  int64_t count;
+  int64_t width;
+  float epsilon;
+};
+
+struct EmbedCall {
+  float* hidden;
+  const uint16_t* table;
+  const int32_t* tokens;
+  int64_t count;
+  int64_t width;
+};
+
+struct GatherCall {
+  float* out;
+  const float* in;
+  const int32_t* rows;
+  int64_t count;
+  int64_t width;
+};
+
+void launch_norm(const NormCall& call, cudaStream_t stream);
+void launch_embed(const EmbedCall& call, cudaStream_t stream);
+void launch_add_rows(float* hidden, const float* update, int64_t count, cudaStream_t stream);
+void launch_gather_rows(const GatherCall& call, cudaStream_t stream);
+
+}
