@@ -141,6 +141,7 @@ class Call:
             first_token_seconds=None if first is None else first - self._ticket.arrived_at,
             decode_seconds=None if first is None or last is None else last - first,
             total_seconds=self._ticket.seconds,
+            user=self.user,
         )
 
 

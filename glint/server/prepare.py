@@ -116,27 +116,20 @@ def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _chat_constraint(wish: Wish, prompt: ChatPrompt) -> Constraint | None:
-    """The one constraint of a chat: its response format, or calls that are required or strict."""
+    """The one constraint of a chat: its response format, or calls that are required, strict or limited to one."""
     choice = prompt.tool_choice
-    offered = _offered(prompt)
+    offered = () if choice.mode == "none" else _offered(prompt)
     if choice.mode == "required" and not offered:
-        raise RequestError(
-            f"tool_choice asks for the tool {choice.name!r}, which tools does not declare"
-            if choice.name is not None
-            else "tool_choice is 'required', but no tools are given",
-            "tool_choice",
-        )
-    is_strict = choice.mode == "auto" and any(tool.is_strict for tool in offered)
-    if choice.mode != "required" and not is_strict:
-        if wish.constraint is not None and offered and choice.mode == "auto":
-            raise RequestError(
-                "a response format and tools with tool_choice 'auto' cannot both hold; set tool_choice to 'none' or "
-                "'required', or leave one of them out",
-                "response_format",
-            )
+        named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
+        raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
+    if not offered:
         return wish.constraint
     if wish.constraint is not None:
         raise RequestError(
-            "a response format and tool calls cannot both hold; leave one of them out", "response_format"
+            "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
+            "response_format",
         )
+    is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
+    if is_free:
+        return None
     return ToolCalls(offered, is_required=choice.mode == "required", allows_several=choice.allows_several)

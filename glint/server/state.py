@@ -64,10 +64,13 @@ class ServerState:
             raise Problem(404, message, code="model_not_found", param="model")
 
     def sampling(self, **changes: Any) -> SamplingParams:
-        """The model's own sampling with the given fields changed; a field that is None is left as it was."""
+        """The model's own sampling with the given fields changed; a field that is None is left as it was.
+
+        Without `max_tokens` an answer goes on until the model ends it or the context is full.
+        """
         given = {name: value for name, value in changes.items() if value is not None}
         with refusals():
-            return SamplingParams(**(dict(self.sampling_defaults) | given))
+            return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long on a worker thread; what is wrong with the request raises a `Problem`."""

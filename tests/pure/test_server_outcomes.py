@@ -43,7 +43,7 @@ def test_the_line_is_stable() -> None:
     assert format_pairs(FULL) == (
         "request_id=chatcmpl-1 route=/v1/chat/completions outcome=finished reason=eos status=200 num_choices=2 "
         "prompt_tokens=10 cached_tokens=4 completion_tokens=7 queue_seconds=0.500000 first_token_seconds=0.750000 "
-        "decode_seconds=1.000000 total_seconds=1.812500"
+        "decode_seconds=1.000000 total_seconds=1.812500 user=-"
     )
     assert json.loads(format_json(FULL)) == dataclasses.asdict(FULL)
 
