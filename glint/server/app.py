@@ -1,13 +1,13 @@
 """The routes of the server, with authentication around them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.server import anthropic, responses
 from glint.server.auth import ApiKeys, Authentication, allow_origins
@@ -35,10 +35,10 @@ GENERATING: Sequence[tuple[str, str, Handle, StreamError]] = (
 def make_app(state: ServerState, keys: ApiKeys, guards_metrics: bool, origins: Sequence[str]) -> ASGIApp:
     """The whole application: every route but /health and /ready, which the front door answers."""
     watch = Watch(state)
-    routes: list[BaseRoute] = [
-        Route(path, GeneratingRoute(state, prefix, handle, on_error), methods=["POST"])
-        for path, prefix, handle, on_error in GENERATING
-    ]
+    generating = {
+        path: GeneratingRoute(state, prefix, handle, on_error) for path, prefix, handle, on_error in GENERATING
+    }
+    routes: list[BaseRoute] = [Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()]
     routes += [
         Route("/v1/models", watch.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", watch.show_model, methods=["GET"]),
@@ -47,8 +47,25 @@ def make_app(state: ServerState, keys: ApiKeys, guards_metrics: bool, origins: S
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Problem: _answer_problem})
     app.router.redirect_slashes = False
-    guarded = Authentication(app, keys, guards_metrics=guards_metrics, on_refusal=_refusals_of(state))
+    short_cut = ShortCut(generating, app)
+    guarded = Authentication(short_cut, keys, guards_metrics=guards_metrics, on_refusal=_refusals_of(state))
     return allow_origins(guarded, origins)
+
+
+class ShortCut:
+    """Passes what generates straight to its endpoint, and the rest to the application.
+
+    A stream is resumed through every layer around it, for each of its tokens.
+    """
+
+    def __init__(self, endpoints: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+        self._endpoints = endpoints
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (endpoint or self._app)(scope, receive, send)
 
 
 def _refusals_of(state: ServerState) -> Callable[[Scope, Problem], None]:

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from glint.server.auth import tenant_of
 from glint.server.body import decode, read_json
-from glint.server.generation import CLIENT_LEFT, Generation
+from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Generation
 from glint.server.outcomes import Outcome, RequestOutcome, Ticket
 from glint.server.prepare import prepare
 from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
@@ -160,7 +160,8 @@ def _classify(problem: Problem | None, endings: list[str]) -> tuple[Outcome, str
         "shutting_down",
     ):
         return "cancelled", problem.code
-    return ("failed" if problem.status >= 500 else "refused"), problem.code
+    has_failed = problem.status >= 500 or problem.code == ANSWER_FAILED
+    return ("failed" if has_failed else "refused"), problem.code
 
 
 StreamError = Callable[[Problem, str], bytes]

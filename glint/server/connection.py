@@ -16,6 +16,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
+        self._is_in_headers = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for the first request."""
@@ -33,22 +34,30 @@ class BoundedConnection(HttpToolsProtocol):
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes; the parser keeps a header until it is whole, so they are counted before it sees them."""
-        if self._header_timer is not None:
-            if self._header_bytes > HEADER_BYTES:
+        """Take in bytes; the parser keeps a header until it is whole, so it is given no more than one may have."""
+        while data and not self.transport.is_closing():
+            room = HEADER_BYTES - self._header_bytes if self._is_in_headers else len(data)
+            if room <= 0:
                 self.send_400_response("The headers are too large.")
                 return
-            self._header_bytes += len(data)
-        super().data_received(data)
+            piece, data = data[:room], data[room:]
+            self._header_bytes += len(piece)
+            super().data_received(piece)
 
     def on_headers_complete(self) -> None:
         """The headers are there."""
         self._stop_timer()
+        self._is_in_headers = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is there: the headers of another request may follow."""
+        self._is_in_headers = True
+        self._header_bytes = 0
+        super().on_message_complete()
 
     def _expect_headers(self) -> None:
         self._stop_timer()
-        self._header_bytes = 0
         self._header_timer = self.loop.call_later(HEADER_SECONDS, self._close)
 
     def _stop_timer(self) -> None:

@@ -137,6 +137,11 @@ class SamplingFields(Strict):
         """The seconds that the request may take."""
         return deadline_of(self.deadline_seconds, state.limits, "deadline_seconds")
 
+    @property
+    def format_field(self) -> str:
+        """The field that says what the answer must look like."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
     def to_constraint(self) -> Constraint | None:
         """What the answer must look like; at most one of the two fields may ask for it."""
         asked = read_format(self.response_format)

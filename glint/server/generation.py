@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from glint.request import StepOutput
 from glint.server.limits import Place
@@ -15,10 +15,10 @@ from glint.text.output import OutputEvent, OutputParser, ToolCallBegun
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 CLIENT_LEFT = 499
+ANSWER_FAILED = "answer_failed"
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """What one step added to one choice: parsed events, or plain text where there is no parser."""
 
     choice: int
@@ -105,7 +105,7 @@ class Generation:
     def _read(self, choice: int, output: StepOutput) -> Delta:
         """Parse one output of a choice and count it."""
         if output.finish_reason == "failed":
-            raise Problem(500, f"the answer failed: {output.failure}", code="answer_failed")
+            raise Problem(self._status_of_failure(), f"the answer failed: {output.failure}", code=ANSWER_FAILED)
         text = output.text or ""
         events: list[OutputEvent] = []
         self.usage.completion_tokens += len(output.token_ids)
@@ -123,6 +123,10 @@ class Generation:
             is_stop = output.finish_reason == "stop"
             reason = "tool_calls" if is_stop and self._has_calls[choice] else "stop" if is_stop else "length"
         return Delta(choice, events, text, output, reason)
+
+    def _status_of_failure(self) -> int:
+        """A grammar comes from the client, so an answer that cannot go on under it is no failure of the server."""
+        return 500 if self.prompts[0].submission.grammar is None else 400
 
     def _parse(self, parser: OutputParser, choice: int, text: str, output: StepOutput) -> list[OutputEvent]:
         if parser.is_reasoning:

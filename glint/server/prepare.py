@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from glint.errors import RequestError
+from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
 from glint.server.service import Submission
 from glint.server.state import ServerState
@@ -46,8 +46,9 @@ def prepare(state: ServerState, wish: Wish, cache_salt: int) -> Prepared:
         return _prepare_chat(state, wish, wish.prompt, cache_salt, seconds)
     content = wish.prompt.content
     tokens = state.tokenizer.encode(content, add_special_tokens=True) if isinstance(content, str) else list(content)
-    grammar = None if wish.constraint is None else state.compiler.compile(wish.constraint)
-    return Prepared(_submission(state, tokens, wish.params, cache_salt, grammar, None), None, seconds)
+    grammar = _compile(state, wish.constraint, wish.format_field)
+    _check_room(state, len(tokens), wish.params, "prompt")
+    return Prepared(Submission(tokens, wish.params, cache_salt, grammar), None, seconds)
 
 
 def render_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
@@ -78,36 +79,40 @@ def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt
             raise RequestError(
                 f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
             )
-    grammar = None if constraint is None else state.compiler.compile(constraint)
+    grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else wish.format_field)
     tokens = tokenizer.encode(rendered)
-    submission = _submission(state, tokens, wish.params, cache_salt, grammar, begins_after)
+    _check_room(state, len(tokens), wish.params, "messages")
+    submission = Submission(tokens, wish.params, cache_salt, grammar, begins_after)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
     return Prepared(submission, parser, seconds)
 
 
-def _submission(
-    state: ServerState,
-    tokens: list[int],
-    params: SamplingParams,
-    cache_salt: int,
-    grammar: Grammar | None,
-    begins_after: int | None,
-) -> Submission:
-    room = state.max_model_len - len(tokens)
+def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:
+    """The grammar of a constraint; what is wrong with it is said of the field that asked for it."""
+    if constraint is None:
+        return None
+    try:
+        return state.compiler.compile(constraint)
+    except TextError as problem:
+        raise RequestError(f"{field} cannot be used: {problem}", field) from problem
+
+
+def _check_room(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
+    """Refuse a prompt that leaves no room in the context for its answer."""
+    room = state.max_model_len - num_tokens
     if room < 1:
         raise RequestError(
-            f"the prompt has {len(tokens)} tokens, but the context holds {state.max_model_len} with the answer; "
+            f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
             "shorten the prompt",
-            "messages",
+            field,
         )
     if params.max_tokens is not None and params.max_tokens > room:
         raise RequestError(
-            f"max_tokens is {params.max_tokens}, but beside a prompt of {len(tokens)} tokens a context of "
+            f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "
             f"{state.max_model_len} has room for {room}; ask for fewer",
             "max_tokens",
         )
-    return Submission(tokens, params, cache_salt, grammar, begins_after)
 
 
 def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
@@ -127,7 +132,7 @@ def _chat_constraint(wish: Wish, prompt: ChatPrompt) -> Constraint | None:
     if wish.constraint is not None:
         raise RequestError(
             "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
-            "response_format",
+            wish.format_field,
         )
     is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
     if is_free:

@@ -15,6 +15,8 @@ from glint.errors import GlintError, RequestError
 
 _LOG = logging.getLogger("glint.server")
 
+MAX_MESSAGE_CHARS = 1000
+
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 _TYPES: Mapping[int, str] = MappingProxyType(
@@ -36,7 +38,7 @@ class Problem(GlintError):
     """A request that gets an error answer: the status, and a text that is safe to show to the client.
 
     `code` is one snake_case word for programs; `param` names the field at fault where one is; `headers` are added to
-    the answer.
+    the answer. Of a long text the middle, which is the client's own, is dropped.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Problem(GlintError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = _bounded(message)
         self.code = code
         self.param = param
         self.headers: dict[str, str] = dict(headers or {})
@@ -58,6 +60,13 @@ class Problem(GlintError):
     def type(self) -> str:
         """The error type that OpenAI and Anthropic clients know for this status."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+
+
+def _bounded(message: str) -> str:
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{message[:half]} (cut) {message[-half:]}"
 
 
 def openai_body(problem: Problem) -> bytes:

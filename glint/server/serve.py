@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from glint.text.tokenizer import Tokenizer
 log = logging.getLogger("glint.server")
 NUM_WORKERS = 2
 KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+TICK_SECONDS = 0.5
 EXIT_FAILED = 1
 
 
@@ -66,6 +69,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as problem:
         raise EngineError(
             f"cannot listen on {settings.host} port {settings.port}: {problem.strerror or problem}; give another "
@@ -94,6 +98,7 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         )
         super().__init__(config)
@@ -137,6 +142,11 @@ class Server(uvicorn.Server):
             for sig, handler in before.items():
                 signal.signal(sig, handler)
 
+    async def main_loop(self) -> None:
+        """Serve until the end is asked for; uvicorn's own loop wakes up ten times a second for that."""
+        while not await self.on_tick(0):
+            await asyncio.sleep(TICK_SECONDS)
+
     async def _start(self) -> None:
         checkpoint, engine, tokenizer = await asyncio.to_thread(self._load)
         state = self._make_state(checkpoint, engine, tokenizer)
@@ -150,6 +160,7 @@ class Server(uvicorn.Server):
         self._lifecycle.app = make_app(state, settings.keys, settings.guards_metrics, settings.origins)
         if not self.should_exit:
             self._lifecycle.phase = "ready"
+        self._workers.submit(state.compiler.prepare)
         log.info("start-up:\n%s", self._startup.table())
         log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
 
@@ -209,8 +220,8 @@ class Server(uvicorn.Server):
 
     def _count_step(self, summary: StepSummary, gaps: list[float]) -> None:
         self._metrics.observe_step(summary.num_tokens - summary.new_tokens, summary.new_tokens)
-        for gap in gaps:
-            self._metrics.observe_gap(gap)
+        for gap, count in Counter(gaps).items():
+            self._metrics.observe_gap(gap, count)
 
     def _fail(self) -> None:
         self._lifecycle.phase = "failed"

@@ -38,9 +38,10 @@ class TextPrompt:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a route asks for, in the words of no interface."""
+    """What a route asks for, in the words of no interface. `format_field` is the field that named the constraint."""
 
     prompt: ChatPrompt | TextPrompt
     params: SamplingParams
     deadline_seconds: float
     constraint: Constraint | None = None
+    format_field: str = "response_format"

@@ -21,7 +21,10 @@ class JsonSchema:
 
 @dataclass(frozen=True)
 class Regex:
-    """The whole text matches `pattern`, in the syntax of Rust's regex crate: no look-around, no back-references."""
+    r"""The whole text matches `pattern`, in the syntax of Rust's regex crate.
+
+    There is no look-around and no back-reference, ^ and $ may stand at the ends only, and \d is 0 to 9.
+    """
 
     pattern: str
 

@@ -28,10 +28,18 @@ __all__ = [
     "ToolCalls",
 ]
 
+_NAMES: Final = {
+    JsonObject: "a JSON object",
+    JsonSchema: "the JSON schema",
+    Regex: "the regex",
+    Choice: "the list of choices",
+    ToolCalls: "the list of tools",
+}
 SETTINGS: Final = '%llguidance {"no_forcing": true}\n'
 JSON_OPTIONS: Final = {"whitespace_pattern": r" |\n {0,24}"}
 SPECIAL_MARK: Final = b"\xff"
 MAX_REASON_LENGTH: Final = 200
+PANIC_MODULE: Final = "pyo3_runtime"
 
 
 class GrammarCompiler:
@@ -83,7 +91,7 @@ class GrammarCompiler:
                 self._grammars.move_to_end(key)
                 return known
         source = self._write(constraint)
-        grammar = Grammar(lambda: self._build(source), self._eos_token_ids, self._vocab_size)
+        grammar = Grammar(lambda: self._build(source), self._eos_token_ids, self._vocab_size, _NAMES[type(constraint)])
         with self._grammars_lock:
             self._grammars[key] = grammar
             while len(self._grammars) > self._limits.max_cached_grammars:
@@ -96,7 +104,7 @@ class GrammarCompiler:
         if isinstance(constraint, JsonSchema):
             return f"start: {_json_rule({} if isinstance(constraint.schema, bool) else constraint.schema)}"
         if isinstance(constraint, Regex):
-            return f"start: TEXT\nTEXT: /{to_lark(constraint.pattern)}/"
+            return f"start: TEXT\nTEXT: /{to_lark(constraint.pattern, 'd')}/"
         if isinstance(constraint, Choice):
             return f"start: TEXT\nTEXT: {' | '.join(quote(option) for option in dict.fromkeys(constraint.options))}"
         return self._write_tools(constraint)
@@ -120,16 +128,16 @@ class GrammarCompiler:
     def _validate(self, source: str, what: str) -> None:
         from llguidance import LLMatcher
 
-        reason = LLMatcher.validate_grammar(
-            SETTINGS + source, self._prepared_vocabulary(), limits=self._library_limits()
-        )
+        words, limits = self._prepared_vocabulary(), self._library_limits()
+        reason = _guarded(lambda: LLMatcher.validate_grammar(SETTINGS + source, words, limits=limits))
         if reason:
             raise TextError(f"{what} cannot be used as a grammar: {explain(reason)}")
 
     def _build(self, source: str) -> Any:
         from llguidance import LLMatcher
 
-        return LLMatcher(self._prepared_vocabulary(), SETTINGS + source, log_level=0, limits=self._library_limits())
+        words, limits = self._prepared_vocabulary(), self._library_limits()
+        return _guarded(lambda: LLMatcher(words, SETTINGS + source, log_level=0, limits=limits))
 
     def _library_limits(self) -> Any:
         from llguidance import LLParserLimits
@@ -165,15 +173,18 @@ class Grammar:
     Raises TextError if the grammar cannot be built or has no token to begin with.
     """
 
-    def __init__(self, build: Callable[[], Any], eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(self, build: Callable[[], Any], eos_token_ids: tuple[int, ...], vocab_size: int, what: str) -> None:
         self._build = build
         self._eos_token_ids = eos_token_ids
         self._num_words = (vocab_size + 31) // 32
         self._lock = Lock()
         self._first = build()
         if self._first.is_error():
-            raise TextError(f"the constraint cannot be used as a grammar: {explain(self._first.get_error())}")
-        self.start().mask()
+            raise TextError(f"{what} cannot be used as a grammar: {explain(self._first.get_error())}")
+        try:
+            self.start().mask()
+        except TextError as error:
+            raise TextError(f"{what} cannot be used as a grammar: {error}") from error
 
     def start(self, begins_after: int | None = None) -> "Matcher":
         """Gives a matcher at its beginning; with `begins_after` everything is allowed until that token was accepted."""
@@ -270,6 +281,16 @@ class _Vocabulary:
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", errors="replace"))
 
 
+def _guarded(work: Callable[[], Any]) -> Any:
+    """Does the work; a panic of the library, which Python would not take for an ordinary error, is a TextError."""
+    try:
+        return work()
+    except BaseException as error:
+        if type(error).__module__ != PANIC_MODULE:
+            raise
+        raise TextError(f"the constraint cannot be used as a grammar: {explain('')}") from error
+
+
 def _texts(tokenizer: Tokenizer) -> Iterator[bytes]:
     for token_id in range(tokenizer.vocab_size):
         word = tokenizer.token_bytes(token_id)
@@ -303,7 +324,10 @@ _MEANINGS: Final = (
         r"(?i)fuel|too many|too big|too large|precomputation|items; max",
         "it is too complex; use a smaller schema or a simpler pattern",
     ),
-    (r"NoExtension|no token", "the vocabulary of the model has no token that can follow"),
+    (r"NoExtension|no token", "there is no text that fits and that the model has tokens for"),
+    (r"Expected f64 for (.*), got (.*)", r"\1 must be a number and is \2"),
+    (r"Failed to generate regex for", "its range of numbers is beyond what can be held; use other bounds"),
+    (r"Unsatisfiable schema: (.*)", r"no value fits it: \1"),
     (r"doesn't satisfy the grammar", "the grammar does not allow it"),
 )
 

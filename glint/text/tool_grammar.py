@@ -1,8 +1,9 @@
 """The grammar of tool calls in the form of GLM-4.7.
 
 A call is `<tool_call>NAME` with `<arg_key>K</arg_key><arg_value>V</arg_value>` for each argument and `</tool_call>`.
-Strings are bare text without `</arg_value>`, all other values are JSON. A tag that is one token of the tokenizer is
-written as that token, another one letter by letter.
+Strings are bare text without what ends a value: `</arg_value>`, the tags between two calls, a key in its tags. All
+other values are JSON. A tag that is one token of the tokenizer is written as that token, another one letter by
+letter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,9 @@ from glint.text.tags import CALL_TAGS, Tag
 from glint.text.tool_values import FREE, Value, ValueReader, quote, resolve
 from glint.text.tools import Tool
 
+VALUE_BREAKS: Final = "|".join(
+    (Tag.VALUE_END, rf"{Tag.CALL_END}\s*{Tag.CALL}", f"{Tag.KEY}[^<]*{Tag.KEY_END}"),
+)
 _OBJECT_KEYWORDS: Final = frozenset(("type", "properties", "required", "additionalProperties"))
 
 
@@ -24,10 +28,10 @@ def tag_token_ids(find_token: Callable[[str], int | None]) -> dict[Tag, int]:
     return {tag: token_id for tag, token_id in found.items() if token_id is not None}
 
 
-def without(tag: Tag) -> str:
-    """A Lark expression for any text that does not contain the tag."""
-    spelled = tag.replace("/", "\\/")
-    return f"(/(?s:.*)/ & ~/(?s:.*){spelled}(?s:.*)/)"
+def without(pattern: str) -> str:
+    """A Lark expression for any text in which the pattern is not found."""
+    escaped = pattern.replace("/", "\\/")
+    return f"(/(?s:.*)/ & ~/(?s:.*)({escaped})(?s:.*)/)"
 
 
 class ToolGrammar:
@@ -72,7 +76,7 @@ class ToolGrammar:
         key = f"{self._write(Tag.KEY)} {quote(name)} {self._write(Tag.KEY_END)} {self._write(Tag.VALUE)}"
         if value.schema is not None:
             return f"{key} {self._json_rule(value.schema)} {self._write(Tag.VALUE_END)}"
-        allowed = without(Tag.VALUE_END)
+        allowed = without(VALUE_BREAKS)
         if value.texts is not FREE.texts:
             self._add_terminal(f"TEXTS_{suffix}", " | ".join(value.texts))
             allowed = f"(TEXTS_{suffix} & {allowed})"
@@ -143,6 +147,8 @@ def check_tools(tools: Sequence[Tool], limits: GrammarLimits) -> None:
         _check_name(tool.name, "the name of a tool")
         if names.count(tool.name) > 1:
             raise TextError(f"{what} is given twice; names must differ")
+        if not isinstance(tool.parameters, Mapping):
+            raise TextError(f"the schema of {what} is {type(tool.parameters).__name__}; give an object")
         check_schema(tool.parameters, f"the schema of {what}", limits)
         size += len(to_json(tool.parameters, f"the schema of {what}"))
     if size > limits.max_tools_bytes:

@@ -35,7 +35,7 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def to_lark(pattern: str, ascii_classes: str = "") -> str:
+def to_lark(pattern: str, ascii_classes: str) -> str:
     """The pattern as it stands between slashes; of the classes d, w and s those named are of ASCII only."""
     from llguidance import regex_to_lark
 
