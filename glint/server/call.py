@@ -11,7 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from glint.server.auth import tenant_of
 from glint.server.body import decode, read_json
-from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Generation
+from glint.server.connection import WRITE_NOW
+from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
 from glint.server.outcomes import Outcome, RequestOutcome, Ticket
 from glint.server.prepare import prepare
 from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
@@ -61,7 +62,6 @@ class Call:
 
     async def begin(self, *wishes: Wish) -> Generation:
         """Prepare one wish per prompt and hand them to the engine as one request."""
-        self.state.admission.check_room()
         cache_salt = tenant_of(self._scope).cache_salt
         prepared = [await self.state.work(prepare, self.state, wish, cache_salt) for wish in wishes]
         self.generation = Generation(self.state, prepared)
@@ -88,6 +88,19 @@ class Call:
     async def send_events(self, events: bytes) -> None:
         """Add to the stream; waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def stream(self, generation: Generation, encode: Callable[[Delta], bytes]) -> None:
+        """Add what every step brings to the stream, until all choices have ended.
+
+        While the client keeps up, events are written in the call that delivers the step; a slow client is waited for.
+        """
+        write: Callable[[bytes], bool] | None = self._scope.get("extensions", {}).get(WRITE_NOW)
+        if write is not None:
+            await generation.follow(lambda deltas: write(b"".join(map(encode, deltas))))
+        async for deltas in generation.deltas():
+            events = b"".join(map(encode, deltas))
+            if events:
+                await self.send_events(events)
 
     async def end_stream(self) -> None:
         """End the stream."""

@@ -1,4 +1,4 @@
-"""Connections that cost nothing to others: the request line and headers must come soon and be small."""
+"""Connections that cost nothing to others: headers must come soon and be small, and answers must be read."""
 
 import asyncio
 from typing import Any, cast
@@ -7,14 +7,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 * 1024
+STALL_SECONDS = 30.0
+WRITE_NOW = "glint.write_now"
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """An HTTP connection that is closed when the headers of a request are late or too large."""
+    """An HTTP connection that is closed when the headers of a request are late or too large, or an answer stays unread.
+
+    A client that reads slowly is waited for; one that takes nothing of a full buffer for `STALL_SECONDS` is dropped.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._header_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_in_headers = True
 
@@ -26,12 +32,30 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The buffer is full: the client must take something of it soon."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        self._stop_stall_timer()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """A request has begun: its headers must be complete soon."""
         super().on_message_begin()
+        self.scope["extensions"] = cast(Any, {WRITE_NOW: self.write_now})
         self._expect_headers()
+
+    def write_now(self, events: bytes) -> bool:
+        """Write a chunk of the answer that has begun; whether the client keeps up with what is written."""
+        if events and not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+        return not self.flow.write_paused
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes; the parser keeps a header until it is whole, so it is given no more than one may have."""
@@ -67,3 +91,19 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _close(self) -> None:
         self.transport.close()
+
+    def _expect_reading(self) -> None:
+        self._stop_stall_timer()
+        unread = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._check_reading, unread)
+
+    def _check_reading(self, unread_before: int) -> None:
+        if self.transport.get_write_buffer_size() < unread_before:
+            self._expect_reading()
+        else:
+            self.transport.abort()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

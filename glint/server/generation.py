@@ -1,7 +1,7 @@
 """A request while it runs: what comes out for it, what it used, and how it ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -82,6 +82,34 @@ class Generation:
             raise RuntimeError("a generation is begun before it is read")
         while len(self.endings) < self.num_choices:
             yield [self._read(answer.choices[output.request_id], output) for output in await answer.take()]
+
+    async def follow(self, receive: Callable[[list[Delta]], bool]) -> None:
+        """Call back with what every step brings, at the moment it comes, until all choices have ended.
+
+        It ends early where `receive` says no, and `deltas` gives the rest. Raises what ends the request early.
+        """
+        answer = self.answer
+        if answer is None:
+            raise RuntimeError("a generation is begun before it is read")
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take() -> None:
+            if over.done():
+                return
+            try:
+                deltas = [self._read(answer.choices[output.request_id], output) for output in answer.take_now()]
+                goes_on = receive(deltas)
+            except Exception as problem:
+                over.set_exception(problem)
+                return
+            if not goes_on or len(self.endings) == self.num_choices:
+                over.set_result(None)
+
+        answer.listen(take)
+        try:
+            await over
+        finally:
+            answer.listen(None)
 
     def cancel(self, problem: Problem) -> None:
         """End the request early; whoever reads its deltas gets the problem."""

@@ -4,7 +4,8 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from glint.server.bounds import Limits
@@ -49,21 +50,28 @@ def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_se
 class Admission:
     """The bookkeeping of the bounded queue, in requests and in prompt tokens. For one thread.
 
-    It counts the requests that wait for their first step; a request that has started no longer counts, even when it
-    is preempted later. What is refused changes nothing.
+    It counts the requests that wait for their first step, and while they are prepared those that are yet to wait; a
+    request that has started no longer counts, even when it is preempted later. What is refused changes nothing.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._departures: deque[tuple[float, int]] = deque(maxlen=NUM_REMEMBERED_DEPARTURES)
+        self.num_preparing = 0
         self.num_waiting = 0
         self.num_running = 0
         self.waiting_tokens = 0
 
-    def check_room(self) -> None:
-        """Refuse a request before any work on it while the queue has no room for even one more."""
-        self._check_room(1, 1)
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Count a request while its prompt is read; refuses it before any work while there is no room for one more."""
+        self._check_room(self.num_preparing + 1, 1)
+        self.num_preparing += 1
+        try:
+            yield
+        finally:
+            self.num_preparing -= 1
 
     def admit(self, prompt_tokens: Sequence[int]) -> "Place":
         """Let requests with these prompt lengths wait, all or none of them.
@@ -90,7 +98,7 @@ class Admission:
             seconds = self._retry_seconds(excess_requests, excess_tokens)
             message = (
                 f"the server is at its limit: {self.num_waiting} requests with {self.waiting_tokens} prompt tokens "
-                f"are waiting; try again in {seconds} s"
+                f"are waiting and {self.num_preparing} are being read; try again in {seconds} s"
             )
             raise Problem(429, message, "queue_full", headers={"Retry-After": str(seconds)})
 

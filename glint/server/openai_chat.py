@@ -226,10 +226,7 @@ async def _stream(call: Call, generation: Generation, body: ChatBody) -> None:
     await call.open_stream()
     first = [chunks.of(index, {"role": "assistant", "content": ""}) for index in range(generation.num_choices)]
     await call.send_events(b"".join(first))
-    async for deltas in generation.deltas():
-        events = b"".join([chunks.of_delta(delta) for delta in deltas])
-        if events:
-            await call.send_events(events)
+    await call.stream(generation, chunks.of_delta)
     last = DONE
     if body.stream_options is not None and body.stream_options.include_usage:
         last = chunks.of_usage(generation) + DONE

@@ -142,10 +142,7 @@ async def _stream(call: Call, generation: Generation, body: TextBody) -> None:
     opening = b"data: " + msgspec.json.encode(_opening(call))[:-1] + b',"choices":['
     offsets = [0] * generation.num_choices
     await call.open_stream()
-    async for deltas in generation.deltas():
-        events = b"".join([_event(call, opening, delta, body.logprobs, offsets) for delta in deltas])
-        if events:
-            await call.send_events(events)
+    await call.stream(generation, lambda delta: _event(call, opening, delta, body.logprobs, offsets))
     last = DONE
     if body.stream_options is not None and body.stream_options.include_usage:
         last = opening + b'],"usage":' + msgspec.json.encode(openai_usage(generation.usage)) + b"}\n\n" + DONE

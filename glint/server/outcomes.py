@@ -24,7 +24,8 @@ class RequestOutcome:
     "finished": the model ended its answer. "stopped": a stop string or stop token did. "length": the token limit was
     reached. "cancelled": the client went away or the deadline passed. "refused": it never ran. "failed": an error of
     ours. `first_token_seconds` and `total_seconds` count from the arrival, `decode_seconds` from the first token to
-    the last. `user` is whom the client says it acts for. Token counts are sums over all choices; a prompt that several choices share counts once.
+    the last. `user` is whom the client says it acts for. Token counts are sums over all choices; a prompt that several
+    choices share counts once.
     """
 
     request_id: str

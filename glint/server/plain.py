@@ -67,9 +67,9 @@ async def _reply_generate(call: Call, generation: Generation) -> None:
 
 async def _stream_generate(call: Call, generation: Generation) -> None:
     await call.open_stream()
-    async for deltas in generation.deltas():
-        parts = [{"index": delta.choice} | _part(delta) for delta in deltas]
-        await call.send_events(b"".join(b"data: " + msgspec.json.encode(part) + b"\n\n" for part in parts))
+    await call.stream(
+        generation, lambda delta: b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta)) + b"\n\n"
+    )
     last = {"id": call.request_id, "usage": openai_usage(generation.usage)}
     await call.send_events(b"data: " + msgspec.json.encode(last) + b"\n\n")
     await call.end_stream()

@@ -37,6 +37,7 @@ NUM_WORKERS = 2
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 TICK_SECONDS = 0.5
+SEND_BUFFER_BYTES = 256 * 1024
 EXIT_FAILED = 1
 
 
@@ -61,13 +62,17 @@ def _set_up_logging(level: str) -> None:
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
-    """Bind the address before anything is loaded, so that one in use is known at once."""
+    """Bind the address before anything is loaded, so that one in use is known at once.
+
+    Connections inherit the size of the send buffer, which bounds what the kernel keeps for a client that does not read.
+    """
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as problem:

@@ -50,6 +50,7 @@ class Answer:
         self._arrived: list[StepOutput] = []
         self._problem: Problem | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._on_arrival: Callable[[], None] | None = None
 
     def start(self, request_id: int, now: float) -> None:
         """Take in that the first step of a choice began."""
@@ -63,7 +64,6 @@ class Answer:
             self.first_token_at = now
         self.last_token_at = now
         self._arrived.append(output)
-        self._wake()
         before = self._last_at.get(output.request_id)
         self._last_at[output.request_id] = now
         return None if before is None else now - before
@@ -72,7 +72,7 @@ class Answer:
         """Tell the reader that nothing more will come, and why."""
         if self._problem is None:
             self._problem = problem
-            self._wake()
+            self.wake()
 
     async def take(self) -> list[StepOutput]:
         """Everything that has come since the last call, at least one output; raises the problem that ended it."""
@@ -82,13 +82,26 @@ class Answer:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take_now()
+
+    def take_now(self) -> list[StepOutput]:
+        """Everything that has come since the last call, perhaps nothing; raises the problem that ended it."""
         if self._problem is not None:
             raise self._problem
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+    def listen(self, on_arrival: Callable[[], None] | None) -> None:
+        """Call back on the spot whenever something is there to take, instead of waking who waits for it."""
+        self._on_arrival = on_arrival
+        if on_arrival is not None and (self._arrived or self._problem is not None):
+            on_arrival()
+
+    def wake(self) -> None:
+        """Tell the reader that there is something to take."""
+        if self._on_arrival is not None:
+            self._on_arrival()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
@@ -248,6 +261,7 @@ class EngineService:
 
     def _deliver(self, outputs: list[StepOutput], summary: StepSummary, now: float) -> None:
         gaps: list[float] = []
+        touched: dict[Answer, None] = {}
         for request_id in summary.started_ids:
             answer = self._answers.get(request_id)
             if answer is not None:
@@ -260,8 +274,11 @@ class EngineService:
                 del self._answers[output.request_id]
                 answer.open_ids.discard(output.request_id)
             gap = answer.push(output, now)
+            touched[answer] = None
             if gap is not None:
                 gaps.append(gap)
+        for answer in touched:
+            answer.wake()
         self._on_step(summary, gaps)
 
     def _end_all(self, problem: Problem) -> None:

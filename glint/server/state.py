@@ -73,7 +73,10 @@ class ServerState:
             return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run what takes long on a worker thread; what is wrong with the request raises a `Problem`."""
+        """Run what takes long on a worker thread; what is wrong with the request raises a `Problem`.
+
+        A full queue refuses it before it begins, so that the work that waits for a thread is bounded.
+        """
         loop = asyncio.get_running_loop()
-        with refusals():
+        with refusals(), self.admission.preparing():
             return await loop.run_in_executor(self.workers, function, *arguments)

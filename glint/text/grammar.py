@@ -73,6 +73,8 @@ class GrammarCompiler:
         self._eos_token_ids = tuple(eos_token_ids)
         self._limits = limits or GrammarLimits()
         self._tag_ids = tag_token_ids(tokenizer.token_to_id)
+        closed = {*self._eos_token_ids, *self._tag_ids.values()}
+        self._open_words = _mask_without(closed, tokenizer.vocab_size, vocab_size)
         self._vocabulary: Any = None
         self._vocabulary_lock = Lock()
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
@@ -91,7 +93,8 @@ class GrammarCompiler:
                 self._grammars.move_to_end(key)
                 return known
         source = self._write(constraint)
-        grammar = Grammar(lambda: self._build(source), self._eos_token_ids, self._vocab_size, _NAMES[type(constraint)])
+        name = _NAMES[type(constraint)]
+        grammar = Grammar(lambda: self._build(source), self._eos_token_ids, self._open_words, name)
         with self._grammars_lock:
             self._grammars[key] = grammar
             while len(self._grammars) > self._limits.max_cached_grammars:
@@ -173,10 +176,13 @@ class Grammar:
     Raises TextError if the grammar cannot be built or has no token to begin with.
     """
 
-    def __init__(self, build: Callable[[], Any], eos_token_ids: tuple[int, ...], vocab_size: int, what: str) -> None:
+    def __init__(
+        self, build: Callable[[], Any], eos_token_ids: tuple[int, ...], open_words: "Array[c_uint32]", what: str
+    ) -> None:
+        """`open_words` is the mask before the grammar begins."""
         self._build = build
         self._eos_token_ids = eos_token_ids
-        self._num_words = (vocab_size + 31) // 32
+        self._open_words = open_words
         self._lock = Lock()
         self._first = build()
         if self._first.is_error():
@@ -187,12 +193,16 @@ class Grammar:
             raise TextError(f"{what} cannot be used as a grammar: {error}") from error
 
     def start(self, begins_after: int | None = None) -> "Matcher":
-        """Gives a matcher at its beginning; with `begins_after` everything is allowed until that token was accepted."""
+        """Gives a matcher at its beginning.
+
+        With `begins_after` the grammar holds from that token on. Until then every text is allowed, but neither its end
+        nor a tool call: the grammar would never begin.
+        """
         with self._lock:
             if self._first is None:
                 self._first = self._build()
             inner = self._first.deep_copy()
-        return Matcher(inner, self._eos_token_ids, self._num_words, begins_after, self._renew)
+        return Matcher(inner, self._eos_token_ids, self._open_words, begins_after, self._renew)
 
     def _renew(self) -> None:
         """Builds the next matcher anew, as the states that matchers share may be used up."""
@@ -210,13 +220,14 @@ class Matcher:
         self,
         inner: Any,
         eos_token_ids: tuple[int, ...],
-        num_words: int,
+        open_words: "Array[c_uint32]",
         begins_after: int | None,
         on_failure: Callable[[], None],
     ) -> None:
         self._inner = inner
         self._eos_token_ids = eos_token_ids
-        self._words = (c_uint32 * num_words)()
+        self._open_words = open_words
+        self._words = (c_uint32 * len(open_words))()
         self._begins_after = begins_after
         self._is_current = False
         self._is_ended = False
@@ -227,14 +238,14 @@ class Matcher:
         """Whether nothing may follow: the grammar is complete, or an end-of-text token was accepted."""
         return self._is_ended
 
-    def mask(self) -> "Array[c_uint32] | None":
-        """Gives one bit for each token that may come next, 32 to a word; None while everything may.
+    def mask(self) -> "Array[c_uint32]":
+        """Gives one bit for each token that may come next, 32 to a word.
 
         The array belongs to the matcher and holds until its next call. Where the text may end here, the bits of all
         end-of-text tokens are set, and only those where it must.
         """
         if self._begins_after is not None and not self._is_ended:
-            return None
+            return self._open_words
         if not self._is_current:
             self._inner.unsafe_compute_mask_ptr(addressof(self._words), sizeof(self._words))
             if self._inner.is_error():
@@ -262,6 +273,16 @@ class Matcher:
     def _fail(self, what: str) -> TextError:
         self._on_failure()
         return TextError(f"{what}: {explain(self._inner.get_error())}")
+
+
+def _mask_without(token_ids: set[int], num_tokens: int, vocab_size: int) -> "Array[c_uint32]":
+    """A mask over a model's rows that has every token of the tokenizer but these."""
+    words = (c_uint32 * ((vocab_size + 31) // 32))(*([0xFFFFFFFF] * (num_tokens // 32)))
+    if num_tokens % 32:
+        words[num_tokens // 32] = (1 << num_tokens % 32) - 1
+    for token_id in token_ids:
+        words[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
+    return words
 
 
 class _Vocabulary:

@@ -220,12 +220,12 @@ def test_an_id_outside_the_vocabulary_is_refused(compiler: GrammarCompiler, toke
         compiler.compile(Choice(("ab",))).start().accept(token_id)
 
 
-def test_everything_is_allowed_until_the_beginning_came(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_every_text_is_allowed_until_the_beginning_came(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     begin = tokenizer.token_to_id("</think>")
     assert begin is not None
     matcher = compiler.compile(Choice(("ab",))).start(begin)
     push_text(matcher, tokenizer, "ab and anything {")
-    assert matcher.mask() is None
+    assert set(range(tokenizer.vocab_size)) - allowed(matcher) == end_ids(tokenizer)
     assert not matcher.is_finished
     matcher.accept(begin)
     assert {tokenizer.token_bytes(token_id)[:1] for token_id in allowed(matcher)} == {b"a"}

@@ -92,12 +92,14 @@ def test_the_queue_is_bounded_in_requests_and_in_tokens() -> None:
     assert refusal_of(admission, 81).status == 429
     admission.admit([80])
     assert (admission.num_waiting, admission.waiting_tokens) == (3, 100)
-    with pytest.raises(Problem):
-        admission.check_room()
+    with pytest.raises(Problem), admission.preparing():
+        raise AssertionError("it was let in")
     problem = refusal_of(admission, 1)
     assert problem.code == "queue_full" and "3 requests with 100 prompt tokens" in problem.message
     first.started(0)
-    admission.check_room()
+    with admission.preparing(), pytest.raises(Problem), admission.preparing():
+        raise AssertionError("two were let in")
+    assert admission.num_preparing == 0
     admission.admit([10])
     assert (admission.num_waiting, admission.num_running, admission.waiting_tokens) == (3, 1, 100)
 
