@@ -264,7 +264,11 @@ class Wire(asyncio.Protocol):
 
 
 class Link:
-    """One connection to an endpoint, opened when it is needed and kept open between requests."""
+    """A way to an endpoint: one connection at a time, opened when it is needed.
+
+    Each streamed request has a connection of its own: some servers close one after a stream without saying so, and a
+    request written meanwhile is lost for seconds.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -287,6 +291,7 @@ class Link:
             answer.failure = answer.failure or connection_problem(problem)
             self.close()
             return
+        self.close()
         if reply.status != 200:
             answer.failure = f"HTTP {reply.status}: {error_message(reply.body)}"
         elif reply.body:
