@@ -11,8 +11,8 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, ToolUseBlock
-from pydantic import BaseModel
 
+from tests.e2e.questions import Town
 from tests.e2e.served import Served
 
 GREEDY = {"temperature": 0}
@@ -30,13 +30,6 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
-
-
-class Town(BaseModel):
-    """An answer that fits a schema."""
-
-    name: str
-    is_capital: bool
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,6 @@ PROMPTS = ["The capital of France is", "One, two, three,"]
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    """The official client; a request that fails is not tried again."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def asked(server: Served) -> dict[str, Any]:
     """A short greedy completion."""
     return {"model": server.model, "max_tokens": 8, "temperature": 0}

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from tests.e2e.glm_folder import write_glm_folder
+from tests.e2e.questions import WEATHER_SCHEMA
 from tests.e2e.served import Served, served
 
 QUESTION: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
@@ -23,15 +24,7 @@ WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "enum": ["Paris", "Rome"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
+        "parameters": WEATHER_SCHEMA,
     },
 }
 CALL = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,13 +13,6 @@ from tests.e2e.raw_http import check_all_free, outcome_of
 from tests.e2e.served import Served
 
 QUESTION: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    """The official client; a request that fails is not tried again."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel
 
+from tests.e2e.questions import WEATHER_SCHEMA, Town
 from tests.e2e.raw_http import check_all_free
 from tests.e2e.served import Served
 
@@ -20,33 +19,11 @@ WEATHER: dict[str, Any] = {
     "function": {
         "name": "get_weather",
         "description": "The weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "enum": ["Paris", "Rome"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
+        "parameters": WEATHER_SCHEMA,
     },
 }
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
-
-
-class Town(BaseModel):
-    """An answer that fits a schema."""
-
-    name: str
-    is_capital: bool
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    """The official client; a request that fails is not tried again."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=180) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
-from pydantic import BaseModel
 
+from tests.e2e.questions import Town
 from tests.e2e.served import Served
 
 QUESTION = "Name three colours of the rainbow."
@@ -30,20 +29,6 @@ WEATHER: Any = {
         "additionalProperties": False,
     },
 }
-
-
-class Town(BaseModel):
-    """An answer that fits a schema."""
-
-    name: str
-    is_capital: bool
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    """The official client; a request that fails is not tried again."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
