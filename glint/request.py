@@ -2,8 +2,9 @@
 
 from ctypes import c_float, c_int32, pointer
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from glint.constraint import Constraint
 from glint.native import abi
 from glint.native.library import ItemOutcome
 from glint.sampling import SamplingParams
@@ -23,14 +24,14 @@ _FAILURES = {
 }
 
 
-@dataclass(frozen=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """What one step added to one request.
 
     `text` is None without a tokenizer; it may lag behind `token_ids` while a character or a stop string is unfinished.
     `logprobs` has a mapping from token id to log-probability for each of `token_ids`, None where they were not asked
     for. `prompt_logprobs`, one entry per prompt token with None for the first, comes with the first output of a
     request that asked for them. `finish_reason` is set on the last output; `failure` says why it is "failed".
+    `stop_reason` is the stop string or the stop token id that ended the request; None where the model ended it.
     """
 
     request_id: int
@@ -41,6 +42,7 @@ class StepOutput:
     cached_tokens: int
     finish_reason: FinishReason | None
     failure: str | None
+    stop_reason: str | int | None = None
 
 
 class OutputText:
@@ -49,10 +51,17 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._stops = StopStrings(list(params.stop), include_stop=params.include_stop_str_in_output)
+        self._has_stops = bool(params.stop)
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.matched
 
     def push(self, token: int) -> tuple[str, bool]:
         """Take a token; give the text that is now certain and whether a stop string ended it."""
-        return self._stops.push(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        return self._stops.push(text) if self._has_stops else (text, False)
 
     def finish(self) -> tuple[str, bool]:
         """Give the text held back so far and whether a stop string ended it after all."""
@@ -60,9 +69,12 @@ class OutputText:
         return (text, True) if is_stopped else (text + self._stops.finish(), False)
 
 
-@dataclass
+@dataclass(slots=True)
 class ActiveRequest:
-    """One completion from its submit to its last output. `native_id` is set while the native engine holds it."""
+    """One completion from its submit to its last output. `native_id` is set while the native engine holds it.
+
+    `has_ended` is set with the last output or by an abort; what a step in flight still brings is then dropped.
+    """
 
     request_id: int
     prompt_tokens: tuple[int, ...]
@@ -73,42 +85,70 @@ class ActiveRequest:
     stop_tokens: tuple[int, ...]
     max_new_tokens: int
     text: OutputText | None
+    constraint: Constraint | None = None
     native_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
+    has_started: bool = False
     has_sent_output: bool = False
+    has_ended: bool = False
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """The choices of a prompt share it, so only the first asks for its log-probabilities."""
         return self.params.prompt_logprobs is not None and self.choice_index == 0
 
+    def accept(self, item: ItemOutcome) -> None:
+        """Lead the grammar on by what a step sampled, ahead of `take_in`: the next step's mask waits for it."""
+        if self.constraint is None:
+            return
+        if item.finish_reason in (abi.FINISH_STOP, abi.FINISH_FAILED):
+            self.constraint.close()
+            return
+        for token in item.tokens:
+            self.constraint.accept(token)
+        if item.finish_reason != abi.FINISH_NONE:
+            self.constraint.close()
+
     def take_in(self, item: ItemOutcome) -> StepOutput | None:
         """Turn this request's part of a step into its output; None where only prompt tokens were computed."""
         if self.cached_tokens is None:
             self.cached_tokens = item.cached_tokens
-        new_logprobs = []
-        for position, logprobs in item.logprobs.items():
-            if position < len(self.prompt_tokens):
-                self.prompt_logprobs[position] = logprobs
-            else:
-                new_logprobs.append(logprobs)
+        new_logprobs = self._sort_logprobs(item.logprobs) if item.logprobs else []
         finish_reason = _FINISH_REASONS[item.finish_reason]
+        if self.constraint is not None:
+            if self.constraint.failure is not None:
+                return self.fail(self.constraint.failure)
+            if self.constraint.is_complete:
+                finish_reason = "stop"
         if not item.tokens and finish_reason is None:
             return None
         text, num_tokens, is_stopped = self._extend_text(item.tokens, finish_reason)
         output = StepOutput(
-            request_id=self.request_id,
-            text=text,
-            token_ids=item.tokens[:num_tokens],
-            logprobs=None if self.params.logprobs is None else tuple(new_logprobs[:num_tokens]),
-            prompt_logprobs=None if self.has_sent_output else self._all_prompt_logprobs(),
-            cached_tokens=self.cached_tokens,
-            finish_reason="stop" if is_stopped else finish_reason,
-            failure=_FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
+            self.request_id,
+            text,
+            item.tokens[:num_tokens],
+            None if self.params.logprobs is None else tuple(new_logprobs[:num_tokens]),
+            None if self.has_sent_output else self._all_prompt_logprobs(),
+            self.cached_tokens,
+            "stop" if is_stopped else finish_reason,
+            _FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
+            self._stop_reason(item.tokens, is_stopped) if is_stopped or finish_reason == "stop" else None,
         )
         self.has_sent_output = True
         return output
+
+    def _stop_reason(self, tokens: tuple[int, ...], is_stopped: bool) -> str | int | None:
+        """What ended the request, of all that was asked to: a stop string, a stop token id, or neither."""
+        if is_stopped:
+            return None if self.text is None else self.text.matched_stop
+        return tokens[-1] if tokens and tokens[-1] in self.params.stop_token_ids else None
+
+    def _sort_logprobs(self, logprobs: dict[int, dict[int, float]]) -> list[dict[int, float]]:
+        """Keep the log-probabilities of prompt positions for the first output, give those of new tokens."""
+        num_prompt = len(self.prompt_tokens)
+        self.prompt_logprobs |= {position: entry for position, entry in logprobs.items() if position < num_prompt}
+        return [entry for position, entry in logprobs.items() if position >= num_prompt]
 
     def fail(self, failure: str) -> StepOutput:
         """The last output of a request that cannot run on."""
@@ -130,6 +170,9 @@ class ActiveRequest:
         """
         if self.text is None:
             return None, len(tokens), False
+        if finish_reason is None and len(tokens) == 1:
+            piece, is_stopped = self.text.push(tokens[0])
+            return piece, 1, is_stopped
         hides_stop = finish_reason == "stop" and not self.params.include_stop_str_in_output
         shown = tokens[:-1] if hides_stop and tokens[-1] in self.stop_tokens else tokens
         pieces = []

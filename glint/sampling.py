@@ -64,7 +64,7 @@ class SamplingParams:
         self._check_stops()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be True or False", name)
 
     def _normalise(self) -> None:
         """Bring the accepted spellings to one: `stop` a tuple of strings, `top_k` -1 as 0, collections our own."""
@@ -74,15 +74,15 @@ class SamplingParams:
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers")
+            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers", "logit_bias")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
+            raise RequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop contains {text!r}; every stop must be a string that is not empty")
+                raise RequestError(f"stop contains {text!r}; every stop must be a string that is not empty", "stop")
         for token in self.stop_token_ids:
             _check_integer("stop_token_ids entry", token, 0, TOKEN_LIMIT - 1)
 
@@ -92,13 +92,13 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(value)
-    raise RequestError(f"{name} is {value!r}; it must be a list")
+    raise RequestError(f"{name} is {value!r}; it must be a list", name)
 
 
 def _check_integer(name: str, value: Any, low: int, high: int, also: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         allowed = f"an integer from {low} to {high}" + (f", {also}" if also else "")
-        raise RequestError(f"{name} is {value!r}; it must be {allowed}")
+        raise RequestError(f"{name} is {value!r}; it must be {allowed}", _field_of(name))
 
 
 def _check_optional_integer(name: str, value: Any, low: int, high: int) -> None:
@@ -110,4 +110,9 @@ def _check_number(name: str, value: Any, low: float, high: float, is_low_open: b
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (is_low_open and c_float(value).value == low):
         bound = f"above {low:g} and at most {high:g}" if is_low_open else f"a number from {low:g} to {high:g}"
-        raise RequestError(f"{name} is {value!r}; it must be {bound}")
+        raise RequestError(f"{name} is {value!r}; it must be {bound}", _field_of(name))
+
+
+def _field_of(name: str) -> str:
+    """The field that a name such as "logit_bias[7]" or "stop_token_ids entry" speaks of."""
+    return name.partition(" ")[0].partition("[")[0]

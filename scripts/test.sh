@@ -8,8 +8,9 @@ usage: scripts/test.sh [--all]
 Prepares the checkout (a virtual environment in .venv, the native library in build), then runs every test that needs
 no GPU and prints the time of each part. Exits non-zero if any part fails.
 
-  --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads) and the fuzz target;
-         a test that is skipped is a failure, unless the processor lacks instructions or it is about llama_cpp
+  --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads), the fuzz targets under a
+         new seed, and two minutes of 64 streams; a test that is skipped is a failure, unless the processor lacks
+         instructions or it is about llama_cpp
 TEXT
 }
 
@@ -82,7 +83,12 @@ sanitized() {
 fuzz() {
   local seed="$RANDOM"
   echo "seed $seed"
-  .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$seed"
+  .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$seed" || return 1
+  GLINT_FUZZ_SEED="$seed" pytest tests/e2e/test_server_fuzz.py
+}
+
+soak() {
+  GLINT_SOAK_SECONDS=120 pytest tests/e2e/test_server_soak.py
 }
 
 summary() {
@@ -114,5 +120,6 @@ if "$run_all"; then
   part "sanitize address,undefined" sanitized address,undefined libasan.so
   part "sanitize thread" sanitized thread libtsan.so
   part "fuzz" fuzz
+  part "soak" soak
 fi
 summary

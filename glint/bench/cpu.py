@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import platform
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from glint.bench.llama_peer import PeerFigures, measure_llama
+from glint.bench.machine import processor_name, refusing_unwritable
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import TableEntry, open_checkpoint
-from glint.config import DEFAULT_PAGE_TOKENS, EngineSettings, token_cache_bytes
+from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_ITEMS, EngineSettings, token_cache_bytes
 from glint.engine import Engine
 from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
@@ -86,7 +85,7 @@ def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
     )
     print(render(report))
     if chosen.json is not None:
-        with _refusing_unwritable(chosen.json):
+        with refusing_unwritable(chosen.json):
             chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return 0
 
@@ -108,28 +107,9 @@ def bench_settings(
         config,
         max_model_len=longest,
         num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
-        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE),
+        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_STEP_ITEMS,
         **options,
     )
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that the figures could not be written to, before anything is measured."""
-    is_new = not path.exists()
-    with _refusing_unwritable(path):
-        path.open("a").close()
-        if is_new:
-            path.unlink()
-
-
-@contextmanager
-def _refusing_unwritable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise RequestError(
-            f"--json {path} cannot be written: {problem.strerror}; name a file in a folder that you may write to"
-        ) from problem
 
 
 def touched_bytes(tensors: Iterable[TableEntry], config: ModelConfig, batch: int) -> int:
@@ -201,18 +181,6 @@ def timed_step(engine: Engine, batch: int) -> float:
         )
         raise EngineError(f"a step brought {num_tokens} tokens to {batch} requests: {reasons}; measure fewer tokens")
     return seconds
-
-
-def processor_name() -> str:
-    """What the kernel says of the processor, else its architecture."""
-    names = ("model name", "Model name")
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(names):
-                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
-    except OSError:
-        pass
-    return platform.machine()
 
 
 def render(report: Report) -> str:

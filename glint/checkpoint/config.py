@@ -76,6 +76,11 @@ class GenerationConfig:
     repetition_penalty: float | None = None
     unused: tuple[str, ...] = ()
 
+    def sampling(self) -> dict[str, Any]:
+        """The fields that say how to sample, by the names of SamplingParams, without those that are left open."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
 
 @dataclass(frozen=True)
 class _Number:

@@ -5,16 +5,17 @@ import os
 import struct
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from glint.errors import EngineError
 from glint.native import abi
 
 LIBRARY_VARIABLE = "GLINT_ENGINE"
 _LOGPROB = struct.Struct("=iiif")
+_STEP_ITEM = struct.Struct("=Qiiii")
+_ITEM_RESULT = struct.Struct("=QiiiiiiQ")
 
 
 class InvalidArgument(EngineError):
@@ -64,8 +65,7 @@ _EXCEPTIONS: dict[int, type[EngineError]] = {
 }
 
 
-@dataclass(frozen=True)
-class ItemOutcome:
+class ItemOutcome(NamedTuple):
     """What a step did for one request.
 
     `logprobs` maps an absolute position of prompt and generated tokens to token ids and their log-probabilities: the
@@ -81,8 +81,7 @@ class ItemOutcome:
     logprobs: dict[int, dict[int, float]]
 
 
-@dataclass(frozen=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What a step did, per item in the order of the submit, and the pages after it."""
 
     items: tuple[ItemOutcome, ...]
@@ -167,7 +166,7 @@ class NativeEngine:
         status = library.glint_init_engine(ctypes.byref(options), table, tensors.shape[0], ctypes.byref(self._engine))
         _check(library, "glint_init_engine", status)
         self._release = weakref.finalize(self, _free_engine, library, self._engine)
-        self._ticket = abi.sized(abi.Ticket)
+        self._step_items = (abi.StepItem * options.max_step_items)()
 
     @property
     def backend_name(self) -> str:
@@ -205,17 +204,22 @@ class NativeEngine:
 
         Raises `OutOfPages` with the number of missing pages, having changed nothing.
         """
-        native_items = (abi.StepItem * len(items))()
-        for native_item, (request_id, advance_tokens) in zip(native_items, items, strict=True):
-            native_item.request_id = request_id
-            native_item.advance_tokens = advance_tokens
-        self._ticket = ticket = abi.sized(abi.Ticket)
+        if len(items) > len(self._step_items):
+            self._step_items = (abi.StepItem * len(items))()
+        for index, (request_id, advance_tokens) in enumerate(items):
+            _STEP_ITEM.pack_into(self._step_items, index * _STEP_ITEM.size, request_id, advance_tokens, 0, 0, 0)
+        ticket = abi.sized(abi.Ticket)
         function = self._live_function("glint_submit_step")
-        status = function(self._engine, native_items, len(items), ctypes.byref(ticket))
+        status = function(self._engine, self._step_items, len(items), ctypes.byref(ticket))
         if status == abi.STATUS_OUT_OF_PAGES:
             raise OutOfPages(f"the step needs {ticket.missing_pages} more pages than there are", ticket.missing_pages)
         _check(self._library, "glint_submit_step", status)
         return ticket
+
+    def submitted_item(self, index: int) -> abi.StepItem:
+        """An item of the last submitted step with its `first_position` and `cached_tokens`, until the next submit."""
+        item: abi.StepItem = self._step_items[index]
+        return item
 
     def sample_step(self, ticket: abi.Ticket, masks: abi.Masks | None = None) -> None:
         """Start the sampling of a submitted step; exactly once per step."""
@@ -227,10 +231,13 @@ class NativeEngine:
         self._call("glint_collect_step", ctypes.byref(ticket), ctypes.byref(results))
         return _read_results(results)
 
-    def finish_interrupted_step(self) -> None:
-        """Bring a step that was left between submit and collect to its end and drop its results."""
-        if self._release.alive and self.stats().steps_in_flight:
-            ticket = ctypes.byref(self._ticket)
+    def drop_steps(self) -> None:
+        """Bring every step in flight to its end, wherever it was left, and drop the results."""
+        if not self._release.alive:
+            return
+        stats = self.stats()
+        for step in range(stats.steps_done + 1, stats.steps_done + 1 + stats.steps_in_flight):
+            ticket = ctypes.byref(abi.sized(abi.Ticket, step=step))
             self._library.glint_sample_step(self._engine, ticket, None)
             self._library.glint_collect_step(self._engine, ticket, ctypes.byref(abi.sized(abi.StepResults)))
 
@@ -261,27 +268,23 @@ class NativeEngine:
 
 def _read_results(results: abi.StepResults) -> StepOutcome:
     """Copy results out of the engine's memory, log-probabilities grouped by item and position."""
-    logprobs: list[dict[int, dict[int, float]]] = [{} for _ in range(results.item_count)]
+    count = results.item_count
+    logprobs: list[dict[int, dict[int, float]]] = [{} for _ in range(count)]
     if results.logprob_count:
         raw = ctypes.string_at(results.logprobs, results.logprob_count * _LOGPROB.size)
         for item, position, token, logprob in _LOGPROB.iter_unpack(raw):
             logprobs[item].setdefault(position, {})[token] = logprob
-    items = results.items
-    return StepOutcome(
-        items=tuple(_read_item(items[index], logprobs[index]) for index in range(results.item_count)),
-        pages_free=results.pages_free,
-        pages_held=results.pages_held,
-        pages_cached=results.pages_cached,
-    )
+    records = _ITEM_RESULT.iter_unpack(ctypes.string_at(results.items, count * _ITEM_RESULT.size))
+    items = [
+        ItemOutcome(request_id, _read_tokens(address, num_tokens), finish, failure, cached, computed, entries)
+        for (request_id, num_tokens, finish, failure, cached, computed, _, address), entries in zip(
+            records, logprobs, strict=True
+        )
+    ]
+    return StepOutcome(tuple(items), results.pages_free, results.pages_held, results.pages_cached)
 
 
-def _read_item(item: abi.ItemResult, logprobs: dict[int, dict[int, float]]) -> ItemOutcome:
-    return ItemOutcome(
-        request_id=item.request_id,
-        tokens=tuple(item.tokens[: item.token_count]) if item.token_count else (),
-        finish_reason=item.finish_reason,
-        failure=item.failure,
-        cached_tokens=item.cached_tokens,
-        computed_tokens=item.computed_tokens,
-        logprobs=logprobs,
-    )
+def _read_tokens(address: int, count: int) -> tuple[int, ...]:
+    if count == 1:
+        return (ctypes.c_int32.from_address(address).value,)
+    return tuple((ctypes.c_int32 * count).from_address(address)) if count else ()

@@ -1,10 +1,10 @@
 """What crosses the border between the scheduler and the engine, as plain data."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class StepItem:
+class StepItem(NamedTuple):
     """One request's part of a step: it advances by at most `advance_tokens` known tokens."""
 
     request_id: int
@@ -15,21 +15,21 @@ class StepItem:
 class StepPlan:
     """What one step computes: decodes first, then prompt chunks, then requests scheduled for the first time.
 
-    No request occurs twice. A plan without items means that there is nothing to do.
+    No request occurs twice. The last `num_first` items are those of requests that hold no pages yet, whose prefix is
+    looked up when the step is submitted. A plan without items means that there is nothing to do now. Steps are
+    numbered by `serial`; a plan that was not submitted leaves its number to the next.
     """
 
+    serial: int
     items: tuple[StepItem, ...]
+    num_first: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the step, at most the token budget."""
         return sum(item.advance_tokens for item in self.items)
 
-
-@dataclass(frozen=True)
-class Progress:
-    """What a step did for one request: tokens computed in all, and tokens sampled in this step."""
-
-    request_id: int
-    computed_tokens: int
-    new_tokens: int
+    @property
+    def first_items(self) -> tuple[StepItem, ...]:
+        """The items of requests scheduled for the first time, or again after they were preempted."""
+        return self.items[len(self.items) - self.num_first :]

@@ -3,31 +3,29 @@
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     """A request's counts: tokens of its prompt, tokens known so far, tokens computed so far.
 
-    `prompt_tokens <= known_tokens` and `computed_tokens < known_tokens` hold while the request is scheduled: the last
-    known token is always still to be computed. `leader_id` names the request whose prompt this one shares.
+    Steps in flight are counted as if they were done: the tokens they compute as computed, the tokens they sample as
+    known. So `computed_tokens < known_tokens <= max_known_tokens` holds while there is something to plan. `leader_id`
+    names the request whose prompt this one shares, `prompt_step` the step that computes the last prompt token.
     """
 
     request_id: int
     prompt_tokens: int
-    known_tokens: int
+    max_known_tokens: int
     leader_id: int | None
+    known_tokens: int
     computed_tokens: int = 0
+    prompt_step: int | None = None
 
-    @property
-    def remaining_tokens(self) -> int:
-        """Tokens that are known and not yet computed."""
-        return self.known_tokens - self.computed_tokens
+    def next_chunk(self, chunk_tokens: int) -> int:
+        """Tokens up to the next multiple of `chunk_tokens` positions, or up to the last known token."""
+        end = (self.computed_tokens // chunk_tokens + 1) * chunk_tokens
+        return min(end, self.known_tokens) - self.computed_tokens
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether only the newest token is left to compute."""
-        return self.remaining_tokens == 1
-
-    @property
-    def has_computed_prompt(self) -> bool:
-        """Whether the pages of the whole prompt are filled."""
-        return self.computed_tokens >= self.prompt_tokens
+    def forget_pages(self) -> None:
+        """Start again from the first token; what was sampled stays known."""
+        self.computed_tokens = 0
+        self.prompt_step = None

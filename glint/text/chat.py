@@ -33,7 +33,7 @@ def render_chat(
     """
     if not tokenizer.has_chat_template:
         raise TextError(
-            f"{tokenizer.folder} has no chat template: {TEMPLATE_NAME} is missing and {SETTINGS_NAME} has none; "
+            f"the model folder has no chat template: {TEMPLATE_NAME} is missing and {SETTINGS_NAME} has none; "
             "copy the model's own file there, or use a plain prompt"
         )
     if isinstance(messages, str | Mapping) or not messages:
@@ -59,10 +59,10 @@ def _render(
         return tokenizer.apply_template(messages, tools, **arguments)
     except TemplateError as error:
         said = error.message if type(error) is TemplateError else type(error).__name__
-        raise TextError(f"the chat template of {tokenizer.folder} refuses these messages: {said}") from error
+        raise TextError(f"the chat template of the model refuses these messages: {said}") from error
     except Exception as error:
         raise TextError(
-            f"the chat template of {tokenizer.folder} cannot render these messages ({type(error).__name__}); "
+            f"the chat template of the model cannot render these messages ({type(error).__name__}); "
             "check their roles and contents against what the model expects"
         ) from error
 

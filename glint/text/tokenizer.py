@@ -138,7 +138,8 @@ class StopStrings:
     """Looks for stop strings in text that arrives in pieces.
 
     Promises the same answer however the text is cut: the text ends at the stop string that is complete first, of two
-    that end together at the longer one. Text that could be the beginning of a stop string is held back.
+    that end together at the longer one, which is then `matched`. Text that could be the beginning of a stop string is
+    held back.
     """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
@@ -147,18 +148,18 @@ class StopStrings:
         self._stops = tuple(stops)
         self._include_stop = include_stop
         self._held = ""
-        self._is_stopped = False
+        self.matched: str | None = None
 
     def push(self, piece: str) -> tuple[str, bool]:
         """Takes a piece of text; gives the text that is safe to emit and whether a stop string was found."""
-        if self._is_stopped:
+        if self.matched is not None:
             return "", True
         text = self._held + piece
         found = [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]
         if found:
             end, begin = min(found)
             self._held = ""
-            self._is_stopped = True
+            self.matched = text[begin:end]
             return text[: end if self._include_stop else begin], True
         safe = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[safe:]

@@ -285,7 +285,7 @@ def test_a_status_becomes_the_exception_of_its_kind(folder: Path, monkeypatch: p
         with pytest.raises(InvalidArgument, match="0 items"):
             native.submit_step([])
         requests = [llm.engine.submit([1] * 31, SamplingParams())[0] for _ in range(2)]
-        ids = [native.add_request(llm.engine._requests[request].to_native()) for request in requests]
+        ids = [native.add_request(llm.engine._loop.requests[request].to_native()) for request in requests]
         with pytest.raises(OutOfPages) as shortage:
             native.submit_step([(native_id, 31) for native_id in ids])
         assert shortage.value.missing_pages == 1

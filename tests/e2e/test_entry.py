@@ -61,10 +61,10 @@ def entry() -> ModuleType:
         ([], "--smoke is the place to begin"),
         (["--smok"], "did you mean --smoke?"),
         (["--smoke", "--bench"], "not allowed with"),
-        (["--serve"], "comes with the server issue"),
+        (["--serve", "--portt", "1"], "unrecognized arguments: --portt"),
         (["--smoke", "--device", "cuda"], "CPU engine only"),
         (["genrate"], "unknown command 'genrate'; did you mean generate?"),
-        (["serve"], "comes with the server issue"),
+        (["serve", "--port", "x"], "invalid int value: 'x'"),
         (["chat", "--kernels", "best"], "invalid choice: 'best'"),
         (["--smoke", "--kernels", "best"], "invalid choice: 'best'"),
         (["--bench", "--peers", "llama.cpp"], "unrecognized arguments: --peers"),
@@ -91,7 +91,7 @@ def test_help_of_a_command_prepares_nothing() -> None:
     assert "usage: glint generate" in ended.stdout
 
 
-@pytest.mark.parametrize("command", ["--smoke", "--bench", "chat"])
+@pytest.mark.parametrize("command", ["--smoke", "--bench", "--serve", "chat"])
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
@@ -251,7 +251,7 @@ def test_the_wheel_holds_the_engine_and_the_command(tmp_path: Path) -> None:
         entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert {"glint/cli.py", "glint/lib/libglint_cpu.so"} <= names
     assert not any(name.startswith("tests/") or "libglint_cpu_test" in name for name in names)
-    assert "glint=glint.cli:main" in entry_points.replace(" ", "")
+    assert "glint=glint.cli:command" in entry_points.replace(" ", "")
     target = tmp_path / "installed"
     installed = call(*pip, "install", "--no-deps", "--no-index", "--target", target, wheel)
     assert installed.returncode == 0, installed.stderr

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from glint.bench import llama_peer
-from glint.bench.cpu import Report, Row, check_writable, render, touched_bytes
+from glint.bench.cpu import Report, Row, render, touched_bytes
 from glint.bench.llama_peer import PeerFigures
+from glint.bench.machine import check_writable
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
 from glint.errors import CheckpointError, RequestError

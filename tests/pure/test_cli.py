@@ -15,7 +15,7 @@ from typing import get_args
 
 import pytest
 
-from glint import cli
+from glint import cli, flags
 from glint.config import EngineSettings, Kernels
 from glint.errors import RequestError
 from glint.request import FinishReason, StepOutput
@@ -24,7 +24,17 @@ from glint.terminal import stream_answer
 from tests.pure.checkpoint_files import small_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = [["generate"], ["chat"], ["check"], ["sample-model"], ["bench", "cpu"], ["smoke"]]
+COMMANDS = [
+    ["serve"],
+    ["generate"],
+    ["chat"],
+    ["check"],
+    ["sample-model"],
+    ["bench", "cpu"],
+    ["bench", "serve"],
+    ["bench", "scheduler"],
+    ["smoke"],
+]
 HEAVY = ("numpy", "transformers", "torch", "rich", "jinja2")
 NOT_ON_THE_COMMAND_LINE = {"include_stop_str_in_output", "skip_special_tokens"}
 
@@ -104,7 +114,7 @@ def test_sampling_flags_become_sampling_parameters() -> None:
         "--frequency-penalty 0.3 --presence-penalty -0.4 --seed 11 --stop a --stop b --stop-token 5 --stop-token 6 "
         "--logit-bias 3=-100 --logit-bias 4=1.5 --ignore-eos --n 2 --logprobs 4 --prompt-logprobs 1"
     )
-    changes = cli.sampling_changes(cli.make_parser().parse_args(line.split()))
+    changes = flags.sampling_changes(cli.make_parser().parse_args(line.split()))
     assert SamplingParams(**changes) == SamplingParams(
         n=2,
         temperature=0.5,
@@ -128,19 +138,21 @@ def test_sampling_flags_become_sampling_parameters() -> None:
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_flags_that_are_left_out_follow_the_model(command: str) -> None:
-    changes = cli.sampling_changes(cli.make_parser().parse_args([command]))
+    changes = flags.sampling_changes(cli.make_parser().parse_args([command]))
     assert set(changes) == {"max_tokens"}
 
 
 def test_kernels_are_those_of_the_engine() -> None:
-    assert tuple(cli.KERNELS) == get_args(Kernels)
+    assert tuple(flags.KERNELS) == get_args(Kernels)
 
 
-@pytest.mark.parametrize("command", [["generate"], ["chat"], ["bench", "cpu"], ["smoke"]])
+@pytest.mark.parametrize(
+    "command", [["serve"], ["generate"], ["chat"], ["bench", "cpu"], ["bench", "serve"], ["smoke"]]
+)
 def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     parser = cli.make_parser()
-    flags = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
-    chosen = cli.engine_options(parser.parse_args([*command, *flags]))
+    given = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
+    chosen = flags.engine_options(parser.parse_args([*command, *given]))
     assert chosen == {
         "device": "cpu",
         "threads": 3,
@@ -150,7 +162,7 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
         "row_slices": 4,
     }
     accepted = inspect.signature(EngineSettings.resolve).parameters
-    left_out = cli.engine_options(parser.parse_args(command))
+    left_out = flags.engine_options(parser.parse_args(command))
     assert left_out == {name: accepted[name].default for name in chosen}
 
 

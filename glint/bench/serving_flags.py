@@ -1,0 +1,146 @@
+"""The flags of `glint bench serve`."""
+
+import argparse
+from pathlib import Path
+
+from glint.flags import add_engine_flags
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+GOODPUT_NAMES = ("ttft", "tpot", "e2el")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds every flag of the command; the engine's own are for the server that the bench starts itself."""
+    where = parser.add_argument_group("server")
+    where.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="the server to measure, such as http://127.0.0.1:8000 (default: one that is started for the bench)",
+    )
+    where.add_argument("--api-key", metavar="KEY", help=f"key of the server (default: ${KEY_VARIABLE}, if set)")
+    where.add_argument(
+        "--served-model-name", metavar="NAME", help="name the model is served under (default: the server's first)"
+    )
+    where.add_argument(
+        "--endpoint", choices=["completions", "chat"], default="completions", help="route (default: completions)"
+    )
+    where.add_argument(
+        "--peer-url",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="also measure this server, in turns with the first, and print the ratios; may be repeated",
+    )
+    where.add_argument("--peer-api-key", metavar="KEY", help="key of the peers (default: none)")
+    _add_load_flags(parser.add_argument_group("load"))
+    out = parser.add_argument_group("figures")
+    out.add_argument(
+        "--percentiles", metavar="LIST", type=_percentiles, default=(50.0, 90.0, 99.0), help="(default: 50,90,99)"
+    )
+    out.add_argument(
+        "--goodput",
+        metavar="NAME:MS",
+        nargs="+",
+        type=_limit,
+        default=[],
+        help="count the requests within these limits in ms: ttft, tpot, e2el; such as ttft:500 tpot:50",
+    )
+    out.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to this file as JSON")
+    out.add_argument("--plot", metavar="FILE.svg", type=Path, help="also draw the figures into this file")
+    add_engine_flags(parser)
+
+
+def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--concurrency",
+        metavar="N[,N]",
+        type=_counts,
+        default=(64,),
+        help="requests in flight; several numbers are measured one after the other (default: 64)",
+    )
+    group.add_argument(
+        "--duration", metavar="SECONDS", type=_positive, default=60.0, help="length of the load (default: 60)"
+    )
+    group.add_argument(
+        "--num-prompts", metavar="N", type=_count, help="end after N requests instead of after --duration"
+    )
+    group.add_argument(
+        "--request-rate", metavar="R", type=_rate, help="requests per second, Poisson arrivals (default: inf)"
+    )
+    group.add_argument("--prompt-len", metavar="N", type=_count, default=256, help="tokens of a prompt (default: 256)")
+    group.add_argument("--gen-len", metavar="N", type=_count, default=256, help="tokens of an answer (default: 256)")
+    group.add_argument(
+        "--prompts",
+        choices=["random", "text"],
+        default="random",
+        help="random tokens, or English sentences, as speculation needs (default: random)",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        type=Path,
+        help="model folder to count tokens by (default: the server's /tokenize)",
+    )
+    group.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default: 0)")
+    group.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on past the end token, so that every answer has --gen-len tokens (default: on)",
+    )
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="another seed, other prompts (default: 0)")
+    group.add_argument(
+        "--warmup", metavar="N", type=_natural, default=1, help="requests before the time starts (default: 1)"
+    )
+    group.add_argument(
+        "--rounds", metavar="N", type=_count, default=1, help="measure everything N times, in turns (default: 1)"
+    )
+    group.add_argument(
+        "--timeout", metavar="SECONDS", type=_positive, default=600.0, help="longest wait for an answer (default: 600)"
+    )
+
+
+def _count(text: str) -> int:
+    return _at_least(text, 1)
+
+
+def _natural(text: str) -> int:
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, fewest: int) -> int:
+    if not text.isdecimal() or int(text) < fewest:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {fewest} on")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_count(part.strip()) for part in text.split(",")))
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number over 0")
+    return value
+
+
+def _rate(text: str) -> float | None:
+    return None if text == "inf" else _positive(text)
+
+
+def _percentiles(text: str) -> tuple[float, ...]:
+    points = tuple(_positive(part) for part in text.split(","))
+    if max(points) > 100.0:
+        raise argparse.ArgumentTypeError(f"'{text}' goes beyond 100; give percentiles such as 50,90,99")
+    return points
+
+
+def _limit(text: str) -> tuple[str, float]:
+    name, _, value = text.partition(":")
+    if name not in GOODPUT_NAMES:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME:MS with {', '.join(GOODPUT_NAMES)}, such as ttft:500")
+    return name, _positive(value)

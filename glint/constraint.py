@@ -1,0 +1,80 @@
+"""The grammar of one request while it runs: which tokens may come next, and when it is complete."""
+
+from ctypes import Array, c_uint32
+from typing import Protocol
+
+
+class Matcher(Protocol):
+    """Follows one answer through a grammar."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the grammar is complete and nothing may follow."""
+
+    def mask(self) -> "Array[c_uint32] | None":
+        """The tokens that may come next as a bit mask, 32 tokens a word; None where all may."""
+
+    def accept(self, token_id: int) -> None:
+        """Take in the token that came."""
+
+
+class Grammar(Protocol):
+    """What an answer must look like; shared by all choices of a request."""
+
+    def start(self, begins_after: int | None) -> Matcher:
+        """A matcher at its beginning; with `begins_after` everything is allowed until that token came."""
+
+
+class Constraint:
+    """A matcher that can hurt nobody but its own request: whatever it raises becomes `failure`.
+
+    `is_over` says that no further mask is needed: the grammar is complete, the matcher failed, or the request ended.
+    """
+
+    def __init__(self, matcher: Matcher, mask_words: int) -> None:
+        self._matcher: Matcher | None = matcher
+        self._mask_words = mask_words
+        self.num_accepted = 0
+        self.is_complete = False
+        self.failure: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the matcher was let go."""
+        return self._matcher is None
+
+    def mask(self) -> "Array[c_uint32] | None":
+        """The mask of the next token; None where every token may come or where the constraint is over."""
+        if self._matcher is None:
+            return None
+        try:
+            words = self._matcher.mask()
+            if words is not None and len(words) != self._mask_words:
+                raise ValueError(f"its mask has {len(words)} words, the vocabulary needs {self._mask_words}")
+        except Exception as problem:
+            self._fail("gave no mask", problem)
+            return None
+        return words
+
+    def accept(self, token_id: int) -> None:
+        """Take in a sampled token."""
+        self.num_accepted += 1
+        if self._matcher is None:
+            return
+        try:
+            self._matcher.accept(token_id)
+            self.is_complete = self._matcher.is_finished
+        except Exception as problem:
+            self._fail(f"does not take token {token_id}", problem)
+            return
+        if self.is_complete:
+            self.close()
+
+    def close(self) -> None:
+        """Let the matcher go."""
+        self._matcher = None
+
+    def _fail(self, what: str, problem: Exception) -> None:
+        reason = str(problem) or type(problem).__name__
+        self.failure = f"the grammar of the request {what}: {reason}; change the grammar"
+        self.close()

@@ -1,0 +1,200 @@
+"""API keys: where they come from, how every request is held against them, and what tells their owners apart."""
+
+import hashlib
+import hmac
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from glint.errors import RequestError
+from glint.server.problems import Problem, send_problem
+
+KEYS_VARIABLE = "GLINT_API_KEY"
+TENANT = "glint.tenant"
+OPEN_PATHS = frozenset({"/health", "/ready"})
+METRICS_PATH = "/metrics"
+NUM_SALTS = 2**63
+MAX_TOKEN_BYTES = 4096
+
+_KEY = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Whoever holds one API key. Tenants with different salts never share pages of the prefix cache.
+
+    `cache_salt` is below 2**63, and 0 only where the server has no keys.
+    """
+
+    cache_salt: int
+
+
+class ApiKeys:
+    """The keys of a server, kept as digests only. Without any key everybody is let in as the same tenant.
+
+    The salts of the tenants are drawn anew in every process, so they tell nothing about the keys.
+    """
+
+    def __init__(self, keys: Iterable[str], *, warnings: Sequence[str] = ()) -> None:
+        secret = secrets.token_bytes(32)
+        self.warnings = tuple(warnings)
+        self._digests: dict[bytes, int] = {}
+        for key in keys:
+            digest = hashlib.sha256(_checked(key).encode()).digest()
+            salt = hmac.digest(secret, key.encode(), "sha256")
+            self._digests[digest] = 1 + int.from_bytes(salt[:16]) % (NUM_SALTS - 1)
+
+    @classmethod
+    def load(cls, given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
+        """Gather the keys given as flags, in a file with one key per line, and in GLINT_API_KEY between commas.
+
+        `warnings` says what is unsafe about where they were found.
+        """
+        keys = list(given)
+        warnings = []
+        if file is not None:
+            lines, warning = _read_file(file)
+            keys += lines
+            warnings += [warning] if warning else []
+        if KEYS_VARIABLE in environment:
+            keys += [key.strip() for key in environment[KEYS_VARIABLE].split(",")]
+        return cls(keys, warnings=warnings)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def find(self, token: bytes) -> Tenant | None:
+        """The tenant whose key this is. Takes the same time whichever key it is, or none."""
+        digest = hashlib.sha256(token).digest()
+        salt = 0
+        for known, its_salt in self._digests.items():
+            salt |= its_salt * hmac.compare_digest(known, digest)
+        return Tenant(salt) if salt else None
+
+
+def _checked(key: str) -> str:
+    if not key:
+        raise RequestError(f"an API key is empty; check --api-key, the key file and {KEYS_VARIABLE} for one")
+    if not _KEY.fullmatch(key):
+        raise RequestError(
+            f"an API key of {len(key)} characters has spaces, control or non-ASCII characters in it; "
+            "use letters, digits and punctuation only"
+        )
+    if len(key) > MAX_TOKEN_BYTES:
+        raise RequestError(f"an API key has {len(key)} characters; use at most {MAX_TOKEN_BYTES}")
+    return key
+
+
+def _read_file(file: Path) -> tuple[list[str], str | None]:
+    try:
+        mode = file.stat().st_mode
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"the key file {file} cannot be read: {error}; give a text file with a key per line"
+        raise RequestError(message) from error
+    keys = [line.strip() for line in text.split("\n") if line.strip()]
+    if not keys:
+        raise RequestError(f"the key file {file} holds no key; write one key per line")
+    is_exposed = bool(mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH))
+    warning = f"other users of this machine have access to the key file {file}; run: chmod 600 {file}"
+    return keys, warning if is_exposed else None
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    """The tenant of a request that has passed `Authentication`."""
+    tenant = scope[TENANT]
+    assert isinstance(tenant, Tenant)
+    return tenant
+
+
+class Authentication:
+    """ASGI middleware that lets a request through only with a key, as `Authorization: Bearer` or as `x-api-key`.
+
+    Every path is guarded but the open ones, which must be equal to the last character. Connections other than HTTP
+    are refused, with keys and without. `on_refusal` is told of every request that was refused.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        open_paths: AbstractSet[str] = OPEN_PATHS,
+        guards_metrics: bool = True,
+        on_refusal: Callable[[Scope, Problem], None] | None = None,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = frozenset(open_paths) | (frozenset() if guards_metrics else {METRICS_PATH})
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its tenant, or answer it with 401."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "not allowed"})
+        elif scope["type"] != "http":
+            raise RequestError(f"a connection of type {scope['type']!r} is not served; use HTTP")
+        elif not self._keys:
+            scope[TENANT] = Tenant(0)
+            await self._app(scope, receive, send)
+        elif self._is_open(scope):
+            await self._app(scope, receive, send)
+        elif (tenant := self._find_tenant(scope)) is not None:
+            scope[TENANT] = tenant
+            await self._app(scope, receive, send)
+        else:
+            await self._refuse(scope, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        return scope["path"] in self._open_paths and not scope.get("root_path")
+
+    def _find_tenant(self, scope: Scope) -> Tenant | None:
+        tokens: dict[bytes, list[bytes]] = {b"authorization": [], b"x-api-key": []}
+        for name, value in scope["headers"]:
+            if name in tokens:
+                tokens[name].append(value)
+        if any(len(values) > 1 for values in tokens.values()):
+            return None
+        bearer = [value[7:] for value in tokens[b"authorization"] if value[:7].lower() == b"bearer "]
+        candidates = [token.strip() for token in bearer + tokens[b"x-api-key"]]
+        tenants = [self._keys.find(token) for token in candidates if 0 < len(token) <= MAX_TOKEN_BYTES]
+        return next((tenant for tenant in tenants if tenant is not None), None)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        problem = Problem(
+            401,
+            "no valid API key; send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": 'Bearer realm="glint"'},
+        )
+        if self._on_refusal is not None:
+            self._on_refusal(scope, problem)
+        await send_problem(send, scope["path"], problem)
+
+
+def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Let pages of these origins call the server from a browser; without origins nothing is added.
+
+    It goes around `Authentication`: a preflight is answered without a key, every other request still needs one.
+    """
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise RequestError(f"the origin {origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, nor '*'; correct it")
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "x-request-id", "request-id"],
+    )

@@ -1,0 +1,51 @@
+"""What a client may ask for at most."""
+
+import math
+from dataclasses import dataclass, fields
+
+from glint.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of one server. The defaults suit agents with long histories and many tools.
+
+    A body has at most `body_bytes` bytes, nests at most `body_depth` deep and must arrive within `body_seconds`;
+    headers are bounded by the HTTP server, at 64 KiB. A conversation has at most `messages` messages of at most
+    `content_parts` parts each. At most `tools` tools are declared, the schema of each at most `schema_bytes` long as
+    compact JSON and `schema_depth` deep; these two hold for response formats as well. Stop strings: at most `stops`,
+    each of at most `stop_chars` characters; as many stop token ids. A request has at most `prompts` prompts and
+    `choices` answers to each, and `logit_bias_entries` entries of logit_bias. It ends after `deadline_seconds`; a
+    client may ask for another deadline up to `max_deadline_seconds`. At most `waiting_requests` requests with
+    `waiting_tokens` prompt tokens together wait for their first step.
+    """
+
+    body_bytes: int = 4 * 2**20
+    body_depth: int = 64
+    body_seconds: float = 30.0
+    messages: int = 4096
+    content_parts: int = 1024
+    tools: int = 128
+    schema_bytes: int = 256 * 1024
+    schema_depth: int = 32
+    stops: int = 16
+    stop_chars: int = 256
+    logit_bias_entries: int = 1024
+    choices: int = 16
+    prompts: int = 64
+    deadline_seconds: float = 600.0
+    max_deadline_seconds: float = 3600.0
+    waiting_requests: int = 256
+    waiting_tokens: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_number = isinstance(value, int if field.type is int else int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value <= 0:
+                raise RequestError(f"the limit {field.name} is {value!r}; give a number above zero")
+        if self.deadline_seconds > self.max_deadline_seconds:
+            raise RequestError(
+                f"the limit deadline_seconds is {self.deadline_seconds}, above max_deadline_seconds "
+                f"{self.max_deadline_seconds}; lower the first or raise the second"
+            )

@@ -1,0 +1,220 @@
+"""One HTTP call of a route that generates: read, begun, answered or refused, and always recorded once."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from glint.server.auth import tenant_of
+from glint.server.body import decode, read_json
+from glint.server.connection import WRITE_NOW
+from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
+from glint.server.outcomes import Outcome, RequestOutcome, Ticket
+from glint.server.prepare import prepare
+from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
+from glint.server.state import ServerState
+from glint.server.wish import Wish
+
+JSON_HEADERS = [(b"content-type", b"application/json")]
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+Body = TypeVar("Body")
+
+
+class Call:
+    """What a handler needs of one call. Handlers raise `Problem`; the route answers with it."""
+
+    def __init__(self, state: ServerState, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self.state = state
+        self.request_id = f"{prefix}-{secrets.token_hex(12)}"
+        self._ticket = Ticket(self.request_id, str(scope["path"]), state.outcomes.write, state.metrics.record)
+        self.created = int(time.time())
+        self.generation: Generation | None = None
+        self.status: int | None = None
+        self.is_streaming = False
+        self.user: str | None = None
+        self._has_left = False
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def route(self) -> str:
+        """The path that was called."""
+        return str(self._scope["path"])
+
+    async def read(self, kind: type[Body]) -> Body:
+        """The body, checked against its type; from now on a client that leaves ends the call."""
+        try:
+            body = decode(await read_json(self._scope, self._receive, self.state.limits), kind)
+        except ClientDisconnect as gone:
+            raise _client_left() from gone
+        self._watcher = asyncio.create_task(self._watch())
+        return body
+
+    async def begin(self, *wishes: Wish) -> Generation:
+        """Prepare one wish per prompt and hand them to the engine as one request."""
+        cache_salt = tenant_of(self._scope).cache_salt
+        prepared = [await self.state.work(prepare, self.state, wish, cache_salt) for wish in wishes]
+        self.generation = Generation(self.state, prepared)
+        if self._has_left:
+            raise _client_left()
+        await self.generation.begin()
+        if self._has_left:
+            raise _client_left()
+        return self.generation
+
+    async def reply(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Answer with a JSON body."""
+        self.status = status
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*JSON_HEADERS, length, *(headers or [])])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def open_stream(self) -> None:
+        """Begin a stream of events."""
+        self.status = 200
+        self.is_streaming = True
+        await self._start(200, STREAM_HEADERS)
+
+    async def send_events(self, events: bytes) -> None:
+        """Add to the stream; waits while the client reads slowly."""
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def stream(self, generation: Generation, encode: Callable[[Delta], bytes]) -> None:
+        """Add what every step brings to the stream, until all choices have ended.
+
+        While the client keeps up, events are written in the call that delivers the step; a slow client is waited for.
+        """
+        write: Callable[[bytes], bool] | None = self._scope.get("extensions", {}).get(WRITE_NOW)
+        if write is not None:
+            await generation.follow(lambda deltas: write(b"".join(map(encode, deltas))))
+        async for deltas in generation.deltas():
+            events = b"".join(map(encode, deltas))
+            if events:
+                await self.send_events(events)
+
+    async def end_stream(self) -> None:
+        """End the stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answer with a problem in the form of the route."""
+        self.status = problem.status
+        await send_problem(self._send, self.route, problem, self.request_id)
+
+    def close(self, problem: Problem | None) -> None:
+        """End what is left of the call and record its outcome."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self.generation is not None:
+            self.generation.close()
+        self._ticket.close(self._outcome(problem))
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        name = b"request-id" if self.route in ANTHROPIC_PATHS else b"x-request-id"
+        named = [*headers, (name, self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
+
+    async def _watch(self) -> None:
+        message: Message = {"type": ""}
+        while message["type"] != "http.disconnect":
+            message = await self._receive()
+        self._has_left = True
+        if self.generation is not None:
+            self.generation.cancel(_client_left())
+
+    def _outcome(self, problem: Problem | None) -> RequestOutcome:
+        generation = self.generation
+        answer = None if generation is None else generation.answer
+        usage = None if generation is None else generation.usage
+        kind, reason = _classify(problem, [] if generation is None else generation.endings)
+        started = None if answer is None else answer.first_step_at
+        first = None if answer is None else answer.first_token_at
+        last = None if answer is None else answer.last_token_at
+        return RequestOutcome(
+            request_id=self.request_id,
+            route=self.route,
+            outcome=kind,
+            reason=reason,
+            status=CLIENT_LEFT if self.status is None else self.status,
+            num_choices=None if generation is None else generation.num_choices,
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+            queue_seconds=None if answer is None or started is None else max(0.0, started - answer.submitted_at),
+            first_token_seconds=None if first is None else first - self._ticket.arrived_at,
+            decode_seconds=None if first is None or last is None else last - first,
+            total_seconds=self._ticket.seconds,
+            user=self.user,
+        )
+
+
+def _client_left() -> Problem:
+    return Problem(CLIENT_LEFT, "the client has closed the connection", code="client_left")
+
+
+def _classify(problem: Problem | None, endings: list[str]) -> tuple[Outcome, str]:
+    """The outcome of a call and its reason: of several choices, the one that was cut shortest speaks."""
+    if problem is None:
+        ending: Outcome = "length" if "length" in endings else "stopped" if "stopped" in endings else "finished"
+        return ending, ending
+    if problem.status in (CLIENT_LEFT, 503, 504) and problem.code in (
+        "client_left",
+        "deadline_exceeded",
+        "shutting_down",
+    ):
+        return "cancelled", problem.code
+    has_failed = problem.status >= 500 or problem.code == ANSWER_FAILED
+    return ("failed" if has_failed else "refused"), problem.code
+
+
+StreamError = Callable[[Problem, str], bytes]
+
+
+class GeneratingRoute:
+    """An ASGI endpoint around a handler: every call ends in exactly one response and exactly one recorded outcome.
+
+    `stream_error` writes the last event of a stream that cannot go on.
+    """
+
+    def __init__(
+        self, state: ServerState, prefix: str, handle: Callable[[Call], Awaitable[None]], stream_error: StreamError
+    ) -> None:
+        self._state = state
+        self._prefix = prefix
+        self._handle = handle
+        self._stream_error = stream_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the handler and answer for it where it cannot."""
+        call = Call(self._state, self._prefix, scope, receive, send)
+        problem: Problem | None = None
+        try:
+            try:
+                await self._handle(call)
+            except Exception as error:
+                problem = problem_of(error, call.request_id)
+                await self._refuse(call, problem)
+        except asyncio.CancelledError:
+            problem = Problem(503, "the server stopped", code="shutting_down")
+            raise
+        finally:
+            call.close(problem)
+
+    async def _refuse(self, call: Call, problem: Problem) -> None:
+        if problem.status == CLIENT_LEFT:
+            return
+        if call.is_streaming:
+            await call.send_events(self._stream_error(problem, call.request_id))
+            await call.end_stream()
+        elif call.status is None:
+            await call.refuse(problem)

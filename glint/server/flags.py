@@ -1,0 +1,194 @@
+"""The flags of `glint serve`: those that users of vLLM and SGLang already type, under both spellings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glint.errors import RequestError
+from glint.flags import add_engine_flags, engine_options, model_folder, path
+from glint.server.bounds import Limits
+
+if TYPE_CHECKING:
+    from glint.server.settings import ServerSettings
+
+PARSERS = ["glm45", "glm47"]
+SIZES = ("max_model_len", "max_step_items", "max_step_tokens", "kv_cache_bytes", "page_tokens")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add everything that `read_settings` reads."""
+    parser.add_argument("model_dir", metavar="MODEL_DIR", nargs="?", type=path, help="the same as --model")
+    add_engine_flags(parser)
+    _add_sizes(parser.add_argument_group("sizes"))
+    _add_interface(parser.add_argument_group("interface"))
+    _add_limits(parser.add_argument_group("limits"))
+
+
+def _add_sizes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-model-len",
+        "--context-length",
+        metavar="TOKENS",
+        type=int,
+        help="longest prompt and answer together (default: what the model and the page cache allow)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        "--max-running-requests",
+        dest="max_step_items",
+        metavar="N",
+        type=int,
+        help="most requests in one step (default: 64)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        "--chunked-prefill-size",
+        dest="max_step_tokens",
+        metavar="TOKENS",
+        type=int,
+        help="most tokens in one step; longer prompts are cut into chunks (default: 512)",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes", dest="kv_cache_bytes", metavar="BYTES", type=int, help="size of the page cache"
+    )
+    group.add_argument(
+        "--max-total-tokens", metavar="TOKENS", type=int, help="size of the page cache in tokens, instead of bytes"
+    )
+    group.add_argument("--page-size", dest="page_tokens", metavar="TOKENS", type=int, help="tokens of a page")
+    group.add_argument(
+        "--enable-expert-parallel",
+        "--enable-ep-moe",
+        dest="wants_ep",
+        action="store_true",
+        help="the same as --expert-layout ep",
+    )
+    group.add_argument(
+        "--kv-cache-dtype", choices=["auto"], default="auto", help="type of keys and values (default: auto)"
+    )
+
+
+def _add_interface(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
+    group.add_argument("--port", metavar="N", type=int, default=8000, help="port to listen on (default: 8000)")
+    group.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        help="names that clients use, the first is in answers (default: the name of the model folder)",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="key that clients must send; may be repeated (also: $GLINT_API_KEY, several between commas)",
+    )
+    group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line")
+    group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
+    group.add_argument(
+        "--allowed-origins",
+        metavar="ORIGIN",
+        nargs="+",
+        default=[],
+        help="web pages that may call the server from a browser, such as https://chat.internal (default: none)",
+    )
+    group.add_argument(
+        "--log-level",
+        choices=["info", "warning"],
+        default="info",
+        help="info writes one line per request, warning only what went wrong (default: info)",
+    )
+    group.add_argument("--log-json", action="store_true", help="write the line of each request as JSON")
+    parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
+    group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
+    group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
+    group.add_argument("--enable-auto-tool-choice", action="store_true", help="likewise accepted: it is always on")
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    limits = Limits()
+    for flags, name, unit, text in (
+        (("--max-num-queued-reqs", "--max-queued-requests"), "waiting_requests", "N", "requests that may wait"),
+        (("--max-queued-tokens",), "waiting_tokens", "TOKENS", "prompt tokens of the requests that wait"),
+        (("--request-timeout",), "deadline_seconds", "SECONDS", "time that a request may take"),
+        (("--max-request-timeout",), "max_deadline_seconds", "SECONDS", "longest deadline that a request may ask for"),
+        (("--max-body-bytes",), "body_bytes", "BYTES", "size of a request"),
+        (("--max-choices",), "choices", "N", "largest n"),
+    ):
+        default = getattr(limits, name)
+        kind = type(default)
+        group.add_argument(*flags, dest=name, metavar=unit, type=kind, help=f"{text} (default: {default:,})")
+    group.add_argument(
+        "--health-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="/health fails when work makes no step for so long (default: 60)",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="after SIGTERM requests have so long to end; a second signal stops at once (default: 60)",
+    )
+
+
+def read_settings(chosen: argparse.Namespace) -> ServerSettings:
+    """The settings that the command line asks for; the sample model is made where none is named."""
+    from glint.server.auth import ApiKeys
+    from glint.server.settings import ServerSettings
+
+    if chosen.model_dir is not None:
+        if chosen.model is not None:
+            raise RequestError(f"MODEL_DIR {chosen.model_dir} and --model {chosen.model} are both given; give one")
+        chosen.model = chosen.model_dir
+    folder = model_folder(chosen)
+    if not 1 <= chosen.port <= 65535:
+        raise RequestError(f"--port is {chosen.port}; it must be from 1 to 65535")
+    return ServerSettings(
+        model_dir=folder,
+        model_names=tuple(chosen.served_model_name or [_name_of(folder)]),
+        keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ),
+        engine_options=_engine_options(chosen),
+        library_path=chosen.engine,
+        host=chosen.host,
+        port=chosen.port,
+        limits=_limits(chosen),
+        guards_metrics=not chosen.open_metrics,
+        origins=tuple(chosen.allowed_origins),
+        log_level=chosen.log_level,
+        logs_json=chosen.log_json,
+        health_seconds=chosen.health_timeout,
+        drain_seconds=chosen.shutdown_timeout,
+    )
+
+
+def _name_of(folder: Path) -> str:
+    return folder.resolve().name or "model"
+
+
+def _engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
+    options = engine_options(chosen) | {name: getattr(chosen, name) for name in SIZES}
+    if chosen.wants_ep:
+        options["expert_layout"] = "ep"
+    if chosen.max_total_tokens is not None:
+        if chosen.kv_cache_bytes is not None:
+            raise RequestError("--max-total-tokens and --kv-cache-memory-bytes are both given; give one")
+        page_tokens = chosen.page_tokens or 16
+        options["num_pages"] = -(-chosen.max_total_tokens // page_tokens)
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _limits(chosen: argparse.Namespace) -> Limits:
+    asked = {field.name: getattr(chosen, field.name, None) for field in fields(Limits)}
+    given = {name: value for name, value in asked.items() if value is not None}
+    deadline = given.get("deadline_seconds")
+    if deadline is not None and "max_deadline_seconds" not in given:
+        given["max_deadline_seconds"] = max(deadline, Limits().max_deadline_seconds)
+    return Limits(**given)

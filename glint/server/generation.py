@@ -1,0 +1,174 @@
+"""A request while it runs: what comes out for it, what it used, and how it ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from glint.request import StepOutput
+from glint.server.limits import Place
+from glint.server.prepare import Prepared
+from glint.server.problems import Problem
+from glint.server.service import Answer
+from glint.server.state import ServerState, refusals
+from glint.text.output import OutputEvent, OutputParser, ToolCallBegun
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+CLIENT_LEFT = 499
+ANSWER_FAILED = "answer_failed"
+
+
+class Delta(NamedTuple):
+    """What one step added to one choice: parsed events, or plain text where there is no parser."""
+
+    choice: int
+    events: list[OutputEvent]
+    text: str
+    output: StepOutput
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class Usage:
+    """Tokens of a request so far, over all its choices."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Generation:
+    """A request from its admission to its ending: one prompt or several, each with the same number of choices.
+
+    The choices of all prompts are numbered through. `begin` passes the bounded queue and hands the request to the
+    engine. `deltas` gives what comes out until every choice has ended. `close` ends what is left in the engine and
+    gives the places in the queue back; it may be called at any time and again.
+    """
+
+    def __init__(self, state: ServerState, prompts: Sequence[Prepared]) -> None:
+        self.prompts = prompts
+        self.params = prompts[0].submission.params
+        self.usage = Usage(sum(len(prompt.submission.prompt_tokens) for prompt in prompts))
+        self.endings: list[str] = []
+        self.answer: Answer | None = None
+        self._state = state
+        self._seconds = prompts[0].deadline_seconds
+        self._deadline: asyncio.TimerHandle | None = None
+        self._place: Place | None = None
+        repeated = [prompt for prompt in prompts for _ in range(self.params.n)]
+        self._parsers = [None if prompt.parser is None else prompt.parser.make() for prompt in repeated]
+        self._has_calls = [False] * len(repeated)
+        self._counted: set[int] = set()
+
+    @property
+    def num_choices(self) -> int:
+        """Answers over all prompts."""
+        return len(self._parsers)
+
+    async def begin(self) -> None:
+        """Pass the bounded queue and hand the request to the engine."""
+        submissions = [prompt.submission for prompt in self.prompts]
+        lengths = [len(submission.prompt_tokens) for submission in submissions for _ in range(self.params.n)]
+        self._place = self._state.admission.admit(lengths)
+        with refusals():
+            self.answer = await self._state.service.submit(submissions, self._place.started)
+        self._deadline = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What every wake-up brings, until all choices have ended; raises the `Problem` that ends them early."""
+        answer = self.answer
+        if answer is None:
+            raise RuntimeError("a generation is begun before it is read")
+        while len(self.endings) < self.num_choices:
+            yield [self._read(answer.choices[output.request_id], output) for output in await answer.take()]
+
+    async def follow(self, receive: Callable[[list[Delta]], bool]) -> None:
+        """Call back with what every step brings, at the moment it comes, until all choices have ended.
+
+        It ends early where `receive` says no, and `deltas` gives the rest. Raises what ends the request early.
+        """
+        answer = self.answer
+        if answer is None:
+            raise RuntimeError("a generation is begun before it is read")
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take() -> None:
+            if over.done():
+                return
+            try:
+                deltas = [self._read(answer.choices[output.request_id], output) for output in answer.take_now()]
+                goes_on = receive(deltas)
+            except Exception as problem:
+                over.set_exception(problem)
+                return
+            if not goes_on or len(self.endings) == self.num_choices:
+                over.set_result(None)
+
+        answer.listen(take)
+        try:
+            await over
+        finally:
+            answer.listen(None)
+
+    def cancel(self, problem: Problem) -> None:
+        """End the request early; whoever reads its deltas gets the problem."""
+        if self.answer is not None:
+            self._state.service.cancel(self.answer)
+            self.answer.end(problem)
+
+    def close(self) -> None:
+        """End what is left of the request in the engine and in the queue."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self.answer is not None:
+            self._state.service.cancel(self.answer)
+        if self._place is not None:
+            self._place.close()
+
+    def _expire(self) -> None:
+        message = f"the request was not done within {self._seconds:g} s; ask for less or raise deadline_seconds"
+        self.cancel(Problem(504, message, code="deadline_exceeded"))
+
+    def _read(self, choice: int, output: StepOutput) -> Delta:
+        """Parse one output of a choice and count it."""
+        if output.finish_reason == "failed":
+            raise Problem(self._status_of_failure(), f"the answer failed: {output.failure}", code=ANSWER_FAILED)
+        text = output.text or ""
+        events: list[OutputEvent] = []
+        self.usage.completion_tokens += len(output.token_ids)
+        if choice % self.params.n == 0 and choice not in self._counted:
+            self._counted.add(choice)
+            self.usage.cached_tokens += output.cached_tokens
+            prompt_tokens = len(self.prompts[choice // self.params.n].submission.prompt_tokens)
+            self._state.metrics.observe_prompt(prompt_tokens, output.cached_tokens)
+        parser = self._parsers[choice]
+        if parser is not None:
+            events = self._parse(parser, choice, text, output)
+        reason: FinishReason | None = None
+        if output.finish_reason is not None:
+            self.endings.append(_ending(output))
+            is_stop = output.finish_reason == "stop"
+            reason = "tool_calls" if is_stop and self._has_calls[choice] else "stop" if is_stop else "length"
+        return Delta(choice, events, text, output, reason)
+
+    def _status_of_failure(self) -> int:
+        """A grammar comes from the client, so an answer that cannot go on under it is no failure of the server."""
+        return 500 if self.prompts[0].submission.grammar is None else 400
+
+    def _parse(self, parser: OutputParser, choice: int, text: str, output: StepOutput) -> list[OutputEvent]:
+        if parser.is_reasoning:
+            self.usage.reasoning_tokens += len(output.token_ids)
+        events = parser.push(text) if text else []
+        if output.finish_reason is not None:
+            events += parser.finish()
+        if not self._has_calls[choice] and any(isinstance(event, ToolCallBegun) for event in events):
+            self._has_calls[choice] = True
+        return events
+
+
+def _ending(output: StepOutput) -> str:
+    """How a choice ended, in the words of the outcome log."""
+    if output.finish_reason == "length":
+        return "length"
+    return "finished" if output.stop_reason is None else "stopped"

@@ -1,0 +1,100 @@
+"""The life of a server: loading, warming, ready, draining or failed, and what it tells those who watch it."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from glint.server.problems import Problem, send_problem
+
+Phase = Literal["loading", "warming", "ready", "draining", "failed"]
+
+
+class Startup:
+    """Times the phases of a start. Each mark closes the time since the one before, so the phases add up to the whole.
+
+    The first phase begins with the process itself, so it holds the interpreter and the imports.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._marked_at = time.monotonic() - _process_seconds()
+        self._started_at = self._marked_at
+
+    @property
+    def total_seconds(self) -> float:
+        """The time from the start of the process to the last mark."""
+        return self._marked_at - self._started_at
+
+    def mark(self, phase: str) -> None:
+        """Close a phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._marked_at
+        self._marked_at = now
+
+    def table(self) -> str:
+        """The phases and their sum as lines of text."""
+        rows = [*self.seconds.items(), ("all", self.total_seconds)]
+        return "\n".join(f"  {phase:<34} {seconds:7.2f} s" for phase, seconds in rows)
+
+
+def _process_seconds() -> float:
+    """How long this process has been running."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"))
+
+
+class Lifecycle:
+    """Which phase the server is in. `app` is there from the moment the model is loaded."""
+
+    def __init__(self, health_seconds: float) -> None:
+        self.phase: Phase = "loading"
+        self.app: ASGIApp | None = None
+        self.stalled_seconds: Callable[[], float] = lambda: 0.0
+        self._health_seconds = health_seconds
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether steps complete while there is work; a server that is loading is healthy."""
+        return self.phase != "failed" and self.stalled_seconds() <= self._health_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """What /health and /ready say."""
+        return {
+            "status": "ok" if self.is_healthy else "unhealthy",
+            "phase": self.phase,
+            "seconds_since_last_step": round(self.stalled_seconds(), 3),
+        }
+
+
+class FrontDoor:
+    """The outermost ASGI application: answers /health and /ready at any time, and the rest once the model is there."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        lifecycle = self._lifecycle
+        if scope["type"] == "http" and scope["path"] in ("/health", "/ready"):
+            await self._report(scope["path"], send)
+        elif lifecycle.phase in ("ready", "draining") and lifecycle.app is not None:
+            await lifecycle.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            message = f"the server is {lifecycle.phase}; try again in a moment"
+            problem = Problem(503, message, code="not_ready", headers={"Retry-After": "1"})
+            await send_problem(send, scope["path"], problem)
+
+    async def _report(self, path: str, send: Send) -> None:
+        lifecycle = self._lifecycle
+        is_good = lifecycle.is_healthy and (path == "/health" or lifecycle.phase == "ready")
+        body = msgspec.json.encode(lifecycle.as_dict())
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200 if is_good else 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

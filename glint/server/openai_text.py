@@ -1,0 +1,170 @@
+"""POST /v1/completions: texts or tokens to go on with, as OpenAI's clients know it."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from glint.server.call import Call
+from glint.server.fields import SamplingFields, refusal
+from glint.server.generation import Delta, Generation
+from glint.server.limits import check_count
+from glint.server.logprobs import text_logprobs
+from glint.server.openai_chat import DONE
+from glint.server.usage import openai_usage
+from glint.server.wish import TextPrompt, Wish
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class TextBody(SamplingFields, kw_only=True):
+    """The body of a text completion. `echo` puts the prompt before the answer."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    best_of: int | None = None
+    suffix: Literal[""] | None = None
+
+    def to_wishes(self, call: Call) -> list[Wish]:
+        """One wish per prompt."""
+        state = call.state
+        state.check_model(self.model)
+        prompts = self._prompts()
+        check_count("prompt", len(prompts), state.limits.prompts, "prompts")
+        if not prompts:
+            raise refusal("prompt is an empty list; give at least one prompt", "prompt")
+        if self.best_of not in (None, self.n or 1):
+            raise refusal(f"best_of is {self.best_of}; only the value of n is supported", "best_of")
+        if self.echo and self.stream:
+            raise refusal("echo is not supported in a stream; leave one of them out", "echo")
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        params = self.to_params(
+            state,
+            max_tokens=max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+        deadline, constraint = self.to_deadline(state), self.to_constraint()
+        return [Wish(TextPrompt(prompt), params, deadline, constraint, self.format_field) for prompt in prompts]
+
+    def _prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [entry for entry in self.prompt if isinstance(entry, int)]
+        prompts = [entry for entry in self.prompt if not isinstance(entry, int)]
+        if tokens and prompts:
+            raise refusal("prompt mixes token ids with whole prompts; give one list of either", "prompt")
+        return [tokens] if tokens else prompts
+
+
+async def handle_text(call: Call) -> None:
+    """Answer a text completion, streamed or whole."""
+    body = await call.read(TextBody)
+    call.user = body.user
+    generation = await call.begin(*body.to_wishes(call))
+    if body.stream:
+        await _stream(call, generation, body)
+    else:
+        await _reply(call, generation, body)
+
+
+async def _reply(call: Call, generation: Generation, body: TextBody) -> None:
+    choices = [_Whole() for _ in range(generation.num_choices)]
+    async for deltas in generation.deltas():
+        for delta in deltas:
+            choices[delta.choice].take_in(delta)
+    if body.echo:
+        _echo(call, generation, choices)
+    answer = _opening(call) | {
+        "choices": [choice.as_choice(index, call, body.logprobs) for index, choice in enumerate(choices)],
+        "usage": openai_usage(generation.usage),
+    }
+    await call.reply(msgspec.json.encode(answer))
+
+
+def _opening(call: Call) -> dict[str, Any]:
+    return {
+        "id": call.request_id,
+        "object": "text_completion",
+        "created": call.created,
+        "model": call.state.model_name,
+    }
+
+
+class _Whole:
+    """One choice, gathered until it is whole; what `prompt` holds comes before it."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, float] | None] = []
+        self.prompt_logprobs: tuple[dict[int, float] | None, ...] | None = None
+        self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
+
+    def take_in(self, delta: Delta) -> None:
+        """Add what one step brought."""
+        output = delta.output
+        self.texts.append(delta.text)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self._finish_reason = delta.finish_reason or self._finish_reason
+        self._stop_reason = output.stop_reason
+
+    def as_choice(self, index: int, call: Call, num_logprobs: int | None) -> dict[str, Any]:
+        """The choice as the body has it."""
+        logprobs = None
+        if num_logprobs is not None:
+            logprobs = text_logprobs(self.token_ids, self.logprobs, call.state.tokenizer, num_logprobs, 0)
+        return {
+            "index": index,
+            "text": "".join(self.texts),
+            "logprobs": logprobs,
+            "finish_reason": self._finish_reason,
+            "stop_reason": self._stop_reason,
+        }
+
+
+def _echo(call: Call, generation: Generation, choices: list[_Whole]) -> None:
+    """Put every prompt before its answers."""
+    count = generation.params.n
+    for index, choice in enumerate(choices):
+        tokens = list(generation.prompts[index // count].submission.prompt_tokens)
+        choice.texts.insert(0, call.state.tokenizer.decode(tokens, skip_special_tokens=False))
+        known = choices[index - index % count].prompt_logprobs
+        if known is not None:
+            choice.token_ids = tokens + choice.token_ids
+            choice.logprobs = [*known, *choice.logprobs]
+
+
+async def _stream(call: Call, generation: Generation, body: TextBody) -> None:
+    opening = b"data: " + msgspec.json.encode(_opening(call))[:-1] + b',"choices":['
+    offsets = [0] * generation.num_choices
+    await call.open_stream()
+    await call.stream(generation, lambda delta: _event(call, opening, delta, body.logprobs, offsets))
+    last = DONE
+    if body.stream_options is not None and body.stream_options.include_usage:
+        last = opening + b'],"usage":' + msgspec.json.encode(openai_usage(generation.usage)) + b"}\n\n" + DONE
+    await call.send_events(last)
+    await call.end_stream()
+
+
+def _event(call: Call, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int]) -> bytes:
+    """One chunk of one choice; nothing where its text and its end are still to come."""
+    output = delta.output
+    logprobs = None
+    if num_logprobs is not None and output.logprobs:
+        offset = offsets[delta.choice]
+        logprobs = text_logprobs(output.token_ids, output.logprobs, call.state.tokenizer, num_logprobs, offset)
+    if not delta.text and delta.finish_reason is None and logprobs is None:
+        return b""
+    offsets[delta.choice] += len(delta.text)
+    entry = {
+        "index": delta.choice,
+        "text": delta.text,
+        "logprobs": logprobs,
+        "finish_reason": delta.finish_reason,
+        "stop_reason": output.stop_reason,
+    }
+    return opening + msgspec.json.encode(entry) + b"]}\n\n"

@@ -1,0 +1,135 @@
+"""How each request ended: exactly one line in the log, whatever happened to it."""
+
+import json
+import logging
+import re
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+Outcome = Literal["finished", "stopped", "length", "cancelled", "refused", "failed"]
+
+MAX_TEXT_CHARS = 200
+LOGGER_NAME = "glint.requests"
+
+_PLAIN = re.compile(r"(?!-$)[\w./:+@-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    """The end of one HTTP request. A figure that is not known is None.
+
+    "finished": the model ended its answer. "stopped": a stop string or stop token did. "length": the token limit was
+    reached. "cancelled": the client went away or the deadline passed. "refused": it never ran. "failed": an error of
+    ours. `first_token_seconds` and `total_seconds` count from the arrival, `decode_seconds` from the first token to
+    the last. `user` is whom the client says it acts for. Token counts are sums over all choices; a prompt that several
+    choices share counts once.
+    """
+
+    request_id: str
+    route: str
+    outcome: Outcome
+    reason: str | None = None
+    status: int | None = None
+    num_choices: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    decode_seconds: float | None = None
+    total_seconds: float | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.outcome not in get_args(Outcome):
+            raise ValueError(f"the outcome is {self.outcome!r}; choose one of {', '.join(get_args(Outcome))}")
+
+
+OutcomeSink = Callable[[RequestOutcome], None]
+
+
+class OutcomeLog:
+    """Writes one line per outcome to the logger "glint.requests": key=value pairs, or JSON where asked.
+
+    Text of the client cannot end the line or forge a pair: it is cut to 200 characters and escaped as JSON unless it
+    is a plain word. A value that is not known is "-", or null in JSON.
+    """
+
+    def __init__(self, *, uses_json: bool = False) -> None:
+        self._logger = logging.getLogger(LOGGER_NAME)
+        self._uses_json = uses_json
+
+    def write(self, outcome: RequestOutcome) -> None:
+        """Write the line, as an error where the request failed."""
+        level = logging.ERROR if outcome.outcome == "failed" else logging.INFO
+        self._logger.log(level, "%s", format_json(outcome) if self._uses_json else format_pairs(outcome))
+
+
+def format_pairs(outcome: RequestOutcome) -> str:
+    """The outcome as key=value pairs in the order of its fields, on one line."""
+    return " ".join(f"{name}={_pair_value(value)}" for name, value in asdict(outcome).items())
+
+
+def format_json(outcome: RequestOutcome) -> str:
+    """The outcome as one JSON object in the order of its fields, on one line."""
+    return _escape({name: _rounded(value) for name, value in asdict(outcome).items()})
+
+
+def _pair_value(value: str | int | float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        cut = value[:MAX_TEXT_CHARS]
+        return cut if _PLAIN.fullmatch(cut) else _escape(cut)
+    return f"{value:.6f}" if isinstance(value, float) else str(value)
+
+
+def _rounded(value: str | int | float | None) -> str | int | float | None:
+    if isinstance(value, str):
+        return value[:MAX_TEXT_CHARS]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _escape(value: object) -> str:
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+class Ticket:
+    """Held from the arrival of a request to its end; makes sure that the sinks hear of it exactly once.
+
+    A ticket that is dropped or still open when the process ends counts as failed with the reason "lost".
+    """
+
+    def __init__(self, request_id: str, route: str, *sinks: OutcomeSink) -> None:
+        self.request_id = request_id
+        self.route = route
+        self.arrived_at = time.monotonic()
+        self._sinks = sinks
+        self._finalizer = weakref.finalize(self, _lose, request_id, route, self.arrived_at, sinks)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the end of the request is still to be told."""
+        return self._finalizer.alive
+
+    @property
+    def seconds(self) -> float:
+        """The time since the arrival."""
+        return time.monotonic() - self.arrived_at
+
+    def close(self, outcome: RequestOutcome) -> bool:
+        """Tell the sinks how the request ended; the second time nothing happens and the answer is False."""
+        if self._finalizer.detach() is None:
+            return False
+        for sink in self._sinks:
+            sink(outcome)
+        return True
+
+
+def _lose(request_id: str, route: str, arrived_at: float, sinks: tuple[OutcomeSink, ...]) -> None:
+    seconds = time.monotonic() - arrived_at
+    for sink in sinks:
+        sink(RequestOutcome(request_id, route, "failed", reason="lost", total_seconds=seconds))

@@ -1,0 +1,202 @@
+"""The plain routes: /generate, /tokenize, /detokenize, the list of models, metrics and statistics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from glint.server.call import Call
+from glint.server.fields import SamplingFields, Strict, check_tools, refusal
+from glint.server.generation import Delta, Generation
+from glint.server.logprobs import finite
+from glint.server.openai_chat import FunctionTool, TemplateArguments, check_messages
+from glint.server.prepare import render_prompt
+from glint.server.problems import Problem
+from glint.server.state import ServerState
+from glint.server.usage import openai_usage
+from glint.server.wish import ChatPrompt, TextPrompt, Wish
+
+
+class GenerateBody(SamplingFields, kw_only=True):
+    """The body of /generate: a text or its tokens, and how to go on. The answer carries texts and tokens."""
+
+    prompt: str | list[int]
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def to_wish(self, call: Call) -> Wish:
+        """What the body asks for, in our own words."""
+        state = call.state
+        state.check_model(self.model)
+        params = self.to_params(
+            state, max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs
+        )
+        return Wish(TextPrompt(self.prompt), params, self.to_deadline(state), self.to_constraint(), self.format_field)
+
+
+async def handle_generate(call: Call) -> None:
+    """Go on with a text; one JSON object, or one per step as server-sent events."""
+    body = await call.read(GenerateBody)
+    call.user = body.user
+    generation = await call.begin(body.to_wish(call))
+    if body.stream:
+        await _stream_generate(call, generation)
+    else:
+        await _reply_generate(call, generation)
+
+
+async def _reply_generate(call: Call, generation: Generation) -> None:
+    choices: list[dict[str, Any]] = [{"text": "", "token_ids": []} for _ in range(generation.num_choices)]
+    prompt_logprobs = None
+    async for deltas in generation.deltas():
+        for delta in deltas:
+            choice, part = choices[delta.choice], _part(delta)
+            choice["text"] += part["text"]
+            choice["token_ids"] += part["token_ids"]
+            if "logprobs" in part:
+                choice["logprobs"] = choice.get("logprobs", []) + part["logprobs"]
+            prompt_logprobs = part.get("prompt_logprobs", prompt_logprobs)
+            choice |= {name: part[name] for name in ("finish_reason", "stop_reason") if name in part}
+    answer = {"id": call.request_id, "model": call.state.model_name, "choices": choices}
+    if prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs
+    await call.reply(msgspec.json.encode(answer | {"usage": openai_usage(generation.usage)}))
+
+
+async def _stream_generate(call: Call, generation: Generation) -> None:
+    await call.open_stream()
+    await call.stream(
+        generation, lambda delta: b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta)) + b"\n\n"
+    )
+    last = {"id": call.request_id, "usage": openai_usage(generation.usage)}
+    await call.send_events(b"data: " + msgspec.json.encode(last) + b"\n\n")
+    await call.end_stream()
+
+
+def _part(delta: Delta) -> dict[str, Any]:
+    output = delta.output
+    part: dict[str, Any] = {"text": delta.text, "token_ids": list(output.token_ids)}
+    if output.logprobs is not None:
+        part["logprobs"] = [_by_token(known) for known in output.logprobs]
+    if output.prompt_logprobs is not None:
+        part["prompt_logprobs"] = [_by_token(known) for known in output.prompt_logprobs]
+    if delta.finish_reason is not None:
+        part |= {"finish_reason": delta.finish_reason, "stop_reason": output.stop_reason}
+    return part
+
+
+def _by_token(known: dict[int, float] | None) -> dict[str, float] | None:
+    return None if known is None else {str(token): finite(logprob) for token, logprob in known.items()}
+
+
+class TokenizeBody(Strict):
+    """The body of /tokenize: a prompt, or a conversation that is rendered first."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[FunctionTool] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    def to_prompt(self, state: ServerState) -> ChatPrompt:
+        """The conversation, as a chat completion would show it to the model."""
+        messages = self.messages or []
+        check_messages(messages, state)
+        tools = check_tools([tool.function.to_tool() for tool in self.tools or []], state)
+        given = self.chat_template_kwargs or TemplateArguments()
+        return ChatPrompt(messages, tools, enable_thinking=given.enable_thinking, clear_thinking=given.clear_thinking)
+
+
+class DetokenizeBody(Strict):
+    """The body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+async def handle_tokenize(call: Call) -> None:
+    """Give the tokens of a prompt or of a conversation."""
+    body = await call.read(TokenizeBody)
+    call.state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise refusal("give either prompt or messages, and not both", "prompt")
+    for name in ("tools", "chat_template_kwargs") if body.messages is None else ("add_special_tokens",):
+        if getattr(body, name) is not None:
+            raise refusal(f"{name} does not go with {'prompt' if body.messages is None else 'messages'}", name)
+    tokens = await call.state.work(_tokenize, call, body)
+    answer = {"tokens": tokens, "count": len(tokens), "max_model_len": call.state.max_model_len}
+    await call.reply(msgspec.json.encode(answer))
+
+
+def _tokenize(call: Call, body: TokenizeBody) -> list[int]:
+    tokenizer = call.state.tokenizer
+    if body.prompt is not None:
+        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    return tokenizer.encode(render_prompt(tokenizer, body.to_prompt(call.state)))
+
+
+async def handle_detokenize(call: Call) -> None:
+    """Give the text of tokens."""
+    body = await call.read(DetokenizeBody)
+    call.state.check_model(body.model)
+    text = await call.state.work(_detokenize, call, body.tokens, body.skip_special_tokens)
+    await call.reply(msgspec.json.encode({"prompt": text}))
+
+
+def _detokenize(call: Call, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    high = call.state.vocab_size
+    for token in tokens:
+        if not 0 <= token < high:
+            raise refusal(f"tokens holds {token}; token ids go from 0 to {high - 1}", "tokens")
+    return call.state.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+
+class Watch:
+    """Routes that only look: models, metrics and statistics."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def list_models(self, request: Request) -> Response:
+        """All names that the model is served under."""
+        entries = [self._model(name) for name in self._state.model_names]
+        return _json({"object": "list", "data": entries})
+
+    async def show_model(self, request: Request) -> Response:
+        """One model by its name."""
+        name = request.path_params["name"]
+        self._state.check_model(name)
+        return _json(self._model(name))
+
+    async def show_metrics(self, request: Request) -> Response:
+        """The metrics as Prometheus reads them."""
+        body, kind = self._state.metrics.render()
+        return Response(body, media_type=kind)
+
+    async def show_stats(self, request: Request) -> Response:
+        """The metrics as JSON."""
+        return _json(self._state.metrics.as_dict())
+
+    def _model(self, name: str) -> dict[str, Any]:
+        state = self._state
+        return {
+            "id": name,
+            "object": "model",
+            "created": state.created,
+            "owned_by": "glint",
+            "max_model_len": state.max_model_len,
+        }
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def stream_error(problem: Problem, request_id: str) -> bytes:
+    """The last event of a stream that cannot go on, as OpenAI's clients read it."""
+    error = {"message": problem.message, "type": problem.type, "param": problem.param, "code": problem.code}
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

@@ -1,0 +1,140 @@
+"""From a wish to what the engine takes: rendering, tokens and grammar. Everything here blocks."""
+
+from dataclasses import dataclass
+
+from glint.errors import RequestError, TextError
+from glint.sampling import SamplingParams
+from glint.server.service import Submission
+from glint.server.state import ServerState
+from glint.server.wish import ChatPrompt, Wish
+from glint.text.chat import render_chat
+from glint.text.grammar import Constraint, Grammar, ToolCalls
+from glint.text.output import OutputParser, OutputStart, find_start
+from glint.text.tokenizer import Tokenizer
+from glint.text.tools import Tool
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+
+@dataclass(frozen=True)
+class ParserSettings:
+    """How the text of an answer is read."""
+
+    start: OutputStart
+    tools: tuple[Tool, ...]
+    discards_calls: bool
+
+    def make(self) -> OutputParser:
+        """A parser for one choice."""
+        return OutputParser(self.start, self.tools, self.discards_calls)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A wish that is ready for the engine. Without a parser the text is given as it is."""
+
+    submission: Submission
+    parser: ParserSettings | None
+    deadline_seconds: float
+
+
+def prepare(state: ServerState, wish: Wish, cache_salt: int) -> Prepared:
+    """What the engine and the parser need of a wish; blocks."""
+    seconds = wish.deadline_seconds
+    if isinstance(wish.prompt, ChatPrompt):
+        return _prepare_chat(state, wish, wish.prompt, cache_salt, seconds)
+    content = wish.prompt.content
+    tokens = state.tokenizer.encode(content, add_special_tokens=True) if isinstance(content, str) else list(content)
+    grammar = _compile(state, wish.constraint, wish.format_field)
+    _check_room(state, len(tokens), wish.params, "prompt")
+    return Prepared(Submission(tokens, wish.params, cache_salt, grammar), None, seconds)
+
+
+def render_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
+    """The text of a conversation; with tool choice "none" the tools are not shown to the model."""
+    offered = () if prompt.tool_choice.mode == "none" else prompt.tools
+    return render_chat(
+        tokenizer,
+        prompt.messages,
+        tools=[tool.as_function() for tool in offered] or None,
+        enable_thinking=prompt.enable_thinking,
+        clear_thinking=prompt.clear_thinking,
+    )
+
+
+def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt: int, seconds: float) -> Prepared:
+    tokenizer = state.tokenizer
+    rendered = render_prompt(tokenizer, prompt)
+    knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
+    constraint = _chat_constraint(wish, prompt)
+    start = find_start(rendered, knows_thinking)
+    if constraint is not None and start is OutputStart.UNDECIDED:
+        rendered += "\n" + THINK_OPEN
+        start = OutputStart.REASONING
+    begins_after = None
+    if constraint is not None and start is OutputStart.REASONING:
+        begins_after = tokenizer.token_to_id(THINK_CLOSE)
+        if begins_after is None:
+            raise RequestError(
+                f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
+            )
+    grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else wish.format_field)
+    tokens = tokenizer.encode(rendered)
+    _check_room(state, len(tokens), wish.params, "messages")
+    submission = Submission(tokens, wish.params, cache_salt, grammar, begins_after)
+    is_silent = prompt.tool_choice.mode == "none"
+    parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
+    return Prepared(submission, parser, seconds)
+
+
+def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:
+    """The grammar of a constraint; what is wrong with it is said of the field that asked for it."""
+    if constraint is None:
+        return None
+    try:
+        return state.compiler.compile(constraint)
+    except TextError as problem:
+        raise RequestError(f"{field} cannot be used: {problem}", field) from problem
+
+
+def _check_room(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
+    """Refuse a prompt that leaves no room in the context for its answer."""
+    room = state.max_model_len - num_tokens
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
+            "shorten the prompt",
+            field,
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise RequestError(
+            f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "
+            f"{state.max_model_len} has room for {room}; ask for fewer",
+            "max_tokens",
+        )
+
+
+def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
+    name = prompt.tool_choice.name
+    return prompt.tools if name is None else tuple(tool for tool in prompt.tools if tool.name == name)
+
+
+def _chat_constraint(wish: Wish, prompt: ChatPrompt) -> Constraint | None:
+    """The one constraint of a chat: its response format, or calls that are required, strict or limited to one."""
+    choice = prompt.tool_choice
+    offered = () if choice.mode == "none" else _offered(prompt)
+    if choice.mode == "required" and not offered:
+        named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
+        raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
+    if not offered:
+        return wish.constraint
+    if wish.constraint is not None:
+        raise RequestError(
+            "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
+            wish.format_field,
+        )
+    is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
+    if is_free:
+        return None
+    return ToolCalls(offered, is_required=choice.mode == "required", allows_several=choice.allows_several)

@@ -1,0 +1,254 @@
+"""POST /v1/responses as OpenAI's clients know it.
+
+Nothing is stored: `store` is false in every answer, and a conversation is sent whole. The model's reasoning comes as
+text in items of its own, which a client sends back as they are; with `include` "reasoning.encrypted_content" they
+carry the same text a second time for clients that keep only that field. There are no summaries and no tools but
+functions. Every prompt is cached by itself, so `prompt_cache_key` is taken and needs no work. `top_k`, `min_p`,
+`repetition_penalty`, `seed`, `clear_thinking` and `deadline_seconds` are additions.
+"""
+
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from glint.server.call import Call
+from glint.server.field_names import field_names
+from glint.server.fields import Strict, check_tools, refusal
+from glint.server.generation import CLIENT_LEFT, Generation
+from glint.server.limits import check_count, check_schema, deadline_of
+from glint.server.parts import encode_events
+from glint.server.problems import Problem
+from glint.server.responses_input import read_input
+from glint.server.responses_stream import ResponseAnswer
+from glint.server.state import ServerState
+from glint.server.wish import ChatPrompt, ToolChoice, Wish
+from glint.text.grammar import Constraint, JsonObject, JsonSchema
+from glint.text.tools import Tool
+
+SEALED_REASONING = "reasoning.encrypted_content"
+MAX_METADATA = 16
+FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+
+
+class FunctionTool(Strict, tag_field="type", tag="function"):
+    """A tool; functions are the only kind."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def to_tool(self) -> Tool:
+        """The tool in our own words."""
+        return Tool(self.name, self.description, self.parameters or {}, bool(self.strict))
+
+
+class NamedChoice(Strict, tag_field="type", tag="function"):
+    """A tool choice that leaves the model one function."""
+
+    name: str
+
+
+class TextFormat(Strict, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(Strict, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
+    """JSON that fits a schema; an answer always fits it, `strict` or not."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    """What the text must look like; the model knows one verbosity."""
+
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """Whether the model reasons: effort "none" turns it off, any other on. There are no summaries to choose."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto"] | None = None
+
+
+class StreamOptions(Strict):
+    """Events carry no padding."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesBody(Strict):
+    """The body of a response."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    clear_thinking: bool | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    truncation: Literal["disabled"] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    background: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    deadline_seconds: float | None = None
+
+    def to_wish(self, state: ServerState) -> Wish:
+        """What the body asks for, in our own words."""
+        state.check_model(self.model)
+        self._check_storage()
+        check_count("metadata", len(self.metadata or ()), MAX_METADATA)
+        params = state.sampling(
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+        )
+        deadline = deadline_of(self.deadline_seconds, state.limits)
+        return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state))
+
+    def to_prompt(self, state: ServerState) -> ChatPrompt:
+        """The conversation that the model is to go on with."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return ChatPrompt(
+            messages=read_input(self.input, self.instructions, state.limits),
+            tools=check_tools([tool.to_tool() for tool in self.tools or []], state),
+            tool_choice=self._tool_choice(),
+            enable_thinking=None if effort is None else effort != "none",
+            clear_thinking=self.clear_thinking,
+        )
+
+    def to_constraint(self, state: ServerState) -> Constraint | None:
+        """What the answer must look like."""
+        match None if self.text is None else self.text.format:
+            case JsonObjectFormat():
+                return JsonObject()
+            case JsonSchemaFormat(schema=schema):
+                check_schema("text.format.schema", schema, state.limits)
+                return JsonSchema(schema)
+            case _:
+                return None
+
+    def to_settings(self, call: Call, generation: Generation) -> dict[str, Any]:
+        """What a response says about itself besides its output."""
+        params = generation.params
+        text = {"format": TextFormat() if self.text is None or self.text.format is None else self.text.format}
+        asked = self.reasoning or Reasoning()
+        return {
+            "id": call.request_id,
+            "object": "response",
+            "created_at": call.created,
+            "model": call.state.model_name,
+            "instructions": self.instructions,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "tool_choice": self.tool_choice or "auto",
+            "tools": [{"type": "function", **_function(tool)} for tool in self.tools or []],
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "max_output_tokens": self.max_output_tokens,
+            "text": text | {"verbosity": "medium"},
+            "reasoning": {"effort": asked.effort, "summary": None},
+            "truncation": "disabled",
+            "store": False,
+            "background": False,
+            "service_tier": "default",
+            "previous_response_id": None,
+            "prompt_cache_key": self.prompt_cache_key,
+            "safety_identifier": self.safety_identifier,
+            "user": self.user,
+        }
+
+    def _check_storage(self) -> None:
+        if self.store:
+            raise refusal("store is true, but responses are not stored here; leave it out or set it to false", "store")
+        if self.previous_response_id is not None:
+            message = "previous_response_id is given, but nothing is stored here; send the whole conversation in input"
+            raise refusal(message, "previous_response_id")
+        if self.stream_options is not None and not self.stream:
+            raise refusal("stream_options is given, but stream is not true", "stream_options")
+
+    def _tool_choice(self) -> ToolChoice:
+        if isinstance(self.tool_choice, NamedChoice):
+            return ToolChoice("required", self.tool_choice.name, allows_several=False)
+        if self.tool_choice == "required" and not self.tools:
+            raise refusal("tool_choice is 'required', but no tools are given", "tool_choice")
+        return ToolChoice(self.tool_choice or "auto", None, self.parallel_tool_calls is not False)
+
+
+def _function(tool: FunctionTool) -> dict[str, Any]:
+    """A tool as the answer repeats it."""
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
+    }
+
+
+async def handle_responses(call: Call) -> None:
+    """Answer a response, streamed or whole."""
+    body = await call.read(ResponsesBody)
+    call.user = body.user or body.safety_identifier
+    with field_names(FIELD_NAMES):
+        generation = await call.begin(body.to_wish(call.state))
+    answer = ResponseAnswer(body.to_settings(call, generation), SEALED_REASONING in (body.include or ()))
+    if not body.stream:
+        async for deltas in generation.deltas():
+            for delta in deltas:
+                answer.parts.take_in(delta)
+        await call.reply(msgspec.json.encode(answer.whole(generation.usage, int(time.time()))))
+        return
+    try:
+        await _stream(call, generation, answer)
+    except Problem as problem:
+        if problem.status != CLIENT_LEFT:
+            await call.send_events(encode_events([answer.failed(problem)]))
+        raise
+
+
+def stream_error(problem: Problem, request_id: str) -> bytes:
+    """The last event of a stream that cannot go on."""
+    error = {"type": problem.type, "code": problem.code, "message": problem.message, "param": problem.param}
+    return encode_events([{"type": "error", "error": error, "request_id": request_id}])
+
+
+async def _stream(call: Call, generation: Generation, answer: ResponseAnswer) -> None:
+    await call.open_stream()
+    await call.send_events(encode_events(answer.begun()))
+    async for deltas in generation.deltas():
+        events = [event for delta in deltas for event in answer.parts.take_in(delta)]
+        if events:
+            await call.send_events(encode_events(events))
+    await call.send_events(encode_events([answer.ended(generation.usage, int(time.time()))]))
+    await call.end_stream()

@@ -1,0 +1,156 @@
+"""Items of OpenAI's responses interface in the words of chat templates."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from glint.server.body import decode
+from glint.server.bounds import Limits
+from glint.server.fields import Strict, refusal
+from glint.server.limits import check_count
+
+ChatMessage = dict[str, Any]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Strict, tag_field="type", tag="input_text"):
+    """Text for the model."""
+
+    text: str
+
+
+class OutputText(Strict, tag_field="type", tag="output_text"):
+    """Text of the model."""
+
+    text: str
+    annotations: tuple[()] | None = None
+    logprobs: tuple[()] | None = None
+
+
+class MessageItem(Strict, tag_field="type", tag="message"):
+    """A message; `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText]
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallItem(Strict, tag_field="type", tag="function_call"):
+    """A call that the model made."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionOutputItem(Strict, tag_field="type", tag="function_call_output"):
+    """What a call gave."""
+
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningText(Strict, tag_field="type", tag="reasoning_text"):
+    """Reasoning of the model."""
+
+    text: str
+
+
+class ReasoningItem(Strict, tag_field="type", tag="reasoning"):
+    """Reasoning of an earlier turn: its text, or the same text in the form of `seal_reasoning`."""
+
+    id: str | None = None
+    summary: tuple[()] = ()
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+
+
+class InputItems(Strict):
+    """The list of items of a body."""
+
+    input: list[InputItem]
+
+
+def seal_reasoning(text: str) -> str:
+    """Reasoning as one opaque word for clients that keep only that; it is coded, not encrypted: it is no secret."""
+    return base64.b64encode(text.encode()).decode("ascii")
+
+
+def open_reasoning(word: str, where: str) -> str:
+    """The reasoning in a word of `seal_reasoning`."""
+    try:
+        return base64.b64decode(word, validate=True).decode()
+    except (binascii.Error, ValueError):
+        message = f"{where} was not written by this server; leave the item out"
+        raise refusal(message, where) from None
+
+
+def read_input(given: str | list[dict[str, Any]], instructions: str | None, limits: Limits) -> list[ChatMessage]:
+    """The messages of a chat that the input stands for, after the instructions."""
+    first: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    if isinstance(given, str):
+        return [*first, {"role": "user", "content": given}]
+    check_count("input", len(given), limits.messages, "items")
+    if not given:
+        raise refusal("input is empty; give at least one item", "input")
+    typed = [item if "type" in item else item | {"type": "message"} for item in given]
+    return first + _join_items(decode(msgspec.json.encode({"input": typed}), InputItems).input, limits)
+
+
+def _join_items(items: Sequence[InputItem], limits: Limits) -> list[ChatMessage]:
+    """One message per item, except that reasoning, text and calls that follow one another are one of the assistant."""
+    messages: list[ChatMessage] = []
+    for index, item in enumerate(items):
+        match item:
+            case ReasoningItem():
+                reasoning = _reasoning_of(item, f"input[{index}]", limits)
+                messages.append({"role": "assistant", "content": "", "reasoning_content": reasoning})
+            case MessageItem(role="assistant"):
+                _assistant(messages, ("content", "tool_calls"))["content"] = _text_of(item, f"input[{index}]", limits)
+            case MessageItem():
+                role = "user" if item.role == "user" else "system"
+                messages.append({"role": role, "content": _text_of(item, f"input[{index}]", limits)})
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                calls = _assistant(messages, ()).setdefault("tool_calls", [])
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+            case FunctionOutputItem(output=output):
+                text = output if isinstance(output, str) else "\n".join(part.text for part in output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+    return messages
+
+
+def _assistant(messages: list[ChatMessage], taken: tuple[str, ...]) -> ChatMessage:
+    """The last message if it is the assistant's and has none of the fields yet, or else a new one."""
+    last = messages[-1] if messages else None
+    if last is None or last["role"] != "assistant" or any(last.get(field) for field in taken):
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    return last
+
+
+def _text_of(item: MessageItem, where: str, limits: Limits) -> str:
+    if isinstance(item.content, str):
+        return item.content
+    check_count(f"{where}.content", len(item.content), limits.content_parts, "parts")
+    return "".join(part.text for part in item.content)
+
+
+def _reasoning_of(item: ReasoningItem, where: str, limits: Limits) -> str:
+    if item.content is not None:
+        check_count(f"{where}.content", len(item.content), limits.content_parts, "parts")
+        return "".join(part.text for part in item.content)
+    word = item.encrypted_content
+    return "" if word is None else open_reasoning(word, f"{where}.encrypted_content")

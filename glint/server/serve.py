@@ -1,0 +1,233 @@
+"""Running a server: load, warm up, serve, drain."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from glint.checkpoint.table import Checkpoint, open_checkpoint
+from glint.config import EngineSettings
+from glint.engine import Engine, StepSummary
+from glint.errors import EngineError, GlintError
+from glint.server.app import make_app
+from glint.server.connection import BoundedConnection
+from glint.server.lifecycle import FrontDoor, Lifecycle, Startup
+from glint.server.limits import Admission
+from glint.server.metrics import EngineReading, Metrics
+from glint.server.outcomes import OutcomeLog
+from glint.server.service import EngineService
+from glint.server.settings import ServerSettings
+from glint.server.state import ServerState
+from glint.text.grammar import GrammarCompiler
+from glint.text.tokenizer import Tokenizer
+
+log = logging.getLogger("glint.server")
+NUM_WORKERS = 2
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+TICK_SECONDS = 0.5
+SEND_BUFFER_BYTES = 256 * 1024
+EXIT_FAILED = 1
+
+
+def serve(settings: ServerSettings) -> int:
+    """Serve until a signal ends it; the exit code is 0 after a drain and 1 after a failure."""
+    startup = Startup()
+    startup.mark("python and imports")
+    _set_up_logging(settings.log_level)
+    for warning in settings.keys.warnings:
+        log.warning(warning)
+    listener = _listen(settings)
+    startup.mark("listen")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Server(settings, startup).run_to_end(listener))
+
+
+def _set_up_logging(level: str) -> None:
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form)
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    """Bind the address before anything is loaded, so that one in use is known at once.
+
+    Connections inherit the size of the send buffer, which bounds what the kernel keeps for a client that does not read.
+    """
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as problem:
+        raise EngineError(
+            f"cannot listen on {settings.host} port {settings.port}: {problem.strerror or problem}; give another "
+            "--host or --port, or stop what uses it"
+        ) from problem
+    listener.set_inheritable(True)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once."""
+
+    def __init__(self, settings: ServerSettings, startup: Startup) -> None:
+        self._settings = settings
+        self._startup = startup
+        self._lifecycle = Lifecycle(settings.health_seconds)
+        self._service: EngineService | None = None
+        self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
+        config = uvicorn.Config(
+            FrontDoor(self._lifecycle),
+            http=BoundedConnection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        )
+        super().__init__(config)
+
+    async def run_to_end(self, listener: socket.socket) -> int:
+        """Serve on a bound socket until the end; gives the exit code."""
+        serving = asyncio.create_task(self.serve(sockets=[listener]))
+        try:
+            await self._start()
+        except Exception as problem:
+            self._lifecycle.phase = "failed"
+            self.should_exit = True
+            log.error(
+                "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
+            )
+        await serving
+        if self._service is not None:
+            await self._service.close()
+        self._workers.shutdown(cancel_futures=True)
+        return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain on the first signal, stop on the second."""
+        if self.should_exit:
+            self.force_exit = True
+            if self._lifecycle.phase in ("loading", "warming"):
+                os._exit(128 + sig)
+            return
+        log.info("signal %d: draining, up to %g s; a second signal stops at once", sig, self._settings.drain_seconds)
+        if self._lifecycle.phase == "ready":
+            self._lifecycle.phase = "draining"
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take the signals over while serving; unlike uvicorn's own, none is raised again afterwards."""
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    async def main_loop(self) -> None:
+        """Serve until the end is asked for; uvicorn's own loop wakes up ten times a second for that."""
+        while not await self.on_tick(0):
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _start(self) -> None:
+        checkpoint, engine, tokenizer = await asyncio.to_thread(self._load)
+        state = self._make_state(checkpoint, engine, tokenizer)
+        service = self._service = state.service
+        self._lifecycle.stalled_seconds = service.stalled_seconds
+        self._lifecycle.phase = "warming"
+        await service.start()
+        self._startup.mark("warm-up")
+        state.metrics.set_startup(self._startup.seconds | {"all": self._startup.total_seconds})
+        settings = self._settings
+        self._lifecycle.app = make_app(state, settings.keys, settings.guards_metrics, settings.origins)
+        if not self.should_exit:
+            self._lifecycle.phase = "ready"
+        self._workers.submit(state.compiler.prepare)
+        log.info("start-up:\n%s", self._startup.table())
+        log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
+
+    def _load(self) -> tuple[Checkpoint, Engine, Tokenizer]:
+        """Everything that comes from files; the tokenizer is read while the headers are."""
+        settings = self._settings
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
+            reading = reader.submit(Tokenizer, settings.model_dir)
+            checkpoint = open_checkpoint(settings.model_dir)
+            resolved = EngineSettings.resolve(settings.model_dir, checkpoint.config, **settings.engine_options)
+            self._startup.mark("checkpoint headers")
+            tokenizer = reading.result()
+            self._startup.mark("rest of the tokenizer")
+        engine = Engine(checkpoint, resolved, tokenizer, settings.library_path)
+        self._startup.mark("weights and memory")
+        return checkpoint, engine, tokenizer
+
+    def _make_state(self, checkpoint: Checkpoint, engine: Engine, tokenizer: Tokenizer) -> ServerState:
+        settings, resolved = self._settings, engine.settings
+        service = EngineService(engine, self._count_step, self._fail)
+        admission = Admission(settings.limits)
+        cache_config = {
+            "page_tokens": resolved.page_tokens,
+            "num_pages": resolved.num_pages,
+            "max_model_len": resolved.max_model_len,
+            "device": resolved.device,
+        }
+
+        def read() -> EngineReading:
+            stats = engine.stats()
+            return EngineReading(
+                num_running=engine.num_running,
+                num_waiting=engine.num_waiting,
+                pages_free=stats.pages_free,
+                pages_held=stats.pages_held,
+                pages_cached=stats.pages_cached,
+                num_preemptions=engine.num_preemptions,
+                cpu_seconds={"loop": time.thread_time(), "engine": service.cpu_seconds},
+            )
+
+        self._metrics = Metrics(settings.model_names[0], read, cache_config)
+        return ServerState(
+            model_names=settings.model_names,
+            created=int(time.time()),
+            tokenizer=tokenizer,
+            max_model_len=resolved.max_model_len,
+            vocab_size=checkpoint.config.vocab_size,
+            sampling_defaults=checkpoint.generation.sampling(),
+            limits=settings.limits,
+            service=service,
+            compiler=GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.eos_token_ids),
+            admission=admission,
+            metrics=self._metrics,
+            outcomes=OutcomeLog(uses_json=settings.logs_json),
+            workers=self._workers,
+        )
+
+    def _count_step(self, summary: StepSummary, gaps: list[float]) -> None:
+        self._metrics.observe_step(summary.num_tokens - summary.new_tokens, summary.new_tokens)
+        for gap, count in Counter(gaps).items():
+            self._metrics.observe_gap(gap, count)
+
+    def _fail(self) -> None:
+        self._lifecycle.phase = "failed"
+        self.should_exit = True

@@ -1,0 +1,304 @@
+"""The engine on a thread of its own, and its outputs on the event loop."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from glint.engine import Engine, StepSummary
+from glint.errors import GlintError
+from glint.request import StepOutput
+from glint.sampling import SamplingParams
+from glint.server.problems import Problem
+from glint.text.grammar import Grammar
+
+log = logging.getLogger("glint.server")
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What the engine needs of a request. `begins_after` is the token after which the grammar holds."""
+
+    prompt_tokens: Sequence[int]
+    params: SamplingParams
+    cache_salt: int = 0
+    grammar: Grammar | None = None
+    begins_after: int | None = None
+
+
+class Answer:
+    """What comes out for one submission, on the event loop.
+
+    `choices` gives the index of each request id; `open_ids` are those that have not ended. Outputs wait here until
+    they are taken, so a slow reader delays nobody. An answer ends with the last output of its last choice, or early by
+    `end` with the problem that the reader is told.
+    """
+
+    def __init__(self, on_start: Callable[[int], None]) -> None:
+        self.on_start = on_start
+        self.choices: dict[int, int] = {}
+        self.open_ids: set[int] = set()
+        self.submitted_at = time.monotonic()
+        self.first_step_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self._last_at: dict[int, float] = {}
+        self._arrived: list[StepOutput] = []
+        self._problem: Problem | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_arrival: Callable[[], None] | None = None
+
+    def start(self, request_id: int, now: float) -> None:
+        """Take in that the first step of a choice began."""
+        if self.first_step_at is None:
+            self.first_step_at = now
+        self.on_start(self.choices[request_id])
+
+    def push(self, output: StepOutput, now: float) -> float | None:
+        """Take in what a step brought; gives the time since the choice's output before, None for its first."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+        self._arrived.append(output)
+        before = self._last_at.get(output.request_id)
+        self._last_at[output.request_id] = now
+        return None if before is None else now - before
+
+    def end(self, problem: Problem) -> None:
+        """Tell the reader that nothing more will come, and why."""
+        if self._problem is None:
+            self._problem = problem
+            self.wake()
+
+    async def take(self) -> list[StepOutput]:
+        """Everything that has come since the last call, at least one output; raises the problem that ended it."""
+        while not self._arrived and self._problem is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.take_now()
+
+    def take_now(self) -> list[StepOutput]:
+        """Everything that has come since the last call, perhaps nothing; raises the problem that ended it."""
+        if self._problem is not None:
+            raise self._problem
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def listen(self, on_arrival: Callable[[], None] | None) -> None:
+        """Call back on the spot whenever something is there to take, instead of waking who waits for it."""
+        self._on_arrival = on_arrival
+        if on_arrival is not None and (self._arrived or self._problem is not None):
+            on_arrival()
+
+    def wake(self) -> None:
+        """Tell the reader that there is something to take."""
+        if self._on_arrival is not None:
+            self._on_arrival()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineService:
+    """Runs an engine on its own thread; all methods are called on the event loop.
+
+    Commands wait for the end of the step that is running. Each step's outputs reach the event loop in one call. An
+    engine that fails ends every answer with a problem and calls `on_failure`; it is not used again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_step: Callable[[StepSummary, list[float]], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._on_step = on_step
+        self._on_failure = on_failure
+        self._answers: dict[int, Answer] = {}
+        self._queued: set[asyncio.Future[None]] = set()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_up = threading.Event()
+        self._is_closing = False
+        self._is_failed = False
+        self._busy_since: float | None = None
+        self._last_step_at = time.monotonic()
+        self._cpu_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the engine's Python thread; the native threads are not in it."""
+        return self._cpu_seconds
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the engine broke down."""
+        return self._is_failed
+
+    @property
+    def num_answers(self) -> int:
+        """Choices that have not ended."""
+        return len(self._answers)
+
+    def stalled_seconds(self) -> float:
+        """How long there has been work without a completed step; 0 while idle."""
+        busy_since = self._busy_since
+        return 0.0 if busy_since is None else max(0.0, time.monotonic() - max(busy_since, self._last_step_at))
+
+    async def start(self) -> None:
+        """Start the thread and run a few real tokens through the engine, so that the first request finds it warm."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        answer = await self.submit([Submission((0,) * WARM_UP_TOKENS, params)])
+        while answer.open_ids:
+            await answer.take()
+
+    async def submit(
+        self, submissions: Sequence[Submission], on_start: Callable[[int], None] = lambda choice: None
+    ) -> Answer:
+        """Queue the prompts of a request, all or none; `on_start` is called for each choice whose first step has run.
+
+        The choices of all prompts are numbered through. Raises `RequestError` where the engine refuses a prompt.
+        """
+        if self._is_failed or self._is_closing:
+            raise _shutting_down()
+        answer = Answer(on_start)
+        queued: asyncio.Future[None] = self._loop.create_future()
+        self._queued.add(queued)
+        queued.add_done_callback(self._queued.discard)
+        self._command(lambda: self._submit(submissions, answer, queued))
+        await queued
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        """End what is left of an answer; the reader is told by whoever cancels."""
+        ids, answer.open_ids = answer.open_ids, set()
+        for request_id in ids:
+            self._answers.pop(request_id, None)
+        if ids:
+            self._command(lambda: self._abort(ids))
+
+    async def close(self) -> None:
+        """End every answer, stop the thread and free the engine. Calling it again does nothing."""
+        self._is_closing = True
+        self._end_all(_shutting_down())
+        self._wake_up.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wake_up.set()
+
+    def _submit(self, submissions: Sequence[Submission], answer: Answer, queued: "asyncio.Future[None]") -> None:
+        """On the engine thread: hand the prompts over and let the event loop know the ids before any output."""
+        ids: list[int] = []
+        try:
+            for submission in submissions:
+                ids += self._engine.submit(
+                    submission.prompt_tokens,
+                    submission.params,
+                    submission.cache_salt,
+                    submission.grammar,
+                    submission.begins_after,
+                )
+        except GlintError as problem:
+            self._abort(ids)
+            self._loop.call_soon_threadsafe(_refuse, queued, problem)
+            return
+        if self._busy_since is None:
+            self._busy_since = time.monotonic()
+        self._loop.call_soon_threadsafe(self._register, ids, answer, queued)
+
+    def _abort(self, ids: Iterable[int]) -> None:
+        for request_id in ids:
+            self._engine.abort(request_id)
+
+    def _register(self, ids: list[int], answer: Answer, queued: "asyncio.Future[None]") -> None:
+        """On the event loop: the ids of an answer; one whose submitter has gone meanwhile is ended."""
+        answer.choices = {request_id: index for index, request_id in enumerate(ids)}
+        answer.open_ids = set(ids)
+        self._answers |= dict.fromkeys(ids, answer)
+        if queued.done():
+            self.cancel(answer)
+        else:
+            queued.set_result(None)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._run_commands()
+                if self._engine.has_work:
+                    self._step()
+                else:
+                    self._busy_since = None
+                    self._wake_up.wait()
+        except BaseException:
+            log.exception("the engine failed; every request in flight ends with an error")
+            self._is_failed = True
+            self._loop.call_soon_threadsafe(self._fail)
+        finally:
+            self._engine.close()
+
+    def _run_commands(self) -> None:
+        self._wake_up.clear()
+        while self._commands:
+            self._commands.popleft()()
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        self._last_step_at = time.monotonic()
+        self._cpu_seconds = time.thread_time()
+        self._loop.call_soon_threadsafe(self._deliver, outputs, self._engine.last_step, self._last_step_at)
+
+    def _deliver(self, outputs: list[StepOutput], summary: StepSummary, now: float) -> None:
+        gaps: list[float] = []
+        touched: dict[Answer, None] = {}
+        for request_id in summary.started_ids:
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                answer.start(request_id, now - summary.seconds)
+        for output in outputs:
+            answer = self._answers.get(output.request_id)
+            if answer is None:
+                continue
+            if output.finish_reason is not None:
+                del self._answers[output.request_id]
+                answer.open_ids.discard(output.request_id)
+            gap = answer.push(output, now)
+            touched[answer] = None
+            if gap is not None:
+                gaps.append(gap)
+        for answer in touched:
+            answer.wake()
+        self._on_step(summary, gaps)
+
+    def _end_all(self, problem: Problem) -> None:
+        for answer in set(self._answers.values()):
+            answer.open_ids.clear()
+            answer.end(problem)
+        self._answers.clear()
+        for queued in list(self._queued):
+            if not queued.done():
+                queued.set_exception(problem)
+
+    def _fail(self) -> None:
+        self._end_all(Problem(500, "the engine failed; the server is restarting", code="engine_failed"))
+        self._on_failure()
+
+
+def _refuse(queued: "asyncio.Future[None]", problem: GlintError) -> None:
+    if not queued.done():
+        queued.set_exception(problem)
+
+
+def _shutting_down() -> Problem:
+    return Problem(503, "the server is shutting down; send the request again", code="shutting_down")

@@ -1,0 +1,82 @@
+"""What all routes share."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from glint.errors import RequestError, TextError
+from glint.sampling import SamplingParams
+from glint.server.body import shorten
+from glint.server.bounds import Limits
+from glint.server.limits import Admission
+from glint.server.metrics import Metrics
+from glint.server.outcomes import OutcomeLog
+from glint.server.problems import Problem
+from glint.server.service import EngineService
+from glint.text.grammar import GrammarCompiler
+from glint.text.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what glint says of a bad request into a refusal with status 400."""
+    try:
+        yield
+    except RequestError as problem:
+        raise Problem(400, str(problem), code="invalid_value", param=problem.field) from problem
+    except TextError as problem:
+        raise Problem(400, str(problem), code="invalid_value") from problem
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that routes share."""
+
+    model_names: tuple[str, ...]
+    created: int
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    sampling_defaults: Mapping[str, Any]
+    limits: Limits
+    service: EngineService
+    compiler: GrammarCompiler
+    admission: Admission
+    metrics: Metrics
+    outcomes: OutcomeLog
+    workers: Executor
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served; a request that names none means the one that is."""
+        if name is not None and name not in self.model_names:
+            served = ", ".join(self.model_names)
+            message = f"the model {shorten(name)!r} is not served here; use {served}"
+            raise Problem(404, message, code="model_not_found", param="model")
+
+    def sampling(self, **changes: Any) -> SamplingParams:
+        """The model's own sampling with the given fields changed; a field that is None is left as it was.
+
+        Without `max_tokens` an answer goes on until the model ends it or the context is full.
+        """
+        given = {name: value for name, value in changes.items() if value is not None}
+        with refusals():
+            return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
+
+    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what takes long on a worker thread; what is wrong with the request raises a `Problem`.
+
+        A full queue refuses it before it begins, so that the work that waits for a thread is bounded.
+        """
+        loop = asyncio.get_running_loop()
+        with refusals(), self.admission.preparing():
+            return await loop.run_in_executor(self.workers, function, *arguments)

@@ -1,0 +1,297 @@
+"""Running requests step by step: while one step computes, the next is planned and submitted."""
+
+import time
+from dataclasses import dataclass
+
+from glint.config import EngineSettings
+from glint.native import abi
+from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, StepOutcome
+from glint.request import ActiveRequest, StepOutput
+from glint.scheduling.plan import StepPlan
+from glint.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """What one call of `step` did, in numbers.
+
+    `serial` numbers the collected steps; a call that collected none repeats it with all counts 0. `started_ids` are
+    the requests that were scheduled in it for the first time. `num_tokens` were computed for `num_items` requests,
+    `new_tokens` given out. The prefix cache was asked for `prefix_tokens_queried` tokens of the started requests and
+    had `prefix_tokens_hit`. The pages are those at the end of the call. `seconds` is the time from the step's submit,
+    or from the end of the step before it if that was later, to its own end.
+    """
+
+    serial: int
+    pages_free: int
+    pages_held: int
+    pages_cached: int
+    seconds: float = 0.0
+    num_items: int = 0
+    num_tokens: int = 0
+    new_tokens: int = 0
+    prefix_tokens_queried: int = 0
+    prefix_tokens_hit: int = 0
+    started_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Step:
+    """A submitted step: its requests in the order of the items, and the items that have a grammar.
+
+    `constrained` pairs the index of an item with the position up to which it computes.
+    """
+
+    plan: StepPlan
+    ticket: abi.Ticket
+    requests: list[ActiveRequest]
+    constrained: list[tuple[int, int]]
+    started: list[ActiveRequest]
+    num_tokens: int
+    prefix_tokens_hit: int
+    submitted_at: float
+
+
+class StepLoop:
+    """The unfinished requests of an engine and the steps that advance them.
+
+    Between two calls at most one step is in flight, and none when no request is left. During `step` there are two:
+    the next is planned on what the one in flight will have done, and submitted before that one is collected. Its
+    decodes take the tokens that the other samples from the native side; a request that ended there is skipped by it.
+    What a step brings for a request that has ended meanwhile is dropped. Pages are taken from a request only while
+    nothing is in flight.
+    """
+
+    def __init__(self, native: NativeEngine, settings: EngineSettings) -> None:
+        self.requests: dict[int, ActiveRequest] = {}
+        self.num_preemptions = 0
+        self._native = native
+        self._num_pages = settings.num_pages
+        self._scheduler = Scheduler(settings.max_step_tokens, settings.max_step_items, settings.page_tokens)
+        self._in_flight: _Step | None = None
+        self._collected_at = 0.0
+        self._last_step = StepSummary(serial=0, pages_free=settings.num_pages, pages_held=0, pages_cached=0)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return self._scheduler.num_waiting
+
+    @property
+    def last_step(self) -> StepSummary:
+        """What the last call of `step` did."""
+        return self._last_step
+
+    def add(self, request: ActiveRequest, leader_id: int | None) -> None:
+        """Queue a request; with a leader it waits for the leader's prompt, to share its pages."""
+        self.requests[request.request_id] = request
+        self._scheduler.add(request.request_id, len(request.prompt_tokens), request.max_new_tokens, leader_id)
+
+    def abort(self, request_id: int) -> None:
+        """End a request without a further output. One that has already ended changes nothing."""
+        if request_id in self.requests:
+            self._end(self.requests[request_id])
+            self._drop_idle_step()
+
+    def forget_all(self) -> None:
+        """End every request of a native engine that is gone."""
+        self._in_flight = None
+        for request in self.requests.values():
+            self._forget(request)
+        self.requests.clear()
+
+    def step(self) -> list[StepOutput]:
+        """Collect one step and return what it added, in the order of the plan; the next one computes meanwhile.
+
+        If it is interrupted, all requests in flight are aborted and the engine stays usable.
+        """
+        try:
+            return self._step()
+        except BaseException:
+            self._in_flight = None
+            self._native.drop_steps()
+            for request in list(self.requests.values()):
+                self._end(request)
+            raise
+
+    def _step(self) -> list[StepOutput]:
+        outputs: list[StepOutput] = []
+        if self._in_flight is None:
+            self._in_flight = self._submit_next(outputs)
+            if self._in_flight is not None:
+                self._sample(self._in_flight)
+        step = self._in_flight
+        if step is not None:
+            following = self._submit_next(outputs)
+            outcome = self._native.collect_step(step.ticket)
+            self._scheduler.finish_step(step.plan)
+            for item_index, _ in step.constrained:
+                step.requests[item_index].accept(outcome.items[item_index])
+            if following is not None:
+                self._sample(following)
+            self._in_flight = following
+            outputs += self._take_in(step, outcome)
+            self._drop_idle_step()
+        self._summarise(step, outputs)
+        return outputs
+
+    def _submit_next(self, outputs: list[StepOutput]) -> _Step | None:
+        """Submit the next plan that fits; requests that cannot run are failed into `outputs`.
+
+        None means that there is nothing to run, or that the step in flight must be collected first.
+        """
+        while True:
+            plan = self._scheduler.plan(self._available_pages())
+            if not plan.items:
+                return None
+            try:
+                return self._submit(plan)
+            except _Refused as refusal:
+                outputs.append(self._fail(refusal.request, str(refusal)))
+            except OutOfPages as shortage:
+                if self._in_flight is not None:
+                    return None
+                self._make_room(plan, shortage, outputs)
+
+    def _submit(self, plan: StepPlan) -> _Step:
+        """Start the forward pass of a plan and count it as done in the scheduler."""
+        requests = [self.requests[item.request_id] for item in plan.items]
+        advances = [item.advance_tokens for item in plan.items]
+        native_ids = [self._native_id(request) for request in requests]
+        ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)])
+        submitted_at = time.perf_counter()
+        cached = {
+            plan.items[item_index].request_id: self._native.submitted_item(item_index).cached_tokens
+            for item_index in range(len(requests) - plan.num_first, len(requests))
+        }
+        started = [self.requests[request_id] for request_id in cached if not self.requests[request_id].has_started]
+        for request in started:
+            request.has_started = True
+        return _Step(
+            plan=plan,
+            ticket=ticket,
+            requests=requests,
+            constrained=[
+                (item_index, self._native.submitted_item(item_index).first_position + advances[item_index])
+                for item_index, request in enumerate(requests)
+                if request.constraint is not None
+            ],
+            started=started,
+            num_tokens=self._scheduler.start_step(plan, cached),
+            prefix_tokens_hit=sum(cached[request.request_id] for request in started),
+            submitted_at=submitted_at,
+        )
+
+    def _sample(self, step: _Step) -> None:
+        """Let a submitted step sample, with the masks of the rows that have a grammar.
+
+        The step before it was collected and its tokens accepted, so the masks are those of the next token; they are
+        made while the forward pass computes.
+        """
+        masks = []
+        for item_index, end in step.constrained:
+            request = step.requests[item_index]
+            if request.constraint is None or end < len(request.prompt_tokens) + request.constraint.num_accepted:
+                continue
+            words = request.constraint.mask()
+            if words is not None:
+                masks.append(abi.Mask(item_index, len(words), words))
+        given = abi.sized(abi.Masks, count=len(masks), masks=(abi.Mask * len(masks))(*masks)) if masks else None
+        self._native.sample_step(step.ticket, given)
+
+    def _take_in(self, step: _Step, outcome: StepOutcome) -> list[StepOutput]:
+        """Turn a collected step into outputs; requests that end are forgotten, those that ended before are passed."""
+        outputs = []
+        for request, item in zip(step.requests, outcome.items, strict=True):
+            output = None if request.has_ended else request.take_in(item)
+            if output is not None:
+                outputs.append(output)
+                if output.finish_reason is not None:
+                    self._end(request)
+        return outputs
+
+    def _summarise(self, step: _Step | None, outputs: list[StepOutput]) -> None:
+        stats = self._native.stats()
+        pages = {"pages_free": stats.pages_free, "pages_held": stats.pages_held, "pages_cached": stats.pages_cached}
+        if step is None:
+            self._last_step = StepSummary(serial=self._last_step.serial, **pages)
+            return
+        now = time.perf_counter()
+        self._last_step = StepSummary(
+            serial=self._last_step.serial + 1,
+            **pages,
+            seconds=now - max(step.submitted_at, self._collected_at),
+            num_items=len(step.requests),
+            num_tokens=step.num_tokens,
+            new_tokens=sum(len(output.token_ids) for output in outputs),
+            prefix_tokens_queried=sum(len(request.prompt_tokens) for request in step.started),
+            prefix_tokens_hit=step.prefix_tokens_hit,
+            started_ids=tuple(request.request_id for request in step.started),
+        )
+        self._collected_at = now
+
+    def _drop_idle_step(self) -> None:
+        """Bring the step in flight to its end where no request is left to read it."""
+        if self._in_flight is not None and not self.requests:
+            self._in_flight = None
+            self._native.drop_steps()
+
+    def _available_pages(self) -> int:
+        """Pages that are free or cached without an owner; only asked for while requests wait for them."""
+        if not self._scheduler.num_waiting:
+            return 0
+        stats = self._native.stats()
+        return int(stats.pages_free + stats.pages_cached)
+
+    def _native_id(self, request: ActiveRequest) -> int:
+        """The native id of a planned request, which is handed to the native engine when it is first planned."""
+        if request.native_id is None:
+            try:
+                request.native_id = self._native.add_request(request.to_native())
+            except InvalidArgument as refusal:
+                raise _Refused(request, str(refusal)) from refusal
+        return request.native_id
+
+    def _make_room(self, plan: StepPlan, shortage: OutOfPages, outputs: list[StepOutput]) -> None:
+        """Preempt the newest request, or fail the only one where it can never fit."""
+        preempted_id = self._scheduler.preempt_newest()
+        if preempted_id is not None:
+            self.num_preemptions += 1
+            native_id = self.requests[preempted_id].native_id
+            if native_id is not None:
+                self._native.release_pages(native_id)
+            return
+        failure = (
+            f"the request alone needs {shortage.missing_pages} pages more than the {self._num_pages} there "
+            "are; give the page cache more memory or shorten the request"
+        )
+        outputs.append(self._fail(self.requests[plan.items[0].request_id], failure))
+
+    def _fail(self, request: ActiveRequest, failure: str) -> StepOutput:
+        self._end(request)
+        return request.fail(failure)
+
+    def _end(self, request: ActiveRequest) -> None:
+        """Forget a request everywhere: the one place where native requests are freed."""
+        self._forget(request)
+        del self.requests[request.request_id]
+        if request.native_id is not None:
+            self._native.free_request(request.native_id)
+
+    def _forget(self, request: ActiveRequest) -> None:
+        request.has_ended = True
+        request.constraint = None
+        self._scheduler.remove(request.request_id)
+
+
+class _Refused(Exception):
+    """The native engine does not take a request."""
+
+    def __init__(self, request: ActiveRequest, reason: str) -> None:
+        super().__init__(reason)
+        self.request = request

@@ -1,0 +1,84 @@
+"""What generated text may be asked to be, and the sizes up to which such a wish is looked at."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glint.text.tools import Tool
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """The text is one JSON object."""
+
+
+@dataclass(frozen=True)
+class JsonSchema:
+    """The text is a JSON value that fits `schema`; properties come in the schema's order."""
+
+    schema: Mapping[str, Any] | bool
+
+
+@dataclass(frozen=True)
+class Regex:
+    r"""The whole text matches `pattern`, in the syntax of Rust's regex crate.
+
+    There is no look-around and no back-reference, ^ and $ may stand at the ends only, and \d is 0 to 9.
+    """
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The text is exactly one of `options`."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ToolCalls:
+    """The text holds calls of `tools` in the form of GLM-4.7, whose arguments fit the tools' schemas.
+
+    With `is_required` there is nothing but calls, at least one; without it free text comes first and calls may follow.
+    Unless `allows_several`, one call is the most. A strict tool whose schema cannot be held is refused; for another one
+    the names of its arguments are held and their values are free.
+    """
+
+    tools: tuple[Tool, ...]
+    is_required: bool
+    allows_several: bool
+
+
+Constraint = JsonObject | JsonSchema | Regex | Choice | ToolCalls
+
+
+@dataclass(frozen=True)
+class GrammarLimits:
+    """Up to which size a constraint is compiled, and how much work a grammar may be while it runs.
+
+    `max_joined_patterns` and `max_multiple` bound what grows exponentially where schemas are combined: the patterns of
+    a schema with allOf or keywords beside a $ref, and the numbers of multipleOf. `max_properties` is for one object,
+    `max_enum_values` and `max_pattern_properties` for the whole schema. After `max_seconds` no further tool is looked
+    at. The last five are the library's own limits.
+    """
+
+    max_schema_bytes: int = 65_536
+    max_schema_depth: int = 32
+    max_properties: int = 400
+    max_enum_values: int = 2_048
+    max_pattern_properties: int = 32
+    max_joined_patterns: int = 8
+    max_multiple: int = 10_000
+    max_pattern_length: int = 4_096
+    max_choices: int = 2_048
+    max_choice_bytes: int = 65_536
+    max_tools: int = 256
+    max_tools_bytes: int = 262_144
+    max_seconds: float = 5.0
+    max_cached_grammars: int = 16
+    initial_fuel: int = 1_000_000
+    step_fuel: int = 200_000
+    max_step_items: int = 50_000
+    max_lexer_states: int = 30_000
+    max_grammar_size: int = 100_000

@@ -1,0 +1,227 @@
+"""Limits name the field, the value and the bound; the queue's books balance whatever happens."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from glint.errors import RequestError
+from glint.server.limits import Admission, Limits, Place, check_count, check_schema, deadline_of
+from glint.server.problems import Problem
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refusal_of(admission: Admission, *prompt_tokens: int) -> Problem:
+    with pytest.raises(Problem) as caught:
+        admission.admit(prompt_tokens)
+    return caught.value
+
+
+def test_every_limit_is_described_and_positive() -> None:
+    for field in dataclasses.fields(Limits):
+        assert f"`{field.name}`" in (Limits.__doc__ or "")
+        for bad in (0, -1, math.nan, math.inf, True, "8"):
+            with pytest.raises(RequestError, match=field.name):
+                Limits(**{field.name: bad})
+    with pytest.raises(RequestError, match="body_bytes"):
+        Limits(body_bytes=1.5)
+    with pytest.raises(RequestError, match="max_deadline_seconds"):
+        Limits(deadline_seconds=10, max_deadline_seconds=9)
+
+
+def test_a_count_above_its_limit_is_named() -> None:
+    check_count("tools", 128, 128)
+    with pytest.raises(Problem) as caught:
+        check_count("tools", 129, 128)
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+    assert caught.value.message == "the field 'tools' has 129 entries; at most 128 are allowed"
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for level in range(depth - 1):
+        value = {"a": value, "b": 1} if level % 2 else [0, value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [1, 2, 31, 32])
+def test_schemas_within_the_limits(depth: int) -> None:
+    check_schema("response_format", nested(depth), Limits())
+
+
+@pytest.mark.parametrize("depth", [33, 34, 100_000])
+def test_schemas_that_are_too_deep(depth: int) -> None:
+    with pytest.raises(Problem, match="'response_format' nests deeper than the 32 levels") as caught:
+        check_schema("response_format", nested(depth), Limits())
+    assert caught.value.param == "response_format"
+
+
+def test_schemas_that_are_too_long() -> None:
+    limits = Limits(schema_bytes=20)
+    check_schema("s", {"a": "\u00e9" * 6}, limits)
+    with pytest.raises(Problem, match="'s' has 21 bytes as JSON; at most 20"):
+        check_schema("s", {"a": "\u00e9" * 6 + "x"}, limits)
+
+
+def test_deadlines() -> None:
+    limits = Limits(deadline_seconds=10, max_deadline_seconds=20)
+    assert deadline_of(None, limits) == 10
+    assert deadline_of(20, limits) == 20
+    for bad in (0, -1, 20.1, math.nan, math.inf):
+        with pytest.raises(Problem, match=f"'deadline_seconds' is {bad}"):
+            deadline_of(bad, limits)
+
+
+def test_the_queue_is_bounded_in_requests_and_in_tokens() -> None:
+    admission = Admission(Limits(waiting_requests=3, waiting_tokens=100))
+    first = admission.admit([10, 10])
+    assert refusal_of(admission, 1, 1).status == 429
+    assert refusal_of(admission, 81).status == 429
+    admission.admit([80])
+    assert (admission.num_waiting, admission.waiting_tokens) == (3, 100)
+    with pytest.raises(Problem), admission.preparing():
+        raise AssertionError("it was let in")
+    problem = refusal_of(admission, 1)
+    assert problem.code == "queue_full" and "3 requests with 100 prompt tokens" in problem.message
+    first.started(0)
+    with admission.preparing(), pytest.raises(Problem), admission.preparing():
+        raise AssertionError("two were let in")
+    assert admission.num_preparing == 0
+    admission.admit([10])
+    assert (admission.num_waiting, admission.num_running, admission.waiting_tokens) == (3, 1, 100)
+
+
+def test_what_fits_no_queue_is_the_fault_of_the_request() -> None:
+    admission = Admission(Limits(waiting_requests=3, waiting_tokens=100))
+    for prompts in ([1] * 4, [101]):
+        problem = refusal_of(admission, *prompts)
+        assert (problem.status, problem.code) == (400, "request_exceeds_queue")
+        assert "Retry-After" not in problem.headers
+    assert (admission.num_waiting, admission.waiting_tokens) == (0, 0)
+
+
+def retry_after(admission: Admission, *prompt_tokens: int) -> str:
+    return refusal_of(admission, *prompt_tokens).headers["Retry-After"]
+
+
+def test_retry_after_follows_the_speed_of_the_queue() -> None:
+    clock = Clock()
+    admission = Admission(Limits(waiting_requests=10, waiting_tokens=1000), clock)
+    place = admission.admit([10] * 10)
+    assert retry_after(admission, 1) == "1"
+    for index in range(4):
+        place.started(index)
+        clock.now += 2.0
+    admission.admit([10] * 4)
+    assert retry_after(admission, 1) == "2"
+    assert retry_after(admission, *[1] * 5) == "10"
+    assert retry_after(admission, *[1] * 10) == "20"
+    assert retry_after(admission, 1000) == "20"
+    clock.now += 1e6
+    assert retry_after(admission, 1) == "60"
+
+
+def test_retry_after_of_a_fast_queue_is_a_second() -> None:
+    clock = Clock()
+    admission = Admission(Limits(waiting_requests=2), clock)
+    admission.admit([5]).close()
+    clock.now += 0.001
+    admission.admit([0, 5])
+    assert retry_after(admission, 1) == "1"
+    only_empty = Admission(Limits(waiting_requests=2, waiting_tokens=10), clock)
+    only_empty.admit([0]).started(0)
+    only_empty.admit([10])
+    assert retry_after(only_empty, 1) == "60"
+
+
+class Queue(RuleBasedStateMachine):
+    """Any order of admissions, starts and ends against a plain list of what each request is doing."""
+
+    places = Bundle("places")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission = Admission(Limits(waiting_requests=5, waiting_tokens=50))
+        self.known: list[tuple[Place, list[int], list[str]]] = []
+
+    @rule(target=places, tokens=st.lists(st.integers(0, 30), min_size=1, max_size=7))
+    def admit(self, tokens: list[int]) -> int | None:
+        waiting = self.waiting()
+        fits = len(waiting) + len(tokens) <= 5 and sum(waiting) + sum(tokens) <= 50
+        try:
+            place = self.admission.admit(tokens)
+        except Problem as problem:
+            assert not fits
+            assert problem.status == (400 if len(tokens) > 5 or sum(tokens) > 50 else 429)
+            return None
+        assert fits
+        self.known.append((place, tokens, ["waiting"] * len(tokens)))
+        return len(self.known) - 1
+
+    def waiting(self) -> list[int]:
+        pairs = [pair for _, tokens, states in self.known for pair in zip(tokens, states, strict=True)]
+        return [tokens for tokens, state in pairs if state == "waiting"]
+
+    @rule(chosen=places, index=st.integers(-1, 8))
+    def start(self, chosen: int | None, index: int) -> None:
+        if chosen is not None:
+            place, _, states = self.known[chosen]
+            place.started(index)
+            if 0 <= index < len(states) and states[index] == "waiting":
+                states[index] = "running"
+
+    @rule(chosen=places, index=st.integers(-1, 8))
+    def end(self, chosen: int | None, index: int) -> None:
+        if chosen is not None:
+            place, _, states = self.known[chosen]
+            place.ended(index)
+            if 0 <= index < len(states):
+                states[index] = "ended"
+
+    @rule(chosen=places)
+    def close(self, chosen: int | None) -> None:
+        if chosen is not None:
+            place, tokens, _ = self.known[chosen]
+            place.close()
+            self.known[chosen] = (place, tokens, ["ended"] * len(tokens))
+
+    @invariant()
+    def books_balance(self) -> None:
+        waiting = self.waiting()
+        running = sum(states.count("running") for _, _, states in self.known)
+        admission = self.admission
+        assert (admission.num_waiting, admission.waiting_tokens) == (len(waiting), sum(waiting))
+        assert admission.num_running == running
+
+    def teardown(self) -> None:
+        for place, _, _ in self.known:
+            place.close()
+        admission = self.admission
+        assert (admission.num_waiting, admission.waiting_tokens, admission.num_running) == (0, 0, 0)
+
+
+TestQueue = Queue.TestCase
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 100)), min_size=1, max_size=80), st.integers(1, 100))
+def test_retry_after_is_always_a_whole_number_of_seconds(departures: list[tuple[float, int]], tokens: int) -> None:
+    clock = Clock()
+    admission = Admission(Limits(waiting_requests=1, waiting_tokens=100), clock)
+    for pause, prompt in departures:
+        clock.now += pause
+        admission.admit([prompt]).started(0)
+    admission.admit([100])
+    assert 1 <= int(retry_after(admission, tokens)) <= 60

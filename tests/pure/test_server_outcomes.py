@@ -1,0 +1,150 @@
+"""Exactly one line per request, that nothing a client sends can split, forge or suppress."""
+
+import dataclasses
+import gc
+import json
+import logging
+import re
+import shlex
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glint.server.outcomes import (
+    OutcomeLog,
+    RequestOutcome,
+    Ticket,
+    format_json,
+    format_pairs,
+)
+
+FULL = RequestOutcome(
+    request_id="chatcmpl-1",
+    route="/v1/chat/completions",
+    outcome="finished",
+    reason="eos",
+    status=200,
+    num_choices=2,
+    prompt_tokens=10,
+    cached_tokens=4,
+    completion_tokens=7,
+    queue_seconds=0.5,
+    first_token_seconds=0.75,
+    decode_seconds=1.0,
+    total_seconds=1.8125,
+)
+
+
+def test_the_line_is_stable() -> None:
+    assert format_pairs(FULL) == (
+        "request_id=chatcmpl-1 route=/v1/chat/completions outcome=finished reason=eos status=200 num_choices=2 "
+        "prompt_tokens=10 cached_tokens=4 completion_tokens=7 queue_seconds=0.500000 first_token_seconds=0.750000 "
+        "decode_seconds=1.000000 total_seconds=1.812500 user=-"
+    )
+    assert json.loads(format_json(FULL)) == dataclasses.asdict(FULL)
+
+
+def test_what_is_not_known_is_said() -> None:
+    outcome = RequestOutcome("cmpl-2", "/v1/completions", "refused", reason="-")
+    line = format_pairs(outcome)
+    assert line.startswith('request_id=cmpl-2 route=/v1/completions outcome=refused reason="-" status=- ')
+    assert json.loads(format_json(outcome))["total_seconds"] is None
+
+
+def test_an_outcome_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="'gone'"):
+        RequestOutcome("x", "/", "gone")
+
+
+@given(st.text(max_size=250), st.text(max_size=250))
+def test_client_text_can_neither_end_the_line_nor_forge_a_pair(reason: str, route: str) -> None:
+    outcome = dataclasses.replace(FULL, reason=reason, route=route)
+    for line in (format_pairs(outcome), format_json(outcome)):
+        assert len(line.splitlines()) == 1
+        assert line.isascii() and line.isprintable()
+    record = json.loads(format_json(outcome))
+    assert (record["reason"], record["route"]) == (reason[:200], route[:200])
+    pairs = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)', format_pairs(outcome))
+    assert [name for name, _ in pairs] == [field.name for field in dataclasses.fields(RequestOutcome)]
+    values = dict(pairs)
+    for name, text in (("reason", reason), ("route", route)):
+        value = values[name]
+        assert (json.loads(value) if value.startswith('"') else value) == text[:200]
+
+
+@pytest.mark.parametrize("text", ["a\nrequest_id=x", "a\r\x1b[2J", "x status=500", '"', "\u2028", "\x7f", "\x85", ""])
+def test_known_injections(text: str) -> None:
+    line = format_pairs(dataclasses.replace(FULL, reason=text))
+    assert len(line.splitlines()) == 1 and line.isprintable()
+    assert len(shlex.split(line)) == len(dataclasses.fields(RequestOutcome))
+
+
+def test_one_line_per_write(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="glint.requests")
+    OutcomeLog().write(FULL)
+    OutcomeLog(uses_json=True).write(dataclasses.replace(FULL, outcome="failed"))
+    assert [(record.name, record.levelname) for record in caplog.records] == [
+        ("glint.requests", "INFO"),
+        ("glint.requests", "ERROR"),
+    ]
+    assert caplog.messages[0] == format_pairs(FULL)
+    assert json.loads(caplog.messages[1])["outcome"] == "failed"
+
+
+def test_a_ticket_is_closed_once() -> None:
+    log: list[RequestOutcome] = []
+    metrics: list[RequestOutcome] = []
+    ticket = Ticket("chatcmpl-1", "/v1/chat/completions", log.append, metrics.append)
+    assert ticket.is_open and ticket.seconds >= 0
+    assert ticket.close(FULL)
+    assert not ticket.is_open
+    assert not ticket.close(dataclasses.replace(FULL, outcome="failed"))
+    del ticket
+    gc.collect()
+    assert log == metrics == [FULL]
+
+
+def test_threads_that_race_to_close_write_one_line() -> None:
+    for _ in range(50):
+        outcomes: list[RequestOutcome] = []
+        ticket = Ticket("a", "/", outcomes.append)
+        barrier = threading.Barrier(4)
+
+        def close(ticket: Ticket = ticket, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            ticket.close(FULL)
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes == [FULL]
+
+
+def test_a_ticket_that_is_dropped_is_a_lost_request() -> None:
+    outcomes: list[RequestOutcome] = []
+    ticket = Ticket("cmpl-9", "/v1/completions", outcomes.append)
+    del ticket
+    gc.collect()
+    [lost] = outcomes
+    assert (lost.request_id, lost.route, lost.outcome, lost.reason) == ("cmpl-9", "/v1/completions", "failed", "lost")
+    assert lost.total_seconds is not None and lost.total_seconds >= 0
+
+
+def test_a_ticket_that_is_open_at_the_end_of_the_process_is_a_lost_request() -> None:
+    program = (
+        "import logging, sys\n"
+        "from glint.server.outcomes import OutcomeLog, Ticket\n"
+        "logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
+        "ticket = Ticket('cmpl-9', '/x', OutcomeLog().write)\n"
+        "sys.exit(0)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    [line] = ran.stdout.splitlines()
+    assert line.startswith("request_id=cmpl-9 route=/x outcome=failed reason=lost ")
+    assert ran.stderr == ""

@@ -1,0 +1,93 @@
+"""The phases of a server, what it tells those who watch it, and how a start is timed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, get_args
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
+
+from glint.server.lifecycle import FrontDoor, Lifecycle, Phase, Startup
+
+
+def get(lifecycle: Lifecycle, path: str) -> httpx.Response:
+    """One request through the front door."""
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(FrontDoor(lifecycle))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get(path)
+
+    return asyncio.run(run())
+
+
+def at(phase: Phase, stalled: float = 0.0) -> Lifecycle:
+    """A server in a phase, with an application that always answers."""
+    lifecycle = Lifecycle(health_seconds=10.0)
+    lifecycle.phase = phase
+    lifecycle.app = PlainTextResponse("inside")
+    lifecycle.stalled_seconds = lambda: stalled
+    return lifecycle
+
+
+@pytest.mark.parametrize("phase", get_args(Phase))
+def test_who_is_let_in_when(phase: Phase) -> None:
+    lifecycle = at(phase)
+    assert get(lifecycle, "/health").status_code == (503 if phase == "failed" else 200)
+    assert get(lifecycle, "/ready").status_code == (200 if phase == "ready" else 503)
+    answer = get(lifecycle, "/v1/models")
+    if phase in ("ready", "draining"):
+        assert answer.text == "inside"
+    else:
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert phase in answer.json()["error"]["message"]
+
+
+def test_nobody_is_let_in_before_there_is_an_application() -> None:
+    lifecycle = at("ready")
+    lifecycle.app = None
+    assert get(lifecycle, "/stats").status_code == 503
+
+
+@pytest.mark.parametrize(("stalled", "status"), [(0.0, 200), (10.0, 200), (10.1, 503)])
+def test_health_is_the_time_since_a_step(stalled: float, status: int) -> None:
+    lifecycle = at("ready", stalled)
+    answer = get(lifecycle, "/health")
+    assert answer.status_code == get(lifecycle, "/ready").status_code == status
+    assert answer.json()["seconds_since_last_step"] == stalled
+    assert answer.json()["status"] == ("ok" if status == 200 else "unhealthy")
+
+
+def test_a_websocket_is_closed() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    scope: dict[str, Any] = {"type": "websocket", "path": "/health"}
+    asyncio.run(FrontDoor(at("loading"))(scope, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_phases_add_up_to_the_whole() -> None:
+    began = time.monotonic()
+    startup = Startup()
+    startup.mark("before")
+    time.sleep(0.02)
+    startup.mark("sleep")
+    time.sleep(0.01)
+    startup.mark("sleep")
+    assert list(startup.seconds) == ["before", "sleep"] and startup.seconds["sleep"] >= 0.03
+    assert sum(startup.seconds.values()) == pytest.approx(startup.total_seconds)
+    own_age = startup.seconds["before"]
+    assert own_age > 0 and startup.total_seconds >= time.monotonic() - began
+    lines = startup.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["before", "sleep", "all"]
+    assert lines[-1].endswith(f"{startup.total_seconds:.2f} s")

@@ -1,0 +1,241 @@
+"""The engine on its own thread: what is submitted, cancelled and delivered, and an engine that breaks down."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from glint.errors import RequestError
+from glint.request import StepOutput
+from glint.sampling import SamplingParams
+from glint.server.problems import Problem
+from glint.server.service import Answer, EngineService, Submission
+from glint.steps import StepSummary
+
+
+class Counting:
+    """An engine by its interface alone: every request counts up from its first prompt token, one token a step.
+
+    `gate` holds steps back while it is not set. A prompt of token 13 is refused; token 66 breaks the engine.
+    """
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.running: dict[int, tuple[int, int]] = {}
+        self.aborted: list[int] = []
+        self.is_held = False
+        self.is_closed = False
+        self.last_step: StepSummary | None = None
+        self._next_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def submit(self, tokens: Any, params: SamplingParams, salt: int, grammar: Any, begins_after: Any) -> list[int]:
+        if tokens[0] == 13:
+            raise RequestError("prompt holds token 13", "prompt")
+        ids = list(range(self._next_id, self._next_id + params.n))
+        self._next_id += params.n
+        assert params.max_tokens is not None
+        self.running |= dict.fromkeys(ids, (tokens[0], params.max_tokens))
+        return ids
+
+    def abort(self, request_id: int) -> None:
+        if self.running.pop(request_id, None) is not None:
+            self.aborted.append(request_id)
+
+    def step(self) -> list[StepOutput]:
+        self.is_held = not self.gate.is_set()
+        self.gate.wait(10)
+        outputs = []
+        started = tuple(request_id for request_id in self.running)
+        for request_id, (token, left) in list(self.running.items()):
+            if token == 66:
+                raise RuntimeError("broken")
+            reason = "length" if left == 1 else None
+            self.running[request_id] = (token + 1, left - 1)
+            if reason is not None:
+                del self.running[request_id]
+            outputs.append(StepOutput(request_id, str(token), (token,), None, None, 0, reason, None))
+        self.last_step = StepSummary(0, pages_free=0, pages_held=0, pages_cached=0, started_ids=started)
+        time.sleep(0.001)
+        return outputs
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Running:
+    """A service on a counting engine, and what it reports."""
+
+    def __init__(self) -> None:
+        self.engine = Counting()
+        self.failures = 0
+        self.gaps: list[float] = []
+        self.service = EngineService(self.engine, lambda summary, gaps: self.gaps.extend(gaps), self._fail)
+
+    def _fail(self) -> None:
+        self.failures += 1
+
+    async def submit(self, *first_tokens: int, count: int = 4, n: int = 1) -> Answer:
+        """Submit a prompt for each first token."""
+        params = SamplingParams(max_tokens=count, n=n)
+        return await self.service.submit([Submission((token,), params) for token in first_tokens])
+
+
+def run(test: Callable[[Running], Coroutine[Any, Any, None]]) -> Running:
+    """Run a test on a started service and close it."""
+    made = Running()
+
+    async def whole() -> None:
+        await made.service.start()
+        try:
+            await asyncio.wait_for(test(made), 20)
+        finally:
+            await made.service.close()
+
+    asyncio.run(whole())
+    assert made.engine.is_closed
+    return made
+
+
+async def read(answer: Answer) -> dict[int, list[int]]:
+    """All tokens of an answer by choice."""
+    gathered: dict[int, list[int]] = {index: [] for index in answer.choices.values()}
+    ended = 0
+    while ended < len(gathered):
+        for output in await answer.take():
+            gathered[answer.choices[output.request_id]] += output.token_ids
+            ended += output.finish_reason is not None
+    return gathered
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_choices_of_several_prompts_are_numbered_through() -> None:
+    async def test(made: Running) -> None:
+        answer = await made.submit(100, 200, n=2)
+        assert await read(answer) == {
+            0: [100, 101, 102, 103],
+            1: [100, 101, 102, 103],
+            2: [200, 201, 202, 203],
+            3: [200, 201, 202, 203],
+        }
+        assert made.service.num_answers == 0 and not answer.open_ids
+        assert answer.first_step_at is not None and answer.first_token_at is not None
+        assert answer.last_token_at is not None and answer.last_token_at > answer.first_token_at
+
+    made = run(test)
+    assert len(made.gaps) == 4 * 3 + 3
+
+
+def test_many_answers_at_once_lose_nothing() -> None:
+    async def test(made: Running) -> None:
+        answers = await asyncio.gather(*(made.submit(100 * index, count=20) for index in range(1, 40)))
+        for index, tokens in enumerate(await asyncio.gather(*(read(answer) for answer in answers)), start=1):
+            assert tokens == {0: list(range(100 * index, 100 * index + 20))}
+
+    run(test)
+
+
+def test_a_refused_prompt_takes_the_others_of_its_request_along() -> None:
+    async def test(made: Running) -> None:
+        with pytest.raises(RequestError, match="token 13"):
+            await made.submit(100, 13, count=1000)
+        await until(lambda: not made.engine.running)
+        assert made.service.num_answers == 0 and len(made.engine.aborted) == 1
+        assert await read(await made.submit(5, count=2)) == {0: [5, 6]}
+
+    run(test)
+
+
+def test_cancelling_ends_it_in_the_engine() -> None:
+    async def test(made: Running) -> None:
+        answer = await made.submit(100, 200, count=10**6)
+        await answer.take()
+        made.service.cancel(answer)
+        answer.end(Problem(499, "gone", code="client_left"))
+        with pytest.raises(Problem, match="gone"):
+            await answer.take()
+        await until(lambda: not made.engine.running)
+        assert len(made.engine.aborted) == 2 and made.service.num_answers == 0
+        made.service.cancel(answer)
+
+    run(test)
+
+
+def test_a_submitter_that_goes_away_leaves_nothing_behind() -> None:
+    async def test(made: Running) -> None:
+        made.engine.gate.clear()
+        blocker = await made.submit(1, count=3)
+        await until(lambda: made.engine.is_held)
+        task = asyncio.create_task(made.submit(100, count=10**6))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        made.engine.gate.set()
+        await read(blocker)
+        await until(lambda: not made.engine.running)
+        assert made.service.num_answers == 0
+
+    run(test)
+
+
+def test_a_broken_engine_ends_every_answer() -> None:
+    async def test(made: Running) -> None:
+        healthy = await made.submit(100, count=10**6)
+        broken = await made.submit(66)
+        for answer in (healthy, broken):
+            with pytest.raises(Problem) as ended:
+                while True:
+                    await answer.take()
+            assert (ended.value.status, ended.value.code) == (500, "engine_failed")
+        await until(lambda: made.failures > 0)
+        assert made.service.is_failed
+        with pytest.raises(Problem) as refused:
+            await made.submit(1)
+        assert refused.value.status == 503
+
+    made = run(test)
+    assert made.failures == 1
+
+
+def test_closing_ends_what_runs() -> None:
+    async def test(made: Running) -> None:
+        answer = await made.submit(100, count=10**6)
+        await made.service.close()
+        with pytest.raises(Problem) as ended:
+            while True:
+                await answer.take()
+        assert ended.value.code == "shutting_down"
+        with pytest.raises(Problem):
+            await made.submit(1)
+
+    run(test)
+
+
+def test_a_stall_shows_only_while_there_is_work() -> None:
+    async def test(made: Running) -> None:
+        await asyncio.sleep(0.05)
+        assert made.service.stalled_seconds() == 0
+        made.engine.gate.clear()
+        answer = await made.submit(100, count=2)
+        await asyncio.sleep(0.1)
+        assert made.service.stalled_seconds() > 0.05
+        made.engine.gate.set()
+        await read(answer)
+        await until(lambda: made.service.stalled_seconds() == 0)
+
+    run(test)
