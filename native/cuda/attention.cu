@@ -53,7 +53,8 @@ void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream) {
 void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream) {
   check_heads(call.num_heads, call.num_kv_heads, call.head_dim);
   if (call.count == 0) return;
-  call.head_dim == kLargeHeadDim ? start_rotate<kLargeHeadDim>(call, stream) : start_rotate<kSmallHeadDim>(call, stream);
+  call.head_dim == kLargeHeadDim ? start_rotate<kLargeHeadDim>(call, stream)
+                                 : start_rotate<kSmallHeadDim>(call, stream);
 }
 
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {

@@ -32,7 +32,8 @@ void launch_router(const RouterCall& call, cudaStream_t stream) {
     launch_dependent(router_few_kernel, {grid, kWarpLanes, 0}, stream, call);
   } else {
     constexpr int kSharedBytes = sizeof(RouterStages);
-    GLINT_CHECK_CUDA(cudaFuncSetAttribute(router_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    GLINT_CHECK_CUDA(
+        cudaFuncSetAttribute(router_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     const dim3 grid(ceil_div(call.num_experts, kManyExperts), ceil_div(call.count, kManyRows), 1);
     launch_dependent(router_many_kernel, {grid, kManyThreads, kSharedBytes}, stream, call);
   }

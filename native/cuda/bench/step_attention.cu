@@ -49,7 +49,8 @@ std::vector<double> wanted_row(const PagedBatch& batch, int32_t row, bool covers
   for (int32_t head = 0; head < batch.heads.num_heads; ++head) {
     std::vector<float> query;
     for (int dim = 0; dim < dims; ++dim) {
-      query.push_back(float_from_bf16(batch.query[as_size((int64_t{row} * batch.heads.num_heads + head) * dims + dim)]));
+      const int64_t place = (int64_t{row} * batch.heads.num_heads + head) * dims + dim;
+      query.push_back(float_from_bf16(batch.query[as_size(place)]));
     }
     std::vector<SplitSums> splits;
     for (int64_t first = 0; first < positions; first += kSplitTokens) {
@@ -109,14 +110,16 @@ void check_batch(Report& report, const std::string& name, const Heads& heads, co
                text("error ", other_error));
   report.check(same_bits(out, other), text("attention ", name, ": decode = prefill, bit by bit"),
                text(count_differences(decoded.data(), prefilled.data(), decoded.bytes()), " bytes differ"));
-  report.check(same_bits(out, portable.download()), text("attention ", name, ": decode = portable prefill, bit by bit"));
+  report.check(same_bits(out, portable.download()),
+               text("attention ", name, ": decode = portable prefill, bit by bit"));
   const std::vector<int32_t> one = {reference_rows.back()};
   const DecodeRun alone(batch, one);
   DeviceArray<float> alone_out(batch.out_floats());
   launch_attention_decode(alone.call(alone_out.data()), nullptr);
   const std::vector<float> row_out = alone_out.download();
   const size_t width = as_size(heads.num_heads * heads.head_dim);
-  report.check(std::memcmp(row_out.data() + as_size(one[0]) * width, out.data() + as_size(one[0]) * width, width * 4) == 0,
+  const size_t first = as_size(one[0]) * width;
+  report.check(std::memcmp(row_out.data() + first, out.data() + first, width * sizeof(float)) == 0,
                text("attention ", name, ": a row alone = in a batch"));
 }
 

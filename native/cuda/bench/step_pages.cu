@@ -21,7 +21,9 @@ PagedBatch::PagedBatch(const Heads& heads_given, const std::vector<std::pair<int
     num_pages += (cached + fresh + kPageTokens - 1) / kPageTokens;
   }
   for (int32_t page = 0; page < num_pages; ++page) table.push_back(page);
-  for (int32_t page = num_pages - 1; page > 0; --page) std::swap(table[as_size(page)], table[as_size(random.below(page + 1))]);
+  for (int32_t page = num_pages - 1; page > 0; --page) {
+    std::swap(table[as_size(page)], table[as_size(random.below(page + 1))]);
+  }
   keys.assign(as_size(num_pages * heads.page_bytes() / 2), kPoison);
   values = keys;
   fills_all ? fill_all(random) : fill_positions(random);
@@ -57,8 +59,8 @@ void PagedBatch::fill_positions(RandomSource& random) {
 
 size_t PagedBatch::element(int32_t request, int64_t position, int kv_head, int dim) const {
   const int64_t page = table[as_size(requests[as_size(request)].page_first + position / kPageTokens)];
-  const int64_t bytes = page * heads.page_bytes() + kv_head * heads.slab_bytes() + swizzled_offset(static_cast<int>(position % kPageTokens), dim);
-  return as_size(bytes / 2);
+  const int64_t slab = page * heads.page_bytes() + kv_head * heads.slab_bytes();
+  return as_size((slab + swizzled_offset(static_cast<int>(position % kPageTokens), dim)) / 2);
 }
 
 int32_t PagedBatch::request_of(int32_t row) const {

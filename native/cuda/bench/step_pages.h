@@ -52,7 +52,9 @@ class PagedBatch {
   std::vector<DecodeTask> decode_tasks(const std::vector<int32_t>& rows) const;
   std::vector<PrefillTask> prefill_tasks() const;
   int32_t request_of(int32_t row) const;
-  size_t out_floats() const { return static_cast<size_t>(num_rows) * static_cast<size_t>(heads.num_heads * heads.head_dim); }
+  size_t out_floats() const {
+    return static_cast<size_t>(num_rows) * static_cast<size_t>(heads.num_heads * heads.head_dim);
+  }
 
   Heads heads;
   std::vector<PagedRequest> requests;

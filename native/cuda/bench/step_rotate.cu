@@ -41,7 +41,9 @@ struct RotateSet {
     slots.upload(host_slots);
   }
 
-  RotaryTableCall table_call() const { return {cosines.data(), sines.data(), positions.data(), count, kRotary, kTheta}; }
+  RotaryTableCall table_call() const {
+    return {cosines.data(), sines.data(), positions.data(), count, kRotary, kTheta};
+  }
   RotateCall call() const {
     return {.query_out = query.data(),
             .pages = {reinterpret_cast<std::byte*>(keys.data()), reinterpret_cast<std::byte*>(values.data()),
@@ -135,7 +137,8 @@ void check_rotate(Report& report, int64_t count) {
           wanted_head(set, row, head, head < kHeads ? set.host_query_norm : set.host_key_norm);
       const int64_t slot = set.host_slots[as_size(row)];
       for (int dim = 0; dim < kDims; ++dim) {
-        const int64_t place = slot / kPageTokens * kPageTokens * kDims + swizzled_offset(static_cast<int>(slot % kPageTokens), dim) / 2;
+        const int64_t page_first = slot / kPageTokens * kPageTokens * kDims;
+        const int64_t place = page_first + swizzled_offset(static_cast<int>(slot % kPageTokens), dim) / 2;
         const float value = set.host_in[as_size(row * kWidth + (kHeads + 1) * kDims + dim)];
         mismatch.add(head < kHeads ? query[as_size((row * kHeads + head) * kDims + dim)] : keys[as_size(place)],
                      wanted[as_size(dim)]);

@@ -121,11 +121,14 @@ Choice wanted_choice(const RouterSet& set, const float* logits) {
   const std::vector<bool> kept = shape.num_groups > 1 ? kept_groups(shape, choice) : std::vector<bool>{true};
   std::vector<std::pair<float, int32_t>> order;
   for (int32_t expert = 0; expert < shape.num_experts; ++expert) {
-    if (kept[as_size(expert / (shape.num_experts / shape.num_groups))]) order.emplace_back(-choice[as_size(expert)], expert);
+    const int32_t group = expert / (shape.num_experts / shape.num_groups);
+    if (kept[as_size(group)]) order.emplace_back(-choice[as_size(expert)], expert);
   }
   std::ranges::sort(order);
   Choice wanted;
-  for (int32_t index = 0; index < shape.experts_per_token; ++index) wanted.experts.push_back(order[as_size(index)].second);
+  for (int32_t index = 0; index < shape.experts_per_token; ++index) {
+    wanted.experts.push_back(order[as_size(index)].second);
+  }
   std::ranges::sort(wanted.experts);
   double sum = 1e-20;
   for (const int32_t expert : wanted.experts) sum += static_cast<double>(scores[as_size(expert)]);
@@ -176,7 +179,9 @@ void time_router(const Ceiling& ceiling, int64_t count) {
   constexpr int kSets = 40;
   std::vector<std::unique_ptr<RouterSet>> sets;
   const int num_sets = count > 1000 ? 2 : kSets;
-  for (int set = 0; set < num_sets; ++set) sets.push_back(std::make_unique<RouterSet>(RouterShape{}, count, as_size(set)));
+  for (int set = 0; set < num_sets; ++set) {
+    sets.push_back(std::make_unique<RouterSet>(RouterShape{}, count, as_size(set)));
+  }
   const double seconds = median_seconds(
       [&](int set, cudaStream_t stream) { launch_router(sets[as_size(set)]->call(count), stream); }, num_sets);
   const double floats = static_cast<double>(count) * 5120;

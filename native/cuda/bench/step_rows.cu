@@ -72,7 +72,9 @@ std::vector<double> wanted_norm(const NormSet& set) {
   std::vector<double> wanted(set.host_hidden.size());
   for (int64_t row = 0; row < set.count; ++row) {
     double sum = 0;
-    for (int64_t col = 0; col < set.width; ++col) sum += std::pow(static_cast<double>(joined(set, row * set.width + col)), 2);
+    for (int64_t col = 0; col < set.width; ++col) {
+      sum += std::pow(static_cast<double>(joined(set, row * set.width + col)), 2);
+    }
     const double factor = 1.0 / std::sqrt(sum / static_cast<double>(set.width) + static_cast<double>(kEpsilon));
     for (int64_t col = 0; col < set.width; ++col) {
       const auto index = static_cast<size_t>(row * set.width + col);
@@ -199,7 +201,9 @@ void check_embed(Report& report) {
 void time_norm(const Ceiling& ceiling, int64_t count, int num_parts) {
   constexpr int kSets = 4;
   std::vector<std::unique_ptr<NormSet>> sets;
-  for (int index = 0; index < kSets; ++index) sets.push_back(std::make_unique<NormSet>(count, 5120, num_parts, 1 + index));
+  for (int index = 0; index < kSets; ++index) {
+    sets.push_back(std::make_unique<NormSet>(count, 5120, num_parts, 1 + index));
+  }
   const double seconds = median_seconds(
       [&](int set, cudaStream_t stream) {
         NormCall call = sets[static_cast<size_t>(set)]->call();

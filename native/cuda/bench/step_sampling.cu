@@ -45,7 +45,9 @@ HostRow random_row(RandomSource& random, int32_t vocab_size, int kind) {
     row.settings.bias.push_back(row.settings.bias.front());
   }
   if (kind % 9 == 7) {
-    for (int32_t word = 0; word < (vocab_size + 31) / 32; ++word) row.words.push_back(static_cast<uint32_t>(random.bits() & random.bits()));
+    for (int32_t word = 0; word < (vocab_size + 31) / 32; ++word) {
+      row.words.push_back(static_cast<uint32_t>(random.bits() & random.bits()));
+    }
   }
   if (kind % 50 == 49) row.logits[as_size(random.below(vocab_size))] = std::nanf("");
   if (kind % 50 == 48) row.words.assign(as_size((vocab_size + 31) / 32), 0U);
@@ -102,7 +104,8 @@ bool same_logprobs(const SampleResult& out, const SampledRow& wanted) {
   for (int32_t index = 0; index < out.top_count; ++index) {
     const auto place = as_size(index);
     const float gap = std::fabs(out.top_logprobs[index] - wanted.top_logprobs[place]);
-    if (out.top_tokens[index] != wanted.top_tokens[place] || gap > 2e-6F * (1.0F + std::fabs(wanted.top_logprobs[place]))) return false;
+    const float allowed_gap = 2e-6F * (1.0F + std::fabs(wanted.top_logprobs[place]));
+    if (out.top_tokens[index] != wanted.top_tokens[place] || gap > allowed_gap) return false;
   }
   return true;
 }
@@ -129,11 +132,14 @@ void check_rows(Report& report, int32_t vocab_size, int count) {
   for (int index = 0; index < count; ++index) {
     HostRow& row = rows[as_size(index)];
     SampledRow wanted;
-    sample_row(wanted, {row.logits, &row.settings, row.history, row.prompt_count, row.words.empty() ? nullptr : row.words.data(), row.position}, scratch);
+    const uint32_t* words = row.words.empty() ? nullptr : row.words.data();
+    sample_row(wanted, {row.logits, &row.settings, row.history, row.prompt_count, words, row.position}, scratch);
     const SampleResult& result = out[as_size(index)];
     wrong_failures += result.failure == wanted.failure ? 0 : 1;
     if (wanted.failure != GLINT_FAILURE_NONE) continue;
-    if (result.token != wanted.token) std::printf("row %d: token %d, the CPU sampler drew %d\n", index, result.token, wanted.token);
+    if (result.token != wanted.token) {
+      std::printf("row %d: token %d, the CPU sampler drew %d\n", index, result.token, wanted.token);
+    }
     wrong_tokens += result.token == wanted.token ? 0 : 1;
     if (row.settings.has_logprobs) wrong_logprobs += same_logprobs(result, wanted) ? 0 : 1;
   }

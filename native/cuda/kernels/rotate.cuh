@@ -63,7 +63,8 @@ struct HeadLane {
 };
 
 template <int kHeadDim>
-__device__ __forceinline__ std::byte* slot_target(std::byte* g_pages, const PagePool& pages, int64_t slot, int kv_head) {
+__device__ __forceinline__ std::byte* slot_target(std::byte* g_pages, const PagePool& pages, int64_t slot,
+                                                  int kv_head) {
   const int64_t page = slot / kPageTokens;
   return g_pages + page * pages.page_bytes + kv_head * pages.head_bytes +
          swizzled_offset(static_cast<int>(slot % kPageTokens), HeadLane<kHeadDim>::first_dim());

@@ -56,7 +56,9 @@ struct LaneKeys {
   }
 };
 
-__device__ __forceinline__ float nan_to_lowest_for_unique_choice(float value) { return isnan(value) ? -FLT_MAX : value; }
+__device__ __forceinline__ float nan_to_lowest_for_unique_choice(float value) {
+  return isnan(value) ? -FLT_MAX : value;
+}
 
 __device__ __forceinline__ void score_experts(const RouterCall& call, RouterPlan& plan, int64_t row, int64_t pieces) {
   for (int expert = static_cast<int>(threadIdx.x); expert < call.num_experts; expert += static_cast<int>(blockDim.x)) {

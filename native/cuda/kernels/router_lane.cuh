@@ -17,7 +17,8 @@ inline constexpr int kTermCount = 3;
 __device__ __forceinline__ int router_lane() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 
 __device__ __forceinline__ int lane_col(int index) {
-  return index / kRouterChunkCols * 4 * kRouterChunkCols + router_lane() % 4 * kRouterChunkCols + index % kRouterChunkCols;
+  const int chunk = index / kRouterChunkCols * 4 + router_lane() % 4;
+  return chunk * kRouterChunkCols + index % kRouterChunkCols;
 }
 
 struct LaneWeights {

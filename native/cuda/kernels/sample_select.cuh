@@ -33,7 +33,8 @@ class Selection {
     if (!take_bin([&](int index) { return gap_bin(slice_.s_values[index]); })) return limit_;
     const int bin = found_.bin;
     bin_ = bin;
-    narrow_gap(edge_bits(static_cast<float>(bin) * (1.0F - 1e-5F)), edge_bits(static_cast<float>(bin + 1) * (1.0F + 1e-5F)));
+    narrow_gap(edge_bits(static_cast<float>(bin) * (1.0F - kEdgeMargin)),
+               edge_bits(static_cast<float>(bin + 1) * (1.0F + kEdgeMargin)));
     if (found_.count == 1) return {low_, kLastToken};
     narrow_token();
     return {gap_bits_, low_};
@@ -169,6 +170,7 @@ class Selection {
   }
 
   static constexpr int kOutside = kSampleBins;
+  static constexpr float kEdgeMargin = 1e-5F;
   static constexpr int kBinBits = 10;
   static constexpr uint32_t kTokenSpan = (1U << 2 * kBinBits) - 1U;
   static_assert(1 << kBinBits == kSampleBins, "a digit names a bin");

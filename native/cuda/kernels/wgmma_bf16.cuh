@@ -6,7 +6,8 @@ namespace glint::cuda {
 
 inline constexpr uint64_t kSwizzle128 = uint64_t{1} << 62U;
 
-__device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
+__device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address, uint32_t leading_bytes,
+                                                        uint32_t stride_bytes) {
   const auto field = [](uint32_t bytes) { return static_cast<uint64_t>((bytes & 0x3ffffU) >> 4U); };
   return field(address) | field(leading_bytes) << 16U | field(stride_bytes) << 32U | kSwizzle128;
 }
