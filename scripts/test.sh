@@ -91,6 +91,14 @@ soak() {
   GLINT_SOAK_SECONDS=120 pytest tests/e2e/test_server_soak.py
 }
 
+cuda_build() {
+  if ! command -v nvcc >/dev/null; then
+    echo "test.sh: no nvcc found: the CUDA kernels are not compiled here; install the CUDA toolkit 13 to do so"
+    return 0
+  fi
+  PATH="$PWD/.venv/bin:$PATH" bash scripts/gpu_check.sh build
+}
+
 summary() {
   local index failed=0
   printf '\n== time per part ==\n'
@@ -121,5 +129,6 @@ if "$run_all"; then
   part "sanitize thread" sanitized thread libtsan.so
   part "fuzz" fuzz
   part "soak" soak
+  part "cuda build" cuda_build
 fi
 summary

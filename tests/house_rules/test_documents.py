@@ -10,8 +10,9 @@ import pytest
 from tests.house_rules.lexer import line_at
 from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind
 
-DOCUMENTS = ["README.md", "docs/server.md", "native/README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+DOCUMENTS = ["README.md", "docs/server.md", "native/cuda/README.md", "native/README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 ABI_FUNCTION = re.compile(r"\b(glint_[a-z0-9_]+)\s*\(")
+KERNEL = re.compile(r"__global__[^;{]*?\b(\w+_kernel)\s*\(")
 HEADING = re.compile(r"^\#{1,6}[ \t]+(.*)$", re.MULTILINE)
 CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH_SHAPE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
@@ -68,6 +69,15 @@ def test_every_abi_function_has_a_section() -> None:
     assert not missing, f"native/README.md has no heading for: {', '.join(missing)}"
     unknown = unknown_functions(header, document)
     assert not unknown, f"native/README.md has headings for functions that glint.h lacks: {', '.join(unknown)}"
+
+
+def test_every_cuda_kernel_is_described() -> None:
+    document = read("native/cuda/README.md")
+    files = [path for path in (ROOT / "native" / "cuda").rglob("*.cu*") if "bench" not in path.parts]
+    kernels = {name for path in files for name in KERNEL.findall(path.read_text(encoding="utf-8"))}
+    assert len(kernels) > 10
+    missing = sorted(name for name in kernels if f"`{name}`" not in document)
+    assert not missing, f"native/cuda/README.md does not describe: {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
