@@ -9,8 +9,8 @@ Prepares the checkout (a virtual environment in .venv, the native library in bui
 no GPU and prints the time of each part. Exits non-zero if any part fails.
 
   --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads), the fuzz targets under a
-         new seed, and two minutes of 64 streams; a test that is skipped is a failure, unless the processor lacks
-         instructions or it is about llama_cpp
+         new seed, two minutes of 64 streams, and the CUDA kernels compiled where nvcc is; a test that is skipped is a
+         failure, unless the processor lacks instructions or it is about llama_cpp
 TEXT
 }
 
