@@ -82,6 +82,8 @@ class Scheduler:
             self._waiting.pop(request_id, None)
         self._decodes.pop(request_id, None)
         self._prompts.pop(request_id, None)
+        if not self._running:
+            self._is_admission_paused = False
 
     def plan(self, available_pages: int) -> StepPlan:
         """Decide the next step, given how many pages are free or cached without an owner. Changes nothing.

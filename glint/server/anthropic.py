@@ -14,7 +14,7 @@ from glint.server.anthropic_input import CacheControl, MessageFields, TextPart, 
 from glint.server.anthropic_stream import MessageWriter, message_end, message_start, whole_message
 from glint.server.call import Call
 from glint.server.field_names import field_names
-from glint.server.fields import Strict, check_tools, refusal
+from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
 from glint.server.generation import Generation
 from glint.server.limits import check_count, check_schema, deadline_of
 from glint.server.parts import Parts, encode_events
@@ -203,7 +203,7 @@ class MessagesBody(PromptBody, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
-            seed=self.seed,
+            seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, limits)
         return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state))
@@ -233,7 +233,7 @@ async def handle_messages(call: Call) -> None:
 async def handle_count_tokens(call: Call) -> None:
     """Count the tokens of a prompt without running it."""
     body = await call.read(PromptBody)
-    tokens = await call.state.work(_count_tokens, call.state, body.to_prompt(call.state))
+    tokens = await call.work(_count_tokens, call.state, body.to_prompt(call.state))
     await call.reply(msgspec.json.encode({"input_tokens": tokens}))
 
 

@@ -50,7 +50,7 @@ async def read_json(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     if not raw.strip():
         raise Problem(400, "the body is empty; send a JSON object", code="invalid_json")
     check_utf8(raw)
-    check_depth(raw, limits.body_depth)
+    check_structure(raw, limits.body_depth, limits.body_containers)
     return raw
 
 
@@ -97,8 +97,8 @@ def check_utf8(raw: bytes) -> None:
         raise Problem(400, f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
 
 
-def check_depth(raw: bytes, limit: int) -> None:
-    """Refuse JSON whose brackets nest deeper than the limit, in linear time and without decoding it.
+def check_structure(raw: bytes, max_depth: int, max_containers: int) -> None:
+    """Refuse JSON that nests too deep or has too many objects and lists, in linear time and without decoding it.
 
     Brackets inside strings do not count. Of a text that is no JSON, the part before its first error is judged right,
     which is all that a decoder gets to see.
@@ -108,8 +108,11 @@ def check_depth(raw: bytes, limit: int) -> None:
     marks = raw.translate(None, _NOT_STRUCTURE)
     is_inside = np.logical_xor.accumulate(np.frombuffer(marks, dtype=np.uint8) == ord('"'))
     levels = np.frombuffer(marks.translate(_LEVELS), dtype=np.int8) * ~is_inside
-    if np.cumsum(levels, dtype=np.int32).max(initial=0) > limit:
-        raise Problem(400, f"the body nests deeper than the {limit} levels that are allowed", code="limit_exceeded")
+    if np.cumsum(levels, dtype=np.int32).max(initial=0) > max_depth:
+        raise Problem(400, f"the body nests deeper than the {max_depth} levels that are allowed", code="limit_exceeded")
+    if np.count_nonzero(levels == 1) > max_containers:
+        message = f"the body has more than the {max_containers} objects and lists that are allowed"
+        raise Problem(400, message, code="limit_exceeded")
 
 
 def decode(raw: bytes, kind: type[T]) -> T:

@@ -10,18 +10,21 @@ from glint.errors import RequestError
 class Limits:
     """The bounds of one server. The defaults suit agents with long histories and many tools.
 
-    A body has at most `body_bytes` bytes, nests at most `body_depth` deep and must arrive within `body_seconds`;
+    A body has at most `body_bytes` bytes and `body_containers` objects and lists, nests at most `body_depth` deep and
+    must arrive within `body_seconds`;
     headers are bounded by the HTTP server, at 64 KiB. A conversation has at most `messages` messages of at most
     `content_parts` parts each. At most `tools` tools are declared, the schema of each at most `schema_bytes` long as
     compact JSON and `schema_depth` deep; these two hold for response formats as well. Stop strings: at most `stops`,
     each of at most `stop_chars` characters; as many stop token ids. A request has at most `prompts` prompts and
-    `choices` answers to each, and `logit_bias_entries` entries of logit_bias. It ends after `deadline_seconds`; a
+    `choices` answers to each, `logit_bias_entries` entries of logit_bias, and for the log-probabilities of its prompts
+    `logprob_entries` entries. It ends after `deadline_seconds`; a
     client may ask for another deadline up to `max_deadline_seconds`. At most `waiting_requests` requests with
     `waiting_tokens` prompt tokens together wait for their first step.
     """
 
     body_bytes: int = 4 * 2**20
     body_depth: int = 64
+    body_containers: int = 100_000
     body_seconds: float = 30.0
     messages: int = 4096
     content_parts: int = 1024
@@ -32,6 +35,7 @@ class Limits:
     stop_chars: int = 256
     logit_bias_entries: int = 1024
     choices: int = 16
+    logprob_entries: int = 500_000
     prompts: int = 64
     deadline_seconds: float = 600.0
     max_deadline_seconds: float = 3600.0

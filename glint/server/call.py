@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -13,10 +13,11 @@ from glint.server.auth import tenant_of
 from glint.server.body import decode, read_json
 from glint.server.connection import WRITE_NOW
 from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
+from glint.server.limits import check_count
 from glint.server.outcomes import Outcome, RequestOutcome, Ticket
-from glint.server.prepare import prepare
+from glint.server.prepare import Prepared, prepare
 from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
-from glint.server.state import ServerState
+from glint.server.state import Result, ServerState
 from glint.server.wish import Wish
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -63,14 +64,34 @@ class Call:
     async def begin(self, *wishes: Wish) -> Generation:
         """Prepare one wish per prompt and hand them to the engine as one request."""
         cache_salt = tenant_of(self._scope).cache_salt
-        prepared = [await self.state.work(prepare, self.state, wish, cache_salt) for wish in wishes]
-        self.generation = Generation(self.state, prepared)
+        prepared = [await self.work(prepare, self.state, wish, cache_salt) for wish in wishes]
+        self._check_logprobs(prepared)
+        self.generation = Generation(self.state, prepared, self._ticket.seconds)
         if self._has_left:
             raise _client_left()
         await self.generation.begin()
         if self._has_left:
             raise _client_left()
         return self.generation
+
+    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what takes long on a worker thread, unless the client has left before it begins."""
+        return await self.state.work(self._if_wanted, function, *arguments)
+
+    def _if_wanted(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        if self._has_left:
+            raise _client_left()
+        if self._ticket.seconds > self.state.limits.max_deadline_seconds:
+            raise Problem(504, "the request waited too long to be read; send it again", code="deadline_exceeded")
+        return function(*arguments)
+
+    def _check_logprobs(self, prompts: Sequence[Prepared]) -> None:
+        """Refuse log-probabilities of prompts that would keep the server busy writing them."""
+        params = prompts[0].submission.params
+        if params.prompt_logprobs is not None:
+            num_tokens = sum(len(prompt.submission.prompt_tokens) for prompt in prompts)
+            count = num_tokens * params.n * (params.prompt_logprobs + 1)
+            check_count("logprobs", count, self.state.limits.logprob_entries, "entries for the prompts")
 
     async def reply(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Answer with a JSON body."""

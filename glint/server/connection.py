@@ -67,6 +67,10 @@ class BoundedConnection(HttpToolsProtocol):
             piece, data = data[:room], data[room:]
             self._header_bytes += len(piece)
             super().data_received(piece)
+        is_idle = self.cycle is None or self.cycle.response_complete
+        has_timer = self._header_timer is not None or self.timeout_keep_alive_task is not None
+        if is_idle and not has_timer and not self.transport.is_closing():
+            self._expect_headers()
 
     def on_headers_complete(self) -> None:
         """The headers are there."""

@@ -131,7 +131,7 @@ class SamplingFields(Strict):
                 "ignore_eos",
             )
         }
-        return state.sampling(**(own | {"stop": stops, "seed": _seed(self.seed)} | changes))
+        return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
 
     def to_deadline(self, state: ServerState) -> float:
         """The seconds that the request may take."""
@@ -186,7 +186,7 @@ def _read_structured(asked: StructuredOutputs) -> Constraint:
     return given[0]
 
 
-def _seed(seed: int | None) -> int | None:
+def unsigned_seed(seed: int | None) -> int | None:
     """OpenAI's seeds are signed; each of 64 bits stands for itself."""
     if seed is None or 0 <= seed < SEED_LIMIT:
         return seed

@@ -46,7 +46,8 @@ class Generation:
     gives the places in the queue back; it may be called at any time and again.
     """
 
-    def __init__(self, state: ServerState, prompts: Sequence[Prepared]) -> None:
+    def __init__(self, state: ServerState, prompts: Sequence[Prepared], seconds_gone: float = 0.0) -> None:
+        """A request that arrived `seconds_gone` ago: its deadline counts from then."""
         self.prompts = prompts
         self.params = prompts[0].submission.params
         self.usage = Usage(sum(len(prompt.submission.prompt_tokens) for prompt in prompts))
@@ -54,6 +55,7 @@ class Generation:
         self.answer: Answer | None = None
         self._state = state
         self._seconds = prompts[0].deadline_seconds
+        self._seconds_gone = seconds_gone
         self._deadline: asyncio.TimerHandle | None = None
         self._place: Place | None = None
         repeated = [prompt for prompt in prompts for _ in range(self.params.n)]
@@ -71,9 +73,14 @@ class Generation:
         submissions = [prompt.submission for prompt in self.prompts]
         lengths = [len(submission.prompt_tokens) for submission in submissions for _ in range(self.params.n)]
         self._place = self._state.admission.admit(lengths)
-        with refusals():
-            self.answer = await self._state.service.submit(submissions, self._place.started)
-        self._deadline = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        deadline = asyncio.get_running_loop().time() + self._seconds - self._seconds_gone
+        try:
+            async with asyncio.timeout_at(deadline):
+                with refusals():
+                    self.answer = await self._state.service.submit(submissions, self._place.started)
+        except TimeoutError:
+            raise self._too_late() from None
+        self._deadline = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What every wake-up brings, until all choices have ended; raises the `Problem` that ends them early."""
@@ -127,8 +134,11 @@ class Generation:
             self._place.close()
 
     def _expire(self) -> None:
+        self.cancel(self._too_late())
+
+    def _too_late(self) -> Problem:
         message = f"the request was not done within {self._seconds:g} s; ask for less or raise deadline_seconds"
-        self.cancel(Problem(504, message, code="deadline_exceeded"))
+        return Problem(504, message, code="deadline_exceeded")
 
     def _read(self, choice: int, output: StepOutput) -> Delta:
         """Parse one output of a choice and count it."""

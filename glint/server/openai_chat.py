@@ -94,7 +94,7 @@ class ChatBody(SamplingFields, kw_only=True):
         """The conversation that the model is to go on with."""
         check_messages(self.messages, state)
         return ChatPrompt(
-            messages=[_as_system(message) for message in self.messages],
+            messages=[as_system(message) for message in self.messages],
             tools=check_tools([tool.function.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
             enable_thinking=_agreed("enable_thinking", self._thinking_wishes()),
@@ -143,7 +143,7 @@ def check_messages(messages: list[dict[str, Any]], state: ServerState) -> None:
             check_count(f"messages[{index}].content", len(content), state.limits.content_parts, "parts")
 
 
-def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+def as_system(message: dict[str, Any]) -> dict[str, Any]:
     """OpenAI's newer name of the system role is read as the older one."""
     return message | {"role": "system"} if message.get("role") == "developer" else message
 
@@ -206,7 +206,8 @@ class _Whole:
                     self._calls[index]["function"]["arguments"] += text
         entries = chat_logprobs(delta.output, call.state.tokenizer, self._num_logprobs)
         if entries is not None:
-            self._logprobs = [*(self._logprobs or []), *entries]
+            self._logprobs = self._logprobs or []
+            self._logprobs += entries
         self._finish_reason = delta.finish_reason or self._finish_reason
 
     def as_choice(self, index: int) -> dict[str, Any]:

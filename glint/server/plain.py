@@ -11,7 +11,7 @@ from glint.server.call import Call
 from glint.server.fields import SamplingFields, Strict, check_tools, refusal
 from glint.server.generation import Delta, Generation
 from glint.server.logprobs import finite
-from glint.server.openai_chat import FunctionTool, TemplateArguments, check_messages
+from glint.server.openai_chat import FunctionTool, TemplateArguments, as_system, check_messages
 from glint.server.prepare import render_prompt
 from glint.server.problems import Problem
 from glint.server.state import ServerState
@@ -103,7 +103,7 @@ class TokenizeBody(Strict):
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation, as a chat completion would show it to the model."""
-        messages = self.messages or []
+        messages = [as_system(message) for message in self.messages or []]
         check_messages(messages, state)
         tools = check_tools([tool.function.to_tool() for tool in self.tools or []], state)
         given = self.chat_template_kwargs or TemplateArguments()
@@ -127,7 +127,7 @@ async def handle_tokenize(call: Call) -> None:
     for name in ("tools", "chat_template_kwargs") if body.messages is None else ("add_special_tokens",):
         if getattr(body, name) is not None:
             raise refusal(f"{name} does not go with {'prompt' if body.messages is None else 'messages'}", name)
-    tokens = await call.state.work(_tokenize, call, body)
+    tokens = await call.work(_tokenize, call, body)
     answer = {"tokens": tokens, "count": len(tokens), "max_model_len": call.state.max_model_len}
     await call.reply(msgspec.json.encode(answer))
 
@@ -135,6 +135,7 @@ async def handle_tokenize(call: Call) -> None:
 def _tokenize(call: Call, body: TokenizeBody) -> list[int]:
     tokenizer = call.state.tokenizer
     if body.prompt is not None:
+        call.state.check_length(body.prompt, "prompt")
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     return tokenizer.encode(render_prompt(tokenizer, body.to_prompt(call.state)))
 
@@ -143,7 +144,7 @@ async def handle_detokenize(call: Call) -> None:
     """Give the text of tokens."""
     body = await call.read(DetokenizeBody)
     call.state.check_model(body.model)
-    text = await call.state.work(_detokenize, call, body.tokens, body.skip_special_tokens)
+    text = await call.work(_detokenize, call, body.tokens, body.skip_special_tokens)
     await call.reply(msgspec.json.encode({"prompt": text}))
 
 

@@ -45,7 +45,11 @@ def prepare(state: ServerState, wish: Wish, cache_salt: int) -> Prepared:
     if isinstance(wish.prompt, ChatPrompt):
         return _prepare_chat(state, wish, wish.prompt, cache_salt, seconds)
     content = wish.prompt.content
-    tokens = state.tokenizer.encode(content, add_special_tokens=True) if isinstance(content, str) else list(content)
+    if isinstance(content, str):
+        state.check_length(content, "prompt")
+        tokens = state.tokenizer.encode(content, add_special_tokens=True)
+    else:
+        tokens = list(content)
     grammar = _compile(state, wish.constraint, wish.format_field)
     _check_room(state, len(tokens), wish.params, "prompt")
     return Prepared(Submission(tokens, wish.params, cache_salt, grammar), None, seconds)
@@ -66,6 +70,7 @@ def render_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
 def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt: int, seconds: float) -> Prepared:
     tokenizer = state.tokenizer
     rendered = render_prompt(tokenizer, prompt)
+    state.check_length(rendered, "messages")
     knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
     constraint = _chat_constraint(wish, prompt)
     start = find_start(rendered, knows_thinking)

@@ -14,7 +14,7 @@ import msgspec
 
 from glint.server.call import Call
 from glint.server.field_names import field_names
-from glint.server.fields import Strict, check_tools, refusal
+from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
 from glint.server.generation import CLIENT_LEFT, Generation
 from glint.server.limits import check_count, check_schema, deadline_of
 from glint.server.parts import encode_events
@@ -132,7 +132,7 @@ class ResponsesBody(Strict):
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
+            seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, state.limits)
         return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state))

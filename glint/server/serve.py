@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -38,6 +39,7 @@ KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 TICK_SECONDS = 0.5
 SEND_BUFFER_BYTES = 256 * 1024
+SPARE_FILES = 128
 EXIT_FAILED = 1
 
 
@@ -46,12 +48,13 @@ def serve(settings: ServerSettings) -> int:
     startup = Startup()
     startup.mark("python and imports")
     _set_up_logging(settings.log_level)
+    max_connections = _raise_file_limit() - SPARE_FILES
     for warning in settings.keys.warnings:
         log.warning(warning)
     listener = _listen(settings)
     startup.mark("listen")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(settings, startup).run_to_end(listener))
+        return runner.run(Server(settings, startup, max_connections).run_to_end(listener))
 
 
 def _set_up_logging(level: str) -> None:
@@ -59,6 +62,13 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form)
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _raise_file_limit() -> int:
+    """Allow this process as many open files as the system lets it have; gives their number."""
+    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+    return highest
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
@@ -87,7 +97,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
 class Server(uvicorn.Server):
     """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once."""
 
-    def __init__(self, settings: ServerSettings, startup: Startup) -> None:
+    def __init__(self, settings: ServerSettings, startup: Startup, max_connections: int) -> None:
         self._settings = settings
         self._startup = startup
         self._lifecycle = Lifecycle(settings.health_seconds)
@@ -104,6 +114,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             backlog=BACKLOG,
+            limit_concurrency=max_connections,
             timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         )
         super().__init__(config)
@@ -120,9 +131,11 @@ class Server(uvicorn.Server):
                 "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
             )
         await serving
-        if self._service is not None:
-            await self._service.close()
-        self._workers.shutdown(cancel_futures=True)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        if self._service is not None and not await self._service.close():
+            log.error("a step of the engine does not end; the process is given up")
+            logging.shutdown()
+            os._exit(EXIT_FAILED)
         return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -213,6 +226,7 @@ class Server(uvicorn.Server):
             tokenizer=tokenizer,
             max_model_len=resolved.max_model_len,
             vocab_size=checkpoint.config.vocab_size,
+            longest_prompt_bytes=resolved.max_model_len * tokenizer.longest_token_bytes,
             sampling_defaults=checkpoint.generation.sampling(),
             limits=settings.limits,
             service=service,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from glint.engine import Engine, StepSummary
-from glint.errors import GlintError
+from glint.errors import EngineError, GlintError
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
 from glint.server.problems import Problem
@@ -17,6 +17,7 @@ from glint.text.grammar import Grammar
 
 log = logging.getLogger("glint.server")
 WARM_UP_TOKENS = 4
+STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class EngineService:
         self._is_failed = False
         self._busy_since: float | None = None
         self._last_step_at = time.monotonic()
+        self._last_serial = 0
         self._cpu_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -158,8 +160,12 @@ class EngineService:
         self._thread.start()
         params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         answer = await self.submit([Submission((0,) * WARM_UP_TOKENS, params)])
-        while answer.open_ids:
-            await answer.take()
+        is_over = False
+        while not is_over:
+            for output in await answer.take():
+                if output.finish_reason == "failed":
+                    raise EngineError(f"the warm-up failed: {output.failure}")
+                is_over = output.finish_reason is not None
 
     async def submit(
         self, submissions: Sequence[Submission], on_start: Callable[[int], None] = lambda choice: None
@@ -186,13 +192,14 @@ class EngineService:
         if ids:
             self._command(lambda: self._abort(ids))
 
-    async def close(self) -> None:
-        """End every answer, stop the thread and free the engine. Calling it again does nothing."""
+    async def close(self) -> bool:
+        """End every answer, stop the thread and free the engine. False: its step does not end, so neither does it."""
         self._is_closing = True
         self._end_all(_shutting_down())
         self._wake_up.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, STOP_SECONDS)
+        return not self._thread.is_alive()
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -255,9 +262,13 @@ class EngineService:
 
     def _step(self) -> None:
         outputs = self._engine.step()
-        self._last_step_at = time.monotonic()
+        now = time.monotonic()
+        summary = self._engine.last_step
+        if summary.serial != self._last_serial:
+            self._last_serial = summary.serial
+            self._last_step_at = now
         self._cpu_seconds = time.thread_time()
-        self._loop.call_soon_threadsafe(self._deliver, outputs, self._engine.last_step, self._last_step_at)
+        self._loop.call_soon_threadsafe(self._deliver, outputs, summary, now)
 
     def _deliver(self, outputs: list[StepOutput], summary: StepSummary, now: float) -> None:
         gaps: list[float] = []

@@ -42,6 +42,7 @@ class ServerState:
     tokenizer: Tokenizer
     max_model_len: int
     vocab_size: int
+    longest_prompt_bytes: int
     sampling_defaults: Mapping[str, Any]
     limits: Limits
     service: EngineService
@@ -71,6 +72,12 @@ class ServerState:
         given = {name: value for name, value in changes.items() if value is not None}
         with refusals():
             return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
+
+    def check_length(self, text: str, field: str) -> None:
+        """Refuse a text that cannot fit into the context whatever its tokens are, before it is tokenised."""
+        if len(text) > self.longest_prompt_bytes or len(text.encode("utf-8", "replace")) > self.longest_prompt_bytes:
+            message = f"{field} is too long for a context of {self.max_model_len} tokens; shorten it"
+            raise Problem(400, message, code="context_length_exceeded", param=field)
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long on a worker thread; what is wrong with the request raises a `Problem`.

@@ -127,8 +127,8 @@ def _parse_arguments(arguments: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
-        except ValueError as error:
-            raise TextError(f"{where} is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise TextError(f"{where} is not JSON, or nests too deep: {error}") from error
     if not isinstance(parsed, Mapping):
         raise TextError(f"{where} is {type(parsed).__name__}, a JSON object is needed")
     return dict(parsed)

@@ -91,7 +91,9 @@ class GrammarCompiler:
             known = self._grammars.get(key)
             if known is not None:
                 self._grammars.move_to_end(key)
-                return known
+        if known is not None:
+            known.refresh()
+            return known
         source = self._write(constraint)
         name = _NAMES[type(constraint)]
         grammar = Grammar(lambda: self._build(source), self._eos_token_ids, self._open_words, name)
@@ -191,6 +193,12 @@ class Grammar:
             self.start().mask()
         except TextError as error:
             raise TextError(f"{what} cannot be used as a grammar: {error}") from error
+
+    def refresh(self) -> None:
+        """Build anew what a failed matcher has used up, so that `start` does not have to."""
+        with self._lock:
+            if self._first is None:
+                self._first = self._build()
 
     def start(self, begins_after: int | None = None) -> "Matcher":
         """Gives a matcher at its beginning.

@@ -38,6 +38,11 @@ class Tokenizer:
         """One more than the highest token id; a model may have more rows than this."""
         return int(max(self._fast.get_vocab(with_added_tokens=True).values())) + 1
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """The most bytes that one token stands for."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The end-of-text token of the tokenizer's settings, if they name one; generation_config.json may name more."""

@@ -10,7 +10,15 @@ import pytest
 from tests.house_rules.lexer import line_at
 from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind
 
-DOCUMENTS = ["README.md", "docs/server.md", "native/cuda/README.md", "native/README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/server.md",
+    "native/cuda/README.md",
+    "native/README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+]
 ABI_FUNCTION = re.compile(r"\b(glint_[a-z0-9_]+)\s*\(")
 KERNEL = re.compile(r"__global__[^;{]*?\b(\w+_kernel)\s*\(")
 HEADING = re.compile(r"^\#{1,6}[ \t]+(.*)$", re.MULTILINE)

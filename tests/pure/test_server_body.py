@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from glint.errors import RequestError
-from glint.server.body import check_depth, decode, read_json, shorten
+from glint.server.body import check_structure, decode, read_json, shorten
 from glint.server.limits import Limits
 from glint.server.problems import Problem, anthropic_body, openai_body, problem_of, send_problem
 
@@ -145,16 +145,16 @@ VALUES = st.recursive(
 def test_depth_is_that_of_the_decoded_value(value: Any, is_ascii: bool) -> None:
     raw = json.dumps(value, ensure_ascii=is_ascii).encode()
     depth = depth_of(json.loads(raw))
-    check_depth(raw, depth)
+    check_structure(raw, depth, 10**6)
     if depth:
         with pytest.raises(Problem):
-            check_depth(raw, depth - 1)
+            check_structure(raw, depth - 1, 10**6)
 
 
 @given(st.text(alphabet='[]{}"\\a,:1 ', max_size=60).map(str.encode) | st.binary(max_size=60))
 def test_whatever_comes_is_decoded_or_refused(raw: bytes) -> None:
     try:
-        check_depth(raw, 3)
+        check_structure(raw, 3, 10**6)
         value = decode(raw, object)
     except Problem as problem:
         assert problem.status == 400
@@ -166,7 +166,7 @@ def test_whatever_comes_is_decoded_or_refused(raw: bytes) -> None:
 def test_deep_bodies_are_refused_at_once(raw: bytes) -> None:
     started = time.monotonic()
     with pytest.raises(Problem, match="64 levels"):
-        check_depth(raw, 64)
+        check_structure(raw, 64, 10**6)
     assert time.monotonic() - started < 5
 
 
