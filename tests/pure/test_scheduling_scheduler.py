@@ -292,3 +292,13 @@ def test_limits_below_one_are_refused(name: str) -> None:
     limits = {"max_step_tokens": 1, "max_step_items": 1, "page_tokens": 1} | {name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0"):
         Scheduler(**limits)
+
+
+def test_the_queue_moves_again_when_the_last_running_request_leaves_after_a_preemption() -> None:
+    scheduler = small_scheduler()
+    scheduler.add(0, 4, 9)
+    scheduler.add(1, 4, 9)
+    run_plan(scheduler)
+    assert scheduler.preempt_newest() == 1
+    scheduler.remove(0)
+    assert [item.request_id for item in scheduler.plan(100).items] == [1]

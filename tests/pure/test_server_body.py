@@ -326,3 +326,13 @@ def test_over_a_socket_unread_bodies_end_the_connection() -> None:
         assert b" 408 " in exchange(address, "Content-Length: 10", b"{")
         assert 0.25 < time.monotonic() - started < 5
         assert exchange(address, "Content-Length: 2\r\nConnection: close", b"{}").endswith(b"  2")
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(1000, False), (1001, True)])
+def test_a_body_of_too_many_parts_is_refused(count: int, is_refused: bool) -> None:
+    raw = json.dumps([["[{"] for _ in range(count - 1)]).encode()
+    if not is_refused:
+        check_structure(raw, 64, 1000)
+        return
+    with pytest.raises(Problem, match="more than the 1000 objects and lists"):
+        check_structure(raw, 64, 1000)

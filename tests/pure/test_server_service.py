@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from glint.errors import RequestError
+from glint.errors import EngineError, RequestError
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
+from glint.server import service as service_module
 from glint.server.problems import Problem
 from glint.server.service import Answer, EngineService, Submission
 from glint.steps import StepSummary
@@ -237,5 +238,49 @@ def test_a_stall_shows_only_while_there_is_work() -> None:
         made.engine.gate.set()
         await read(answer)
         await until(lambda: made.service.stalled_seconds() == 0)
+
+    run(test)
+
+
+def test_a_warm_up_that_fails_is_no_start() -> None:
+    made = Running()
+
+    def fail() -> list[StepOutput]:
+        (request_id,) = made.engine.running
+        made.engine.running.clear()
+        made.engine.last_step = StepSummary(1, pages_free=0, pages_held=0, pages_cached=0)
+        return [StepOutput(request_id, "", (), None, None, 0, "failed", "the logits held a NaN")]
+
+    made.engine.step = fail
+
+    async def start() -> None:
+        with pytest.raises(EngineError, match="warm-up failed: the logits held a NaN"):
+            await made.service.start()
+        assert await made.service.close()
+
+    asyncio.run(start())
+
+
+def test_a_step_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "STOP_SECONDS", 0.05)
+
+    async def test(made: Running) -> None:
+        made.engine.gate.clear()
+        await made.submit(100)
+        await until(lambda: made.engine.is_held)
+        assert not await made.service.close()
+        made.engine.gate.set()
+        await until(lambda: made.engine.is_closed)
+
+    run(test)
+
+
+def test_steps_that_complete_nothing_are_no_progress() -> None:
+    async def test(made: Running) -> None:
+        made.engine.step = lambda: []
+        await made.submit(100)
+        await asyncio.sleep(0.1)
+        assert made.service.stalled_seconds() > 0.05
+        made.engine.running.clear()
 
     run(test)

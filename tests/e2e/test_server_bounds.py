@@ -1,0 +1,57 @@
+"""Requests that would keep the server busy for others are refused before the work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.raw_http import connect, read_to_end, read_until
+from tests.e2e.served import Served
+
+DEEP = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": [[5] * 6000] * 4, "n": 2, "echo": True, "logprobs": 20, "max_tokens": 1},
+            "logprobs",
+        ),
+        ("/generate", {"prompt": [5] * 30_000, "prompt_logprobs": 20, "max_tokens": 1}, "prompt"),
+        ("/v1/completions", {"prompt": "a b " * 1_000_000, "max_tokens": 1}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 1_000_000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}, DEEP]}, None),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [[] for _ in range(200_000)]}]}, None),
+    ],
+)
+def test_what_is_too_much_is_refused(server: Served, path: str, body: dict[str, Any], param: str | None) -> None:
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_developer_is_a_system_for_every_route(server: Served) -> None:
+    counts = [
+        httpx.post(
+            f"{server.url}/tokenize",
+            json={"messages": [{"role": role, "content": "Be short."}, {"role": "user", "content": "hi"}]},
+            timeout=60,
+        ).json()["tokens"]
+        for role in ("system", "developer")
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_an_idle_connection_cannot_be_kept_by_empty_lines(server: Served) -> None:
+    with connect(server, 40) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+        read_until(connection, b"seconds_since_last_step")
+        connection.sendall(b"\r\n")
+        started = time.monotonic()
+        read_to_end(connection)
+        assert time.monotonic() - started < 30
