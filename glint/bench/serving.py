@@ -56,7 +56,14 @@ def measure(chosen: argparse.Namespace, base_url: str) -> int:
     if chosen.peer_url:
         print("\n" + render_comparison(settings.base_url, compare(runs)))
     write_files(chosen, runs)
-    return EXIT_FAILED if any(report.completed == 0 for report in runs) else 0
+    if all(report.completed for report in runs):
+        return 0
+    print(
+        "glint: a load ended without one complete answer, so there are no latencies; give a longer --duration, fewer "
+        "at once (--concurrency) or shorter texts (--prompt-len, --gen-len)",
+        file=sys.stderr,
+    )
+    return EXIT_FAILED
 
 
 def turns(settings: LoadSettings, chosen: argparse.Namespace) -> Iterator[LoadSettings]:

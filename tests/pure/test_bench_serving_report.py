@@ -323,3 +323,4 @@ def test_a_load_that_only_fails_is_an_exit_code(capsys: pytest.CaptureFixture[st
     captured = capsys.readouterr()
     assert "2 x HTTP 429: the queue is full" in captured.out
     assert "1 warm-up requests failed: HTTP 429" in captured.err
+    assert "without one complete answer" in captured.err and "--duration" in captured.err
