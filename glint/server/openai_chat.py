@@ -188,6 +188,7 @@ class _Whole:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self._arguments: list[list[str]] = []
         self._logprobs: list[dict[str, Any]] | None = None
         self._finish_reason: str | None = None
 
@@ -202,8 +203,9 @@ class _Whole:
                 case ToolCallBegun(name=name):
                     function = {"name": name, "arguments": ""}
                     self._calls.append({"id": new_call_id(), "type": "function", "function": function})
+                    self._arguments.append([])
                 case ToolCallArguments(index=index, text=text):
-                    self._calls[index]["function"]["arguments"] += text
+                    self._arguments[index].append(text)
         entries = chat_logprobs(delta.output, call.state.tokenizer, self._num_logprobs)
         if entries is not None:
             self._logprobs = self._logprobs or []
@@ -217,6 +219,8 @@ class _Whole:
         if self._reasoning:
             message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
+            for made, pieces in zip(self._calls, self._arguments, strict=True):
+                made["function"]["arguments"] = "".join(pieces)
             message["tool_calls"] = self._calls
         logprobs = None if self._logprobs is None else {"content": self._logprobs, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": self._finish_reason}

@@ -49,16 +49,19 @@ async def handle_generate(call: Call) -> None:
 
 async def _reply_generate(call: Call, generation: Generation) -> None:
     choices: list[dict[str, Any]] = [{"text": "", "token_ids": []} for _ in range(generation.num_choices)]
+    texts: list[list[str]] = [[] for _ in choices]
     prompt_logprobs = None
     async for deltas in generation.deltas():
         for delta in deltas:
             choice, part = choices[delta.choice], _part(delta)
-            choice["text"] += part["text"]
+            texts[delta.choice].append(part["text"])
             choice["token_ids"] += part["token_ids"]
             if "logprobs" in part:
-                choice["logprobs"] = choice.get("logprobs", []) + part["logprobs"]
+                choice.setdefault("logprobs", []).extend(part["logprobs"])
             prompt_logprobs = part.get("prompt_logprobs", prompt_logprobs)
             choice |= {name: part[name] for name in ("finish_reason", "stop_reason") if name in part}
+    for choice, pieces in zip(choices, texts, strict=True):
+        choice["text"] = "".join(pieces)
     answer = {"id": call.request_id, "model": call.state.model_name, "choices": choices}
     if prompt_logprobs is not None:
         answer["prompt_logprobs"] = prompt_logprobs
