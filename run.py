@@ -2,7 +2,8 @@
 """Entry point of a glint checkout: prepares everything on first use, then runs glint.
 
 The first start makes a virtual environment in .venv, installs the requirements of pyproject.toml into it and builds
-build/libglint_cpu.so, showing what it does. Later starts find all that unchanged and go straight to the work.
+build/libglint_cpu.so, showing what it does; with --device cuda, or with --prepare where a GPU is, also
+build/libglint_cuda.so. Later starts find all that unchanged and go straight to the work.
 Only the standard library is used here, so any Python can say what is missing.
 """
 
@@ -29,13 +30,14 @@ VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 VENV_STAMP = VENV / "glint-requirements.json"
 BUILD = ROOT / "build"
-BUILD_STAMP = BUILD / "glint-sources.sha256"
-CPU_LIBRARY = BUILD / "libglint_cpu.so"
+BUILD_STAMPS = {"cpu": BUILD / "glint-sources.sha256", "cuda": BUILD / "glint-cuda-sources.sha256"}
+LIBRARIES = {"cpu": BUILD / "libglint_cpu.so", "cuda": BUILD / "libglint_cuda.so"}
+GPU_NODE = Path("/dev/nvidiactl")
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
 COMMANDS = ("serve", "generate", "chat", "check", "sample-model", "bench", "smoke")
-SHARED_FLAGS = ("model", "engine", "device", "threads", "kernels")
+SHARED_FLAGS = ("model", "engine", "threads", "kernels")
 WITHOUT_NETWORK = """\
 This needs PyPI. Where there is no network, set PIP_INDEX_URL to a mirror, or PIP_FIND_LINKS to a folder of wheels
 (with PIP_NO_INDEX=1), and start again"""
@@ -46,6 +48,7 @@ later starts begin at once.
 
   ./run.py --smoke                     five prompts through the CPU engine, checked; the place to begin
   ./run.py --smoke --model DIR         the same with your own GLM-4.x MoE checkpoint
+  ./run.py --smoke --device cuda       the same on an NVIDIA GPU; builds the CUDA engine first, which needs nvcc
   ./run.py --serve                     the OpenAI and Anthropic interfaces on http://127.0.0.1:8000
   ./run.py --bench                     a server under load for a minute: throughput and latencies
   ./run.py chat                        any glint command: serve, generate, chat, check, sample-model, bench, smoke
@@ -166,11 +169,13 @@ def prepare_environment(wanted: Sequence[str]) -> None:
     unfinished.replace(VENV_STAMP)
 
 
-def sources_digest() -> str:
-    """A hash over the names and bytes of everything that the native library is built from."""
+def sources_digest(device: str) -> str:
+    """A hash over the names and bytes of everything that the native library of a device is built from."""
     digest = hashlib.sha256(os.environ.get("CXX", "").encode())
-    for path in [ROOT / "CMakeLists.txt", *sorted((ROOT / "native").rglob("*"))]:
-        if path.suffix in {".txt", ".cpp", ".h"}:
+    folders = [ROOT / "native"] if device == "cpu" else [ROOT / "native", ROOT / "cmake"]
+    for path in [ROOT / "CMakeLists.txt", *sorted(path for folder in folders for path in folder.rglob("*"))]:
+        is_cuda = (ROOT / "native" / "cuda") in path.parents
+        if path.suffix in {".txt", ".cmake", ".cpp", ".h", ".cu", ".cuh"} and (device == "cuda" or not is_cuda):
             digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -194,33 +199,63 @@ def build_tools() -> list[str]:
     return tools if shutil.which("ninja") or shutil.which("make") else [*tools, "ninja>=1.10"]
 
 
-def build_is_current() -> bool:
-    """Whether build/libglint_cpu.so was built from exactly the sources that are here now."""
-    return CPU_LIBRARY.exists() and BUILD_STAMP.exists() and BUILD_STAMP.read_text() == sources_digest()
+def build_is_current(device: str) -> bool:
+    """Whether the library of a device was built from exactly the sources that are here now."""
+    stamp = BUILD_STAMPS[device]
+    return LIBRARIES[device].exists() and stamp.exists() and stamp.read_text() == sources_digest(device)
 
 
-def build_library() -> None:
-    """Builds build/libglint_cpu.so through scripts/build.sh; the tools of .venv come first on its PATH."""
-    digest = sources_digest()
-    BUILD_STAMP.unlink(missing_ok=True)
-    say("building build/libglint_cpu.so")
+def build_script(device: str) -> list[str | Path]:
+    """The command that builds the library of a device; the one for CUDA builds both."""
+    return ["bash", ROOT / "scripts" / "build.sh", *(["--cuda"] if device == "cuda" else [])]
+
+
+def build_library(device: str) -> None:
+    """Builds the library of a device through scripts/build.sh; the tools of .venv come first on its PATH."""
+    digests = {name: sources_digest(name) for name in (["cpu", "cuda"] if device == "cuda" else ["cpu"])}
+    for name in digests:
+        BUILD_STAMPS[name].unlink(missing_ok=True)
+    say(f"building build/{LIBRARIES[device].name}")
     environment = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    call(["bash", ROOT / "scripts" / "build.sh"], "building the native library", environment)
-    BUILD_STAMP.write_text(digest)
+    call(build_script(device), "building the native library", environment)
+    for name, digest in digests.items():
+        BUILD_STAMPS[name].write_text(digest)
 
 
-def prepare(extras: Sequence[str], must_have_build: bool) -> None:
-    """Brings .venv and the native library up to date with this checkout, with visible progress."""
+def has_gpu() -> bool:
+    """Whether this machine shows an NVIDIA GPU."""
+    return GPU_NODE.exists() or shutil.which("nvidia-smi") is not None
+
+
+def prepared_device(asked: str | None) -> str:
+    """What --prepare builds for: the device that was asked for, else CUDA where a GPU and nvcc are."""
+    if asked is not None:
+        return asked
+    if has_gpu() and not find_nvcc():
+        say("a GPU is here, but no nvcc: only the CPU engine is built; --prepare --device cuda says what is missing")
+    return "cuda" if has_gpu() and find_nvcc() else "cpu"
+
+
+def find_nvcc() -> bool:
+    """Whether scripts/build.sh finds the CUDA compiler."""
+    return subprocess.run([*build_script("cuda"), "--check"], capture_output=True, check=False).returncode == 0
+
+
+def prepare(extras: Sequence[str], device: str | None) -> None:
+    """Brings .venv and the library of a device up to date with this checkout, with visible progress.
+
+    Without a device no library is needed.
+    """
     started = time.monotonic()
     with one_at_a_time():
-        must_build = must_have_build and not build_is_current()
-        if must_build:
-            call(["bash", ROOT / "scripts" / "build.sh", "--check"], "looking for a C++ compiler")
+        must_build = device is not None and not build_is_current(device)
+        if device is not None and must_build:
+            call([*build_script(device), "--check"], "looking for the compilers")
         wanted = requirements(extras)
         present = stamped_requirements()
         prepare_environment([*wanted, *build_tools()] if must_build else wanted)
-        if must_build:
-            build_library()
+        if device is not None and must_build:
+            build_library(device)
         if must_build or present != stamped_requirements():
             say(f"ready after {time.monotonic() - started:.0f} s")
 
@@ -240,10 +275,10 @@ def make_parser() -> argparse.ArgumentParser:
     action.add_argument("--serve", action="store_true", help="run 'glint serve'; its own flags may follow")
     action.add_argument("--prepare", action="store_true", help="only make .venv and build, then stop")
     parser.add_argument("--model", metavar="DIR", help="checkpoint folder (default: the sample model, made if absent)")
-    parser.add_argument("--engine", metavar="FILE", help="native library (default: build/libglint_cpu.so, built here)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="where to run (default: cpu)")
+    parser.add_argument("--engine", metavar="FILE", help="native library (default: that of --device, built here)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where to run, or what to prepare (default: cpu)")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: one per core)")
-    parser.add_argument("--kernels", metavar="NAME", help="kernel set: auto, exact, plain, neon, avx2, avx512 or amx")
+    parser.add_argument("--kernels", metavar="NAME", help="kernel set (default: auto); 'generate --help' names them")
     parser.add_argument("--extra", metavar="NAME", action="append", default=[], help="with --prepare: also this extra")
     return parser
 
@@ -280,8 +315,8 @@ def refuse_command(name: str) -> int:
     return refuse(f"unknown command '{name}'{hint} the commands are: {', '.join(COMMANDS)}")
 
 
-def needs_build(arguments: Sequence[str]) -> bool:
-    """Checks a glint command line by glint's own parser; gives whether it uses the library that is built here.
+def needed_build(arguments: Sequence[str]) -> str | None:
+    """Checks a glint command line by glint's own parser; gives the device whose library, built here, it uses.
 
     So --help is answered and a wrong flag, model folder, thread count or engine is refused before anything is prepared.
     """
@@ -289,20 +324,24 @@ def needs_build(arguments: Sequence[str]) -> bool:
     from glint.cli import make_parser
 
     chosen = vars(make_parser().parse_args(arguments))
-    model, threads, engine = (chosen.get(name) for name in ("model", "threads", "engine"))
-    if model is not None and not model.is_dir():
+    model, threads, engine, device = (chosen.get(name) for name in ("model", "threads", "engine", "device"))
+    if isinstance(model, Path) and not model.is_dir():
         raise PrepareError(f"--model {model} is not a folder; give one with a checkpoint, or leave it out")
     if threads is not None and threads < 1:
         raise PrepareError(f"--threads {threads} is not at least 1; leave it out for one per core")
-    if engine is not None and engine.resolve() != CPU_LIBRARY and not engine.is_file():
-        raise PrepareError(f"--engine {engine} is not a file; leave it out to build and use {CPU_LIBRARY}")
-    return "engine" in chosen and (engine is None or engine.resolve() == CPU_LIBRARY)
+    if "engine" not in chosen or device is None:
+        return None
+    library = LIBRARIES[device]
+    if engine is not None and engine.resolve() != library and not engine.is_file():
+        raise PrepareError(f"--engine {engine} is not a file; leave it out to build and use {library}")
+    return str(device) if engine is None or engine.resolve() == library else None
 
 
 def glint_flags(chosen: argparse.Namespace) -> list[str]:
     """The flags that smoke, bench and serve share, for glint's own command line."""
-    flags = ["--engine", str(CPU_LIBRARY if chosen.engine is None else chosen.engine)]
-    for name in ("model", "threads", "kernels"):
+    library = LIBRARIES[chosen.device or "cpu"]
+    flags = ["--engine", str(library if chosen.engine is None else chosen.engine)]
+    for name in ("device", "model", "threads", "kernels"):
         value = getattr(chosen, name)
         flags += [] if value is None else [f"--{name}", str(value)]
     return flags
@@ -310,7 +349,7 @@ def glint_flags(chosen: argparse.Namespace) -> list[str]:
 
 def start_glint(arguments: Sequence[str]) -> NoReturn:
     """Prepares what the glint command line needs, then replaces this process by glint."""
-    prepare([], needs_build(arguments))
+    prepare([], needed_build(arguments))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-P", "-m", "glint", *arguments])
@@ -324,15 +363,13 @@ def run(arguments: Sequence[str]) -> int:
             return refuse_command(arguments[0])
         start_glint(arguments)
     chosen, rest = parse(arguments)
-    if chosen.device == "cuda":
-        return refuse("--device cuda is not part of this version: it has the CPU engine only; leave --device out")
     if chosen.smoke:
         start_glint(["smoke", *glint_flags(chosen)])
     if chosen.bench:
         start_glint(["bench", "serve", *glint_flags(chosen), *rest])
     if chosen.serve:
         start_glint(["serve", *glint_flags(chosen), *rest])
-    prepare(chosen.extra, must_have_build=True)
+    prepare(chosen.extra, prepared_device(chosen.device))
     return 0
 
 

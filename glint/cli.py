@@ -152,6 +152,7 @@ def _add_bench(commands: Any) -> None:
     targets = bench.add_subparsers(metavar="TARGET", required=True)
     _add_bench_serve(targets)
     _add_bench_scheduler(targets)
+    _add_bench_cuda(targets)
     summary = "measure prefill and decode in tokens per second, and the share of the memory bandwidth reached"
     parser = _add_command(targets, "cpu", run_bench_cpu, summary)
     parser.add_argument(
@@ -165,7 +166,7 @@ def _add_bench(commands: Any) -> None:
         "--peer-python", metavar="FILE", help="interpreter that has llama-cpp-python (default: this one)"
     )
     parser.add_argument("--json", metavar="FILE", type=path, help="also write the figures to this file as JSON")
-    add_engine_flags(parser)
+    add_engine_flags(parser, has_sizes=False)
 
 
 def _add_bench_serve(targets: Any) -> None:
@@ -180,6 +181,15 @@ def _add_bench_scheduler(targets: Any) -> None:
 
     summary = "measure what planning a step costs"
     scheduler.add_flags(_add_command(targets, "scheduler", scheduler.run, summary))
+
+
+def _add_bench_cuda(targets: Any) -> None:
+    from glint.bench.rank_flags import add_kernels_flags, add_rank_flags
+
+    summary = "measure one rank of a model at its true shapes on one GPU, and project what all ranks would do"
+    add_rank_flags(_add_command(targets, "rank", run_bench_rank, summary))
+    summary = "check and measure every CUDA operation at the shapes of a rank"
+    add_kernels_flags(_add_command(targets, "kernels", run_bench_kernels, summary))
 
 
 def _add_smoke(commands: Any) -> None:
@@ -274,10 +284,29 @@ def run_bench_serve(chosen: argparse.Namespace) -> int:
     return serving.run(chosen)
 
 
+def run_bench_rank(chosen: argparse.Namespace) -> int:
+    """Measures one rank of a model."""
+    from glint.bench import rank
+
+    return rank.run(chosen)
+
+
+def run_bench_kernels(chosen: argparse.Namespace) -> int:
+    """Measures CUDA operations one by one."""
+    from glint.bench import kernels
+
+    return kernels.run(chosen)
+
+
 def run_bench_cpu(chosen: argparse.Namespace) -> int:
     """Measures the CPU engine."""
     from glint.bench import cpu, machine
 
+    if chosen.device != "cpu":
+        raise RequestError(
+            f"--device {chosen.device} is not what 'glint bench cpu' measures: use 'glint bench serve' for a served "
+            "model, 'glint bench rank' for one rank of GLM-4.7"
+        )
     if chosen.peer is not None and chosen.model is not None:
         raise RequestError("--peer compares on the sample model only: leave --model out")
     if chosen.peer_python is not None and chosen.peer is None:

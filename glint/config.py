@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.plan import ExpertLayout
@@ -11,11 +11,16 @@ from glint.checkpoint.quantisation import ScaleKind
 from glint.errors import EngineError
 
 Device = Literal["cpu", "cuda"]
-Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx"]
+Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
 
+DEVICE_KERNELS: dict[Device, tuple[Kernels, ...]] = {
+    "cpu": ("auto", "exact", "plain", "neon", "avx2", "avx512", "amx"),
+    "cuda": ("auto", "portable", "hopper"),
+}
+KERNELS_VARIABLE = "GLINT_KERNELS"
 DEFAULT_PAGE_TOKENS: dict[Device, int] = {"cpu": 16, "cuda": 64}
-DEFAULT_STEP_TOKENS = 512
-DEFAULT_STEP_ITEMS = 64
+DEFAULT_STEP_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
+DEFAULT_STEP_ITEMS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 DEFAULT_CACHE_BYTES = 384 * 2**20
 CACHE_SHARE_OF_MEMORY = 4
 MAX_COUNT = 2**31 - 1
@@ -48,13 +53,10 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         for name, allowed in (("device", Device), ("kernels", Kernels), ("expert_layout", ExpertLayout)):
-            value = getattr(self, name)
-            if value not in get_args(allowed):
-                raise EngineError(f"{name} is {value!r}; choose one of {', '.join(get_args(allowed))}")
-        if self.device != "cpu":
-            raise EngineError(f"device is {self.device!r}; this version has the CPU engine only, use device='cpu'")
+            _check_choice(name, getattr(self, name), get_args(allowed))
         for name in _COUNTS:
             _check_count(name, getattr(self, name))
+        self._check_device()
         if self.page_tokens > MAX_PAGE_TOKENS or MAX_PAGE_TOKENS % self.page_tokens:
             raise EngineError(f"page_tokens is {self.page_tokens}; it must be a power of two up to {MAX_PAGE_TOKENS}")
         if self.max_model_len < 2:
@@ -72,6 +74,27 @@ class EngineSettings:
                 f"{self.num_pages * self.page_tokens}; lower max_model_len or give the page cache more memory"
             )
 
+    def _check_device(self) -> None:
+        kernels = DEVICE_KERNELS[self.device]
+        if self.kernels not in kernels:
+            other = next(device for device, names in DEVICE_KERNELS.items() if self.kernels in names)
+            raise EngineError(
+                f"kernels is {self.kernels!r}, which device {other!r} has and {self.device!r} has not; choose one of "
+                f"{', '.join(kernels)} with --kernels or ${KERNELS_VARIABLE}, or device {other!r}"
+            )
+        if self.device != "cuda":
+            return
+        if self.page_tokens != DEFAULT_PAGE_TOKENS["cuda"]:
+            raise EngineError(
+                f"page_tokens is {self.page_tokens}; the CUDA kernels have pages of {DEFAULT_PAGE_TOKENS['cuda']} "
+                "tokens, leave it out"
+            )
+        if self.row_slices != self.tp:
+            raise EngineError(
+                f"row_slices is {self.row_slices} and tp is {self.tp}; on device 'cuda' they are equal, leave "
+                "row_slices out"
+            )
+
     @classmethod
     def resolve(
         cls,
@@ -79,7 +102,7 @@ class EngineSettings:
         model: ModelConfig,
         *,
         device: Device = "cpu",
-        kernels: Kernels = "auto",
+        kernels: Kernels | None = None,
         threads: int | None = None,
         tp: int = 1,
         row_slices: int | None = None,
@@ -87,20 +110,24 @@ class EngineSettings:
         page_tokens: int | None = None,
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
-        max_step_tokens: int = DEFAULT_STEP_TOKENS,
-        max_step_items: int = DEFAULT_STEP_ITEMS,
+        max_step_tokens: int | None = None,
+        max_step_items: int | None = None,
         max_requests: int | None = None,
         max_model_len: int | None = None,
     ) -> "EngineSettings":
         """Fill what was not asked for from the machine and the model.
 
-        Threads are the cores this process may use. The page cache takes `num_pages`, else `kv_cache_bytes`, else what
-        the longest request needs and at least 384 MiB, but never more than a quarter of the free memory. Without
-        `max_model_len` the context is as long as the model and the page cache allow. Raises `EngineError` where
-        something does not fit.
+        Threads are the cores this process may use; kernels are those of $GLINT_KERNELS where it is set. On the CPU the
+        page cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB,
+        but never more than a quarter of the free memory; on a GPU `num_pages` must be given, which
+        `glint.sizing.size_engine` does. Without `max_model_len` the context is as long as the model and the page cache
+        allow. Raises `EngineError` where something does not fit.
         """
+        _check_choice("device", device, get_args(Device))
         if page_tokens is None:
-            page_tokens = DEFAULT_PAGE_TOKENS.get(device, 1)
+            page_tokens = DEFAULT_PAGE_TOKENS[device]
+        if max_step_items is None:
+            max_step_items = DEFAULT_STEP_ITEMS[device]
         _check_count("page_tokens", page_tokens)
         for name, value in (("num_pages", num_pages), ("max_model_len", max_model_len)):
             if value is not None:
@@ -116,14 +143,14 @@ class EngineSettings:
         return cls(
             model_dir=Path(model_dir),
             device=device,
-            kernels=kernels,
+            kernels=cast(Kernels, kernels or os.environ.get(KERNELS_VARIABLE) or "auto"),
             threads=count_usable_cores() if threads is None else threads,
             tp=tp,
             row_slices=tp if row_slices is None else row_slices,
             expert_layout=expert_layout,
             page_tokens=page_tokens,
             num_pages=num_pages,
-            max_step_tokens=max_step_tokens,
+            max_step_tokens=DEFAULT_STEP_TOKENS[device] if max_step_tokens is None else max_step_tokens,
             max_step_items=max_step_items,
             max_requests=max_step_items if max_requests is None else max_requests,
             max_model_len=min(model.max_positions, num_pages * page_tokens) if max_model_len is None else max_model_len,
@@ -143,6 +170,11 @@ _COUNTS = (
 )
 
 
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise EngineError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+
+
 def _check_count(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
         raise EngineError(f"{name} is {value!r}; it must be an integer from 1 to {MAX_COUNT}")
@@ -158,6 +190,8 @@ def _count_pages(
     model: ModelConfig, device: Device, page_tokens: int, kv_cache_bytes: int | None, max_model_len: int | None
 ) -> int:
     """Pages for the asked-for bytes, or for the default when none were asked for."""
+    if device != "cpu":
+        raise EngineError(f"num_pages is not given; on device {device!r} glint.sizing.size_engine finds it")
     page_bytes = page_tokens * token_cache_bytes(model, device)
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:

@@ -1,19 +1,21 @@
 """The engine: takes requests, plans steps, runs them natively, and turns tokens into text."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self
 
 from glint.checkpoint.table import Checkpoint
-from glint.config import EngineSettings, Kernels
+from glint.config import EngineSettings
 from glint.constraint import Constraint, Grammar
-from glint.engine_options import abi_kernels, native_options
+from glint.engine_options import kernels_name, native_options
 from glint.errors import EngineError, RequestError
+from glint.loading import shown_loading
 from glint.native import abi
-from glint.native.library import NativeEngine, Unsupported, choose_library, load_library
+from glint.native.library import NativeEngine, Unsupported, load_progress, open_library
 from glint.request import ActiveRequest, OutputText, StepOutput
 from glint.sampling import SEED_LIMIT, SamplingParams
 from glint.steps import StepLoop, StepSummary
@@ -38,25 +40,29 @@ class Engine:
         settings: EngineSettings,
         tokenizer: Tokenizer | None,
         library_path: str | Path | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        """Load the native library and the weights. Without a tokenizer outputs carry no text."""
+        """Load the native library and the weights. Without a tokenizer outputs carry no text.
+
+        With `say` the loading is shown on a terminal, and `say` is given one line about it.
+        """
         self.settings = settings
         self._model = checkpoint.config
         self._eos_tokens = checkpoint.eos_token_ids
         self._tokenizer = tokenizer
-        path = choose_library(settings.device, library_path)
-        library = load_library(path)
-        backend = library.glint_backend_name().decode()
-        if backend != settings.device:
-            raise EngineError(f"{path} computes on {backend!r}, but device is {settings.device!r}; make them agree")
+        library = open_library(settings.device, library_path)
         options = native_options(settings, checkpoint.config, checkpoint.files)
+        is_cuda = settings.device == "cuda"
+        showing = nullcontext() if say is None else shown_loading(lambda: load_progress(library), say, is_cuda)
         try:
-            self._native = NativeEngine(library, options, checkpoint.tensor_array())
+            with showing:
+                self._native = NativeEngine(library, options, checkpoint.tensor_array())
         except Unsupported as refusal:
             if settings.kernels == "auto":
                 raise
+            place = "GPU" if is_cuda else "processor"
             raise EngineError(
-                f"kernels {settings.kernels!r} need instructions that this processor or this build of the library "
+                f"kernels {settings.kernels!r} need instructions that this {place} or this build of the library "
                 "does not have; use --kernels auto, kernels='auto' in Python"
             ) from refusal
         self._loop = StepLoop(self._native, settings)
@@ -90,8 +96,7 @@ class Engine:
     @property
     def kernels(self) -> str:
         """The kernel set that computes, never "auto"."""
-        chosen = self.stats().kernels
-        return str(next(name for name in get_args(Kernels) if abi_kernels(name) == chosen))
+        return kernels_name(self.stats().kernels)
 
     def stats(self) -> abi.EngineStats:
         """Counters of the native engine."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from ctypes import pointer
+from typing import get_args
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.shards import CheckpointFile
-from glint.config import EngineSettings
+from glint.config import EngineSettings, Kernels
 from glint.native import abi
 
 _MODEL_FIELDS = tuple(field[0] for field in abi.Model._fields_ if field[0] != "struct_bytes")
@@ -14,6 +15,11 @@ _MODEL_FIELDS = tuple(field[0] for field in abi.Model._fields_ if field[0] != "s
 def abi_kernels(name: str) -> int:
     """The number of a kernel set in the ABI."""
     return int(getattr(abi, f"KERNELS_{name.upper()}"))
+
+
+def kernels_name(number: int) -> str:
+    """The name of a kernel set by its number in the ABI."""
+    return str(next(name for name in get_args(Kernels) if abi_kernels(name) == number))
 
 
 def native_options(settings: EngineSettings, model: ModelConfig, files: Sequence[CheckpointFile]) -> abi.EngineOptions:

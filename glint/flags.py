@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glint.llm import LLM
 
-KERNELS = ["auto", "exact", "plain", "neon", "avx2", "avx512", "amx"]
+KERNELS = ["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
+DEVICES = ["cpu", "cuda"]
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model runs, and on what."""
+def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) -> None:
+    """Which model runs, on what, and how large."""
     group = parser.add_argument_group("model and engine")
     group.add_argument(
         "--model", "--model-path", metavar="DIR", type=path, help="checkpoint folder (default: the sample model)"
     )
     group.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
-    group.add_argument("--device", choices=["cpu"], default="cpu", help="where to compute (default: cpu)")
+    add_device(group, "cpu")
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: the cores this process may use)")
-    group.add_argument(
-        "--kernels",
-        choices=KERNELS,
-        default="auto",
-        help="kernel set; exact accumulates in FP64 and is slow (default: auto, the best of this CPU)",
-    )
+    add_kernels(group)
     group.add_argument(
         "--tp",
         "-tp",
@@ -41,6 +37,52 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_expert_layout(group)
     group.add_argument(
         "--row-slices", metavar="N", type=int, help="parts of a row that have a scale of their own (default: --tp)"
+    )
+    if has_sizes:
+        _add_sizes(group)
+
+
+def _add_sizes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-model-len",
+        "--context-length",
+        metavar="TOKENS",
+        type=int,
+        help="longest prompt and answer together (default: what the model and the page cache allow)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        "--max-running-requests",
+        dest="max_step_items",
+        metavar="N",
+        type=int,
+        help="most requests in one step (default: 64, with --device cuda 256)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        metavar="SHARE",
+        type=float,
+        help="with --device cuda: share of the GPU's memory to use, over 0 and up to 1 (default: 0.9)",
+    )
+
+
+def add_device(parser: argparse._ActionsContainer, default: str) -> None:
+    """Where to compute."""
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=default,
+        help=f"where to compute; cuda needs an NVIDIA GPU and libglint_cuda.so (default: {default})",
+    )
+
+
+def add_kernels(parser: argparse._ActionsContainer) -> None:
+    """Which kernels compute."""
+    parser.add_argument(
+        "--kernels",
+        choices=KERNELS,
+        help="kernel set: portable and hopper with --device cuda, the others on the CPU, where exact accumulates in "
+        "FP64 and is slow (default: $GLINT_KERNELS, else auto, the best of the machine)",
     )
 
 
@@ -130,6 +172,7 @@ SAMPLING_FLAGS = (
     "prompt_logprobs",
 )
 ENGINE_FLAGS = ("device", "threads", "kernels", "tp", "expert_layout", "row_slices")
+SIZE_FLAGS = ("max_model_len", "max_step_items", "gpu_memory_utilization")
 
 
 def sampling_changes(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -152,12 +195,13 @@ def model_folder(chosen: argparse.Namespace) -> Path:
 
 
 def engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
-    """The engine settings that the command line sets, by the names that LLM and EngineSettings.resolve take."""
-    return {name: getattr(chosen, name) for name in ENGINE_FLAGS}
+    """The engine settings that the command line sets, by the names that LLM and size_engine take."""
+    sizes = {name: getattr(chosen, name) for name in SIZE_FLAGS if hasattr(chosen, name)}
+    return {name: getattr(chosen, name) for name in ENGINE_FLAGS} | sizes
 
 
 def open_model(chosen: argparse.Namespace) -> LLM:
     """The model and engine of the shared flags, loaded."""
     from glint.llm import LLM
 
-    return LLM(model_folder(chosen), engine=chosen.engine, **engine_options(chosen))
+    return LLM(model_folder(chosen), engine=chosen.engine, progress=True, **engine_options(chosen))

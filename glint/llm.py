@@ -4,17 +4,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
 from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.table import open_checkpoint
-from glint.config import DEFAULT_STEP_ITEMS, DEFAULT_STEP_TOKENS, Device, EngineSettings, Kernels
+from glint.config import Device, EngineSettings, Kernels
 from glint.engine import Engine
 from glint.errors import RequestError
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
+from glint.sizing import size_engine
 from glint.text.chat import render_chat
 from glint.text.tokenizer import Tokenizer
 
@@ -123,27 +125,34 @@ class LLM:
         expert_layout: ExpertLayout = "tp",
         skip_tokenizer: bool = False,
         *,
-        kernels: Kernels = "auto",
+        kernels: Kernels | None = None,
         engine: str | Path | None = None,
         row_slices: int | None = None,
         page_tokens: int | None = None,
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
-        max_step_tokens: int = DEFAULT_STEP_TOKENS,
-        max_step_items: int = DEFAULT_STEP_ITEMS,
+        max_step_tokens: int | None = None,
+        max_step_items: int | None = None,
         max_model_len: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        progress: bool = False,
     ) -> None:
         """Open the model folder and load the engine.
 
         `engine` is the path of a native library, instead of the device's own. With `skip_tokenizer` prompts are token
-        ids and completions carry no text. The other arguments are those of `EngineSettings.resolve`.
+        ids and completions carry no text. `gpu_memory_utilization` is the share of the GPU's memory to use, 0.9 where
+        it is left out. `progress` shows the memory plan and the loading on standard error. The other arguments are
+        those of `EngineSettings.resolve`.
         """
         folder = Path(model_dir).expanduser()
         checkpoint = open_checkpoint(folder)
-        settings = EngineSettings.resolve(
+        sized = size_engine(
             folder,
             checkpoint.config,
+            checkpoint.files,
+            engine,
             device=device,
+            gpu_memory_utilization=gpu_memory_utilization,
             kernels=kernels,
             threads=threads,
             tp=tp,
@@ -158,7 +167,10 @@ class LLM:
         )
         self.tokenizer = None if skip_tokenizer else Tokenizer(folder)
         self._generation = checkpoint.generation
-        self.engine = Engine(checkpoint, settings, self.tokenizer, engine)
+        if progress:
+            sized.show()
+        say = partial(print, file=sys.stderr) if progress else None
+        self.engine = Engine(checkpoint, sized.settings, self.tokenizer, engine, say)
 
     @property
     def settings(self) -> EngineSettings:

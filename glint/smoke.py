@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.sample import RECORD_NAME
@@ -50,21 +51,31 @@ def run(
     *,
     device: Device = "cpu",
     threads: int | None = None,
-    kernels: Kernels = "auto",
+    kernels: Kernels | None = None,
     tp: int = 1,
     expert_layout: ExpertLayout = "tp",
     row_slices: int | None = None,
+    **sizes: Any,
 ) -> int:
     """Runs the prompts alone, again from the prefix cache, and together; gives 0 if all is well, else 1.
 
-    Prints text, tokens and speed of every prompt, and names each thing that is off.
+    Prints text, tokens and speed of every prompt, and names each thing that is off. The arguments are those of `LLM`.
     """
     started = time.monotonic()
     with LLM(
-        model_dir, device, threads, tp, expert_layout, kernels=kernels, engine=engine, row_slices=row_slices
+        model_dir,
+        device,
+        threads,
+        tp,
+        expert_layout,
+        kernels=kernels,
+        engine=engine,
+        row_slices=row_slices,
+        progress=True,
+        **sizes,
     ) as llm:
         seconds = time.monotonic() - started
-        computing = f"{llm.settings.threads} threads, kernels {llm.engine.kernels}"
+        computing = f"device {device}, {llm.settings.threads} threads, kernels {llm.engine.kernels}"
         print(f"model {model_dir}, loaded in {seconds:.2f} s, {computing}")
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
         runs = [run_alone(llm, prompt, params) for prompt in PROMPTS]

@@ -1,13 +1,13 @@
-"""Answers on a terminal: printed as they come, and a conversation that is typed."""
+"""What a terminal shows: answers as they come, a conversation that is typed, and tables."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from glint.errors import GlintError, RequestError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glint.sampling import SamplingParams
 
 INTERRUPTED = "interrupted"
+LEFT_COLUMNS = frozenset({0})
 EXIT_CODES = {"stop": 0, "length": 0, "failed": 1, INTERRUPTED: 130}
 CHAT_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops the answer that is being written"
 
@@ -126,3 +127,45 @@ def talk(conversation: Conversation) -> int:
                 conversation.say(line)
             except GlintError as problem:
                 print(f"glint: {problem}; /reset begins anew", file=sys.stderr)
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    stream: TextIO | None = None,
+    left: Collection[int] = LEFT_COLUMNS,
+) -> None:
+    """Prints a table with a frame on a terminal and as aligned text elsewhere, on standard output by default.
+
+    The columns of `left` are aligned to the left, the others to the right.
+    """
+    stream = sys.stdout if stream is None else stream
+    if not stream.isatty():
+        print(f"{title}\n{plain_table(columns, rows, left)}", file=stream, flush=True)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(file=stream).print(table)
+
+
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = LEFT_COLUMNS) -> str:
+    """A table as lines of text, indented by two; columns without any title have no line of titles."""
+    lines = [list(row) for row in rows]
+    if any(columns):
+        lines.insert(0, list(columns))
+    widths = [max((len(line[index]) for line in lines), default=0) for index in range(len(columns))]
+    written = []
+    for line in lines:
+        cells = [
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        written.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(written)

@@ -3,14 +3,16 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/build.sh [--sanitize LIST] [--jobs N] [--check]
+usage: scripts/build.sh [--cuda] [--sanitize LIST] [--jobs N] [--check]
 
 Builds build/libglint_cpu.so and build/libglint_cpu_test.so (CMake, Release).
 
+  --cuda           also build build/libglint_cuda.so, build/libglint_cuda_test.so and the programs that check and
+                   measure CUDA kernels, build/products_check and build/step_check; needs nvcc of the CUDA toolkit 13
   --sanitize LIST  build with sanitizers into a folder of its own:
                    address,undefined -> build-address-undefined   thread -> build-thread
   --jobs N         compile N files at once (default: the number of cores)
-  --check          only check that a C++ compiler is there
+  --check          only check that a C++ compiler is there, with --cuda also nvcc
 TEXT
 }
 
@@ -21,10 +23,12 @@ fail() {
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 sanitize=""
+cuda=OFF
 jobs="$(getconf _NPROCESSORS_ONLN)"
 check_only=false
 while (($# > 0)); do
   case "$1" in
+    --cuda) cuda=ON; shift ;;
     --sanitize) sanitize="${2:?--sanitize needs a list, such as address,undefined}"; shift 2 ;;
     --jobs) jobs="${2:?--jobs needs a number}"; shift 2 ;;
     --check) check_only=true; shift ;;
@@ -37,6 +41,9 @@ case "$sanitize" in
   "" | address,undefined | thread) ;;
   *) fail "--sanitize $sanitize is not known: use address,undefined or thread" ;;
 esac
+if [[ "$cuda" == ON && -n "$sanitize" ]]; then
+  fail "--cuda and --sanitize $sanitize do not go together: leave one out (GPU code is checked by scripts/gpu_check.sh)"
+fi
 
 compiler="${CXX:-}"
 for candidate in c++ g++ clang++; do
@@ -49,6 +56,22 @@ if [[ -z "$compiler" ]] || ! command -v "${compiler%% *}" >/dev/null; then
   Debian, Ubuntu:  sudo apt install build-essential
   Fedora:          sudo dnf install gcc-c++
   Arch:            sudo pacman -S gcc"
+fi
+if [[ "$cuda" == ON ]]; then
+  nvcc="${CUDACXX:-}"
+  for candidate in nvcc "${CUDA_HOME:-${CUDA_PATH:-}}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
+    if [[ -z "$nvcc" ]] && command -v "$candidate" >/dev/null; then
+      nvcc="$(command -v "$candidate")"
+    fi
+  done
+  if [[ -z "$nvcc" ]] || ! command -v "$nvcc" >/dev/null; then
+    fail "no nvcc found${CUDACXX:+ (CUDACXX=$CUDACXX)}. Install the CUDA toolkit 13 and start again, or set CUDACXX or
+CUDA_HOME where it is installed already:
+  Debian, Ubuntu:  sudo apt install cuda-toolkit-13-0  (from NVIDIA's package repository)
+  Fedora:          sudo dnf install cuda-toolkit-13-0  (from NVIDIA's package repository)
+  Arch:            sudo pacman -S cuda"
+  fi
+  PATH="$(dirname "$(command -v "$nvcc")"):$PATH"
 fi
 if "$check_only"; then
   exit 0
@@ -73,5 +96,6 @@ generator=()
 if [[ ! -f "$cache" ]] && command -v ninja >/dev/null; then
   generator=(-G Ninja)
 fi
-CXX="$program${compiler#"${compiler%% *}"}" cmake -S "$root" -B "$folder" "${generator[@]}" -DGLINT_SANITIZE="$sanitize"
+CXX="$program${compiler#"${compiler%% *}"}" cmake -S "$root" -B "$folder" "${generator[@]}" -DGLINT_SANITIZE="$sanitize" \
+  -DGLINT_CUDA="$cuda"
 cmake --build "$folder" --parallel "$jobs"

@@ -107,7 +107,7 @@ def bench_settings(
         config,
         max_model_len=longest,
         num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
-        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_STEP_ITEMS,
+        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_STEP_ITEMS["cpu"],
         **options,
     )
 

@@ -32,10 +32,14 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def server_flags(chosen: argparse.Namespace) -> list[str]:
-    """The command line of the server that the bench starts for itself: as many requests at once as the load has."""
+    """The command line of the server that the bench starts for itself.
+
+    Without --max-num-seqs it takes as many requests at once as the load has.
+    """
     flags = ["--model", str(model_folder(chosen)), "--log-level", "warning"]
-    flags += ["--max-num-seqs", str(max(chosen.concurrency))]
-    for name, value in engine_options(chosen).items():
+    options = engine_options(chosen)
+    flags += ["--max-num-seqs", str(options.pop("max_step_items") or max(chosen.concurrency))]
+    for name, value in options.items():
         flags += [] if value is None else ["--" + name.replace("_", "-"), str(value)]
     return flags + ([] if chosen.engine is None else ["--engine", str(chosen.engine)])
 

@@ -54,21 +54,21 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--concurrency",
         metavar="N[,N]",
-        type=_counts,
+        type=counts,
         default=(64,),
         help="requests in flight; several numbers are measured one after the other (default: 64)",
     )
     group.add_argument(
-        "--duration", metavar="SECONDS", type=_positive, default=60.0, help="length of the load (default: 60)"
+        "--duration", metavar="SECONDS", type=positive, default=60.0, help="length of the load (default: 60)"
     )
     group.add_argument(
-        "--num-prompts", metavar="N", type=_count, help="end after N requests instead of after --duration"
+        "--num-prompts", metavar="N", type=count, help="end after N requests instead of after --duration"
     )
     group.add_argument(
         "--request-rate", metavar="R", type=_rate, help="requests per second, Poisson arrivals (default: inf)"
     )
-    group.add_argument("--prompt-len", metavar="N", type=_count, default=256, help="tokens of a prompt (default: 256)")
-    group.add_argument("--gen-len", metavar="N", type=_count, default=256, help="tokens of an answer (default: 256)")
+    group.add_argument("--prompt-len", metavar="N", type=count, default=256, help="tokens of a prompt (default: 256)")
+    group.add_argument("--gen-len", metavar="N", type=count, default=256, help="tokens of an answer (default: 256)")
     group.add_argument(
         "--prompts",
         choices=["random", "text"],
@@ -90,21 +90,23 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--seed", metavar="N", type=int, default=0, help="another seed, other prompts (default: 0)")
     group.add_argument(
-        "--warmup", metavar="N", type=_natural, default=1, help="requests before the time starts (default: 1)"
+        "--warmup", metavar="N", type=natural, default=1, help="requests before the time starts (default: 1)"
     )
     group.add_argument(
-        "--rounds", metavar="N", type=_count, default=1, help="measure everything N times, in turns (default: 1)"
+        "--rounds", metavar="N", type=count, default=1, help="measure everything N times, in turns (default: 1)"
     )
     group.add_argument(
-        "--timeout", metavar="SECONDS", type=_positive, default=600.0, help="longest wait for an answer (default: 600)"
+        "--timeout", metavar="SECONDS", type=positive, default=600.0, help="longest wait for an answer (default: 600)"
     )
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number from 1 on."""
     return _at_least(text, 1)
 
 
-def _natural(text: str) -> int:
+def natural(text: str) -> int:
+    """A whole number from 0 on."""
     return _at_least(text, 0)
 
 
@@ -114,11 +116,13 @@ def _at_least(text: str, fewest: int) -> int:
     return int(text)
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_count(part.strip()) for part in text.split(",")))
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on between commas, each once."""
+    return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """A number over 0."""
     try:
         value = float(text)
     except ValueError:
@@ -129,11 +133,11 @@ def _positive(text: str) -> float:
 
 
 def _rate(text: str) -> float | None:
-    return None if text == "inf" else _positive(text)
+    return None if text == "inf" else positive(text)
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
-    points = tuple(_positive(part) for part in text.split(","))
+    points = tuple(positive(part) for part in text.split(","))
     if max(points) > 100.0:
         raise argparse.ArgumentTypeError(f"'{text}' goes beyond 100; give percentiles such as 50,90,99")
     return points
@@ -143,4 +147,4 @@ def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
     if name not in GOODPUT_NAMES:
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME:MS with {', '.join(GOODPUT_NAMES)}, such as ttft:500")
-    return name, _positive(value)
+    return name, positive(value)

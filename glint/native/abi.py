@@ -8,10 +8,10 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 `FUNCTIONS` gives the result type and the argument types of every function, by its name in the header.
 """
 
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_LOGPROBS = 20
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -41,6 +41,8 @@ KERNELS_NEON = 3
 KERNELS_AVX2 = 4
 KERNELS_AVX512 = 5
 KERNELS_AMX = 6
+KERNELS_PORTABLE = 7
+KERNELS_HOPPER = 8
 
 EXPERT_LAYOUT_TP = 0
 EXPERT_LAYOUT_EP = 1
@@ -148,7 +150,11 @@ class Tensor(Structure):
 
 
 class EngineOptions(Structure):
-    """Everything that is fixed for the life of an engine. `files` has `file_count` elements; all is copied."""
+    """Everything that is fixed for the life of an engine. `files` has `file_count` elements; all is copied.
+
+    `local_experts` is how many experts of each layer are held, 0 for all. With `synthetic_seed` other than 0 the
+    weights are random, made from it; there are no files and no tensors then. The CPU library takes neither.
+    """
 
     _fields_ = [
         ("struct_bytes", c_uint32),
@@ -164,9 +170,41 @@ class EngineOptions(Structure):
         ("max_requests", c_int32),
         ("max_context_tokens", c_int32),
         ("file_count", c_int32),
-        ("reserved", c_int32),
+        ("local_experts", c_int32),
+        ("synthetic_seed", c_uint64),
         ("model", POINTER(Model)),
         ("files", POINTER(File)),
+    ]
+
+
+class EnginePlan(Structure):
+    """What an engine with given options would take, in bytes, and the device it would run on.
+
+    `weight_bytes`, `workspace_bytes` and `num_pages` times `bytes_per_page` lie in the device's memory, of which
+    `memory_free` bytes of `memory_total` are free now; `pinned_bytes` lie in the machine's. `device_name` ends in NUL.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("kernels", c_int32),
+        ("device_name", c_char * 64),
+        ("memory_total", c_uint64),
+        ("memory_free", c_uint64),
+        ("weight_bytes", c_uint64),
+        ("workspace_bytes", c_uint64),
+        ("pinned_bytes", c_uint64),
+        ("bytes_per_page", c_uint64),
+    ]
+
+
+class LoadState(Structure):
+    """How far the weights of the engine that is being made are read; `is_loading` is 0 or 1."""
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("is_loading", c_int32),
+        ("bytes_done", c_uint64),
+        ("bytes_total", c_uint64),
     ]
 
 
@@ -301,7 +339,11 @@ class StepResults(Structure):
 
 
 class EngineStats(Structure):
-    """Counters. `pages_free + pages_held + pages_cached == num_pages`; `kernels` is the path really chosen."""
+    """Counters. `pages_free + pages_held + pages_cached == num_pages`; `kernels` is the path really chosen.
+
+    `weight_bytes_placed` were copied to the device. `experts_read` adds up, over steps and layers, how many different
+    experts were needed. `steps_replayed` ran from a recording of the device's work.
+    """
 
     _fields_ = [
         ("struct_bytes", c_uint32),
@@ -320,6 +362,9 @@ class EngineStats(Structure):
         ("weight_bytes_copied", c_uint64),
         ("page_bytes", c_uint64),
         ("workspace_bytes", c_uint64),
+        ("weight_bytes_placed", c_uint64),
+        ("experts_read", c_uint64),
+        ("steps_replayed", c_uint64),
     ]
 
 
@@ -327,6 +372,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "glint_abi_version": (c_uint32, ()),
     "glint_backend_name": (c_char_p, ()),
     "glint_last_error": (c_char_p, ()),
+    "glint_plan_engine": (c_int32, (POINTER(EngineOptions), POINTER(EnginePlan))),
+    "glint_load_progress": (c_int32, (POINTER(LoadState),)),
     "glint_init_engine": (
         c_int32,
         (POINTER(EngineOptions), POINTER(Tensor), c_int64, POINTER(POINTER(Engine))),

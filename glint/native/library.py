@@ -13,6 +13,7 @@ from glint.errors import EngineError
 from glint.native import abi
 
 LIBRARY_VARIABLE = "GLINT_ENGINE"
+BUILD_COMMANDS = {"cpu": "scripts/build.sh", "cuda": "scripts/build.sh --cuda (it needs nvcc of the CUDA toolkit 13)"}
 _LOGPROB = struct.Struct("=iiif")
 _STEP_ITEM = struct.Struct("=Qiiii")
 _ITEM_RESULT = struct.Struct("=QiiiiiiQ")
@@ -110,7 +111,7 @@ def choose_library(device: str, path: str | Path | None = None) -> Path:
             return place
     raise EngineError(
         f"no native library for device {device!r}: neither {places[0]} nor {places[1]} exists; build it with "
-        f"scripts/build.sh, or set ${LIBRARY_VARIABLE} to the path of a {name}"
+        f"{BUILD_COMMANDS.get(device, BUILD_COMMANDS['cpu'])}, or set ${LIBRARY_VARIABLE} to the path of a {name}"
     )
 
 
@@ -133,11 +134,35 @@ def load_library(path: Path) -> ctypes.CDLL:
     return library
 
 
+def open_library(device: str, path: str | Path | None = None) -> ctypes.CDLL:
+    """Find and load the library of a device; one that computes on another device is refused."""
+    chosen = choose_library(device, path)
+    library = load_library(chosen)
+    backend = library.glint_backend_name().decode()
+    if backend != device:
+        raise EngineError(f"{chosen} computes on {backend!r}, but device is {device!r}; make them agree")
+    return library
+
+
 def _check(library: ctypes.CDLL, call: str, status: int) -> None:
     """Turn a status into the exception of its kind, with the library's own words."""
     if status != abi.STATUS_OK:
         text = (library.glint_last_error() or b"").decode("utf-8", "replace")
         raise _EXCEPTIONS.get(status, InternalFailure)(f"{call}: {text or f'status {status}'}")
+
+
+def plan_engine(library: ctypes.CDLL, options: abi.EngineOptions) -> abi.EnginePlan:
+    """What an engine with these options would take, on which device. Makes nothing and opens no file."""
+    plan = abi.sized(abi.EnginePlan)
+    _check(library, "glint_plan_engine", library.glint_plan_engine(ctypes.byref(options), ctypes.byref(plan)))
+    return plan
+
+
+def load_progress(library: ctypes.CDLL) -> abi.LoadState:
+    """How far the weights of the engine that is being made are read; may be called from any thread."""
+    state = abi.sized(abi.LoadState)
+    _check(library, "glint_load_progress", library.glint_load_progress(ctypes.byref(state)))
+    return state
 
 
 def _free_engine(library: ctypes.CDLL, engine: Any) -> None:
@@ -153,7 +178,8 @@ class NativeEngine:
     def __init__(self, library: ctypes.CDLL, options: abi.EngineOptions, tensors: Any) -> None:
         """Map the files and plan all memory.
 
-        `tensors` is a NumPy array of shape `[count]` whose records have the layout of `abi.Tensor`.
+        `tensors` is a NumPy array of shape `[count]` whose records have the layout of `abi.Tensor`; it has none where
+        `options.synthetic_seed` asks for random weights.
         """
         if tensors.dtype.itemsize != ctypes.sizeof(abi.Tensor) or not tensors.flags.c_contiguous:
             raise EngineError(

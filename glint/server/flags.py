@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from glint.server.settings import ServerSettings
 
 PARSERS = ["glm45", "glm47"]
-SIZES = ("max_model_len", "max_step_items", "max_step_tokens", "kv_cache_bytes", "page_tokens")
+SIZES = ("max_step_tokens", "kv_cache_bytes", "page_tokens")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,27 +30,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--max-model-len",
-        "--context-length",
-        metavar="TOKENS",
-        type=int,
-        help="longest prompt and answer together (default: what the model and the page cache allow)",
-    )
-    group.add_argument(
-        "--max-num-seqs",
-        "--max-running-requests",
-        dest="max_step_items",
-        metavar="N",
-        type=int,
-        help="most requests in one step (default: 64)",
-    )
-    group.add_argument(
         "--max-num-batched-tokens",
         "--chunked-prefill-size",
         dest="max_step_tokens",
         metavar="TOKENS",
         type=int,
-        help="most tokens in one step; longer prompts are cut into chunks (default: 512)",
+        help="most tokens in one step; longer prompts are cut into chunks (default: 512, with --device cuda 4096)",
     )
     group.add_argument(
         "--kv-cache-memory-bytes", dest="kv_cache_bytes", metavar="BYTES", type=int, help="size of the page cache"
@@ -180,7 +165,9 @@ def _engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
     if chosen.max_total_tokens is not None:
         if chosen.kv_cache_bytes is not None:
             raise RequestError("--max-total-tokens and --kv-cache-memory-bytes are both given; give one")
-        page_tokens = chosen.page_tokens or 16
+        from glint.config import DEFAULT_PAGE_TOKENS
+
+        page_tokens = chosen.page_tokens or DEFAULT_PAGE_TOKENS[chosen.device]
         options["num_pages"] = -(-chosen.max_total_tokens // page_tokens)
     return {name: value for name, value in options.items() if value is not None}
 

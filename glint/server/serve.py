@@ -18,7 +18,6 @@ import uvicorn
 import uvloop
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
-from glint.config import EngineSettings
 from glint.engine import Engine, StepSummary
 from glint.errors import EngineError, GlintError
 from glint.server.app import make_app
@@ -30,6 +29,7 @@ from glint.server.outcomes import OutcomeLog
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
+from glint.sizing import size_engine
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
 
@@ -188,11 +188,19 @@ class Server(uvicorn.Server):
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
             reading = reader.submit(Tokenizer, settings.model_dir)
             checkpoint = open_checkpoint(settings.model_dir)
-            resolved = EngineSettings.resolve(settings.model_dir, checkpoint.config, **settings.engine_options)
             self._startup.mark("checkpoint headers")
+            sized = size_engine(
+                settings.model_dir,
+                checkpoint.config,
+                checkpoint.files,
+                settings.library_path,
+                **settings.engine_options,
+            )
+            sized.show()
+            self._startup.mark("memory plan")
             tokenizer = reading.result()
             self._startup.mark("rest of the tokenizer")
-        engine = Engine(checkpoint, resolved, tokenizer, settings.library_path)
+        engine = Engine(checkpoint, sized.settings, tokenizer, settings.library_path, log.info)
         self._startup.mark("weights and memory")
         return checkpoint, engine, tokenizer
 

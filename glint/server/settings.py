@@ -12,9 +12,9 @@ from glint.server.bounds import Limits
 class ServerSettings:
     """Everything that `glint serve` is told.
 
-    `engine_options` are those of `EngineSettings.resolve`. `model_names` are the names that clients may use, the first
-    being the one that answers carry. A server whose work makes no step for `health_seconds` is unhealthy. After the
-    first SIGTERM requests in flight have `drain_seconds` to end.
+    `engine_options` are those of `glint.sizing.size_engine`. `model_names` are the names that clients may use, the
+    first being the one that answers carry. A server whose work makes no step for `health_seconds` is unhealthy. After
+    the first SIGTERM requests in flight have `drain_seconds` to end.
     """
 
     model_dir: Path

@@ -2,11 +2,10 @@
 #include <cmath>
 
 #include "base/fp8.h"
-#include "cpu/backend.h"
+#include "cpu/operations.h"
 #include "cpu/rows.h"
-#include "model/ops.h"
 
-namespace glint::ops {
+namespace glint::cpu {
 
 namespace {
 
@@ -62,10 +61,10 @@ void store_row(const RotateCall& call, const PageLayout& pages, int64_t layer, i
 
 }
 
-void fill_rotary(Backend& backend, float* cosines, float* sines, std::span<const int32_t> positions,
+void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const int32_t> positions,
                  int64_t rotary_dim, double theta) {
   const int64_t half = rotary_dim / 2;
-  backend.team().run(static_cast<int64_t>(positions.size()), [&](int64_t row, int) {
+  workers.team().run(static_cast<int64_t>(positions.size()), [&](int64_t row, int) {
     for (int64_t index = 0; index < half; ++index) {
       const double exponent = -2.0 * static_cast<double>(index) / static_cast<double>(rotary_dim);
       const double angle = static_cast<double>(positions[static_cast<size_t>(row)]) * std::pow(theta, exponent);
@@ -75,14 +74,14 @@ void fill_rotary(Backend& backend, float* cosines, float* sines, std::span<const
   });
 }
 
-void rotate_and_store(Backend& backend, const RotateCall& call, const PageLayout& pages, int64_t layer,
+void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
                       std::span<const BatchRequest> requests) {
   const int64_t query_width = call.heads.num_heads * call.heads.head_dim;
-  std::vector<int64_t>& ends = backend.task_ends();
+  std::vector<int64_t>& ends = workers.task_ends();
   ends.clear();
   int64_t num_rows = 0;
   for (const BatchRequest& request : requests) ends.push_back(num_rows += request.row_count);
-  backend.team().run(num_rows, [&](int64_t row, int) {
+  workers.team().run(num_rows, [&](int64_t row, int) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), row) - ends.begin());
     const BatchRequest& request = requests[index];
     rotate_row(call, row);
@@ -94,25 +93,25 @@ void rotate_and_store(Backend& backend, const RotateCall& call, const PageLayout
   });
 }
 
-void attend(Backend& backend, float* out, const float* query, const PageLayout& pages, int64_t layer,
+void attend(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
             std::span<const BatchRequest> requests, const HeadShape& heads) {
   const int64_t group_heads = heads.num_heads / heads.num_kv_heads;
   const int64_t tile_rows = query_rows_per_tile(group_heads);
   const int64_t row_stride = heads.num_heads * heads.head_dim;
-  std::vector<int64_t>& ends = backend.task_ends();
+  std::vector<int64_t>& ends = workers.task_ends();
   ends.clear();
   int64_t num_tasks = 0;
   for (const BatchRequest& request : requests) {
     ends.push_back(num_tasks += (request.row_count + tile_rows - 1) / tile_rows * heads.num_kv_heads);
   }
-  backend.team().run(num_tasks, [&](int64_t task, int thread) {
+  workers.team().run(num_tasks, [&](int64_t task, int thread) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const BatchRequest& request = requests[index];
     const int64_t local = task - (index == 0 ? 0 : ends[index - 1]);
     const int64_t kv_head = local % heads.num_kv_heads;
     const int64_t row = local / heads.num_kv_heads * tile_rows;
     const int64_t offset = (request.row_first + row) * row_stride + kv_head * group_heads * heads.head_dim;
-    backend.kernels().attend({.out = out + offset,
+    workers.kernels().attend({.out = out + offset,
                               .query = query + offset,
                               .row_stride = row_stride,
                               .group_heads = group_heads,
@@ -125,7 +124,7 @@ void attend(Backend& backend, float* out, const float* query, const PageLayout& 
                               .page_bytes = pages.page_bytes(),
                               .page_tokens = pages.page_tokens,
                               .dtype = pages.dtype},
-                             backend.scratch(thread));
+                             workers.scratch(thread));
   });
 }
 

@@ -3,104 +3,147 @@
 #include <algorithm>
 
 #include "base/contract.h"
-#include "model/ops.h"
-
+#include "cpu/machine.h"
+#include "cpu/projections.h"
 
 namespace glint {
 
 namespace {
 
-bool can_run(const KernelSet& kernels) {
-  switch (kernels.id) {
-#if defined(GLINT_ARM64)
-    case GLINT_KERNELS_NEON:
-      return true;
-#endif
-#if defined(GLINT_X86)
-    case GLINT_KERNELS_AVX2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    case GLINT_KERNELS_AVX512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    case GLINT_KERNELS_AMX:
-      return amx_is_available();
-#endif
-    default:
-      return true;
-  }
+void check_options(const glint_model& model, const glint_engine_options& options) {
+  require(options.synthetic_seed == 0, GLINT_STATUS_UNSUPPORTED, "options.synthetic_seed is ", options.synthetic_seed,
+          ": the CPU library computes with the weights of a checkpoint; use 0, or the CUDA library");
+  require(options.local_experts == 0 || options.local_experts == model.num_experts, GLINT_STATUS_UNSUPPORTED,
+          "options.local_experts is ", options.local_experts, ": the CPU library holds all ", model.num_experts,
+          " experts; use 0, or the CUDA library");
 }
 
-std::vector<const KernelSet*> kernels_by_speed() {
-  return {
-#if defined(GLINT_X86)
-      &amx_kernels(), &avx512_kernels(), &avx2_kernels(),
-#endif
-#if defined(GLINT_ARM64)
-      &neon_kernels(),
-#endif
-      &plain_kernels(), &exact_kernels()};
+cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_options& options) {
+  return {.num_threads = options.num_threads,
+          .kernels = options.kernels,
+          .max_product_calls = cpu::max_product_calls(model, options.row_slices),
+          .max_step_items = options.max_step_items,
+          .vocab_size = model.vocab_size,
+          .max_cols = std::max({model.hidden_size, model.num_heads * model.head_dim, model.dense_width,
+                                model.expert_width, model.shared_width}),
+          .group_heads = model.num_heads / model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .page_tokens = options.page_tokens};
 }
 
-int64_t round_up_to_page(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
+uint64_t workspace_bytes_of(const cpu::Activations& activations, const glint_model& model,
+                            const glint_engine_options& options) {
+  return activations.byte_count() + cpu::Workers::bytes_for(worker_options(model, options));
 }
 
-const KernelSet& choose_kernels(int32_t requested) {
-  require_argument(requested >= GLINT_KERNELS_AUTO && requested <= GLINT_KERNELS_AMX, "options.kernels is ", requested,
-                   ", which names no kernels");
-  for (const KernelSet* kernels : kernels_by_speed()) {
-    const bool is_wanted = requested == GLINT_KERNELS_AUTO || requested == kernels->id;
-    if (is_wanted && can_run(*kernels)) return *kernels;
-  }
-  throw Failure(GLINT_STATUS_UNSUPPORTED, text("kernels ", requested, " need instructions that this processor or this ",
-                                               "build does not have; use kernels auto"));
+cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options& options) {
+  return {.data = nullptr,
+          .num_pages = options.num_pages,
+          .page_tokens = options.page_tokens,
+          .num_kv_heads = model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .dtype = model.weight_scale_kind == GLINT_SCALE_NONE ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16};
 }
 
-int64_t product_scratch_bytes(int64_t max_cols) {
-  constexpr int64_t kBytesPerColumn = 160;
-  return (max_cols + 2 * kOperandAlignment) * kBytesPerColumn;
+uint64_t bytes_per_page(const glint_model& model, const cpu::PageLayout& layout) {
+  return 2 * static_cast<uint64_t>(model.num_layers) * static_cast<uint64_t>(layout.page_bytes());
 }
 
-int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens) {
-  const int64_t slab_tokens = (page_tokens + kOperandAlignment - 1) / kOperandAlignment * kOperandAlignment;
-  const int64_t floats = queries * (kSplitPositions + kOperandAlignment + 4 * head_dim + 4) + slab_tokens * head_dim;
-  return (floats + 16 * kOperandAlignment) * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t query_rows_per_tile(int64_t group_heads) { return std::max<int64_t>(1, kMaxQueriesPerTile / group_heads); }
-
-namespace ops {
-
-void sample_rows(Backend& backend, std::span<SampledRow> out, std::span<const SamplingRow> rows) {
-  backend.team().run(static_cast<int64_t>(rows.size()), [&](int64_t row, int thread) {
-    const auto index = static_cast<size_t>(row);
-    sample_row(out[index], rows[index], backend.sampler(thread));
-  });
+uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layout) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
+  const uint64_t page_bytes = bytes_per_page(model, layout);
+  const auto num_pages = static_cast<uint64_t>(layout.num_pages);
+  require_argument(num_pages <= kMaxBytes / page_bytes, "options.num_pages is ", num_pages, ": pages of ", page_bytes,
+                   " bytes each exceed ", kMaxBytes, " bytes");
+  return num_pages * page_bytes;
 }
 
 }
 
-Backend::Backend(const BackendOptions& options)
-    : kernels_(choose_kernels(options.kernels)),
-      scratch_bytes_(round_up_to_page(std::max(
-          product_scratch_bytes(options.max_cols),
-          attention_scratch_bytes(query_rows_per_tile(options.group_heads) * options.group_heads, options.head_dim,
-                                  options.page_tokens)))),
-      scratch_(static_cast<uint64_t>(scratch_bytes_) * static_cast<uint64_t>(options.num_threads)),
-      team_(options.num_threads) {
-  samplers_.reserve(static_cast<size_t>(options.num_threads));
-  for (int thread = 0; thread < options.num_threads; ++thread) samplers_.emplace_back(options.vocab_size);
-  task_ends_.reserve(static_cast<size_t>(std::max(options.max_product_calls, options.max_step_items)));
+Backend::Backend(const glint_model& the_model, const glint_engine_options& options, const ModelWeights& the_weights)
+    : model(the_model),
+      weights(the_weights),
+      row_slices(options.row_slices),
+      expert_layout(options.expert_layout),
+      max_step_items(options.max_step_items),
+      heads{model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim},
+      pages(page_layout(model, options)),
+      page_memory(page_memory_bytes(model, pages)),
+      activations(model, options),
+      workspace_bytes(workspace_bytes_of(activations, model, options)),
+      workers(worker_options(model, options)) {
+  pages.data = page_memory.data();
+  calls.reserve(static_cast<size_t>(cpu::max_product_calls(model, row_slices)));
 }
 
 void BackendDeleter::operator()(Backend* backend) const { delete backend; }
 
-BackendOwner make_backend(const BackendOptions& options) { return BackendOwner(new Backend(options)); }
+BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights) {
+  check_options(model, options);
+  return BackendOwner(new Backend(model, options, weights));
+}
+
+glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options) {
+  check_options(model, options);
+  const cpu::PageLayout layout = page_layout(model, options);
+  page_memory_bytes(model, layout);
+  glint_engine_plan plan{
+      .struct_bytes = sizeof(glint_engine_plan),
+      .kernels = choose_kernels(options.kernels).id,
+      .device_name = {},
+      .memory_total = cpu::machine_memory(),
+      .memory_free = cpu::available_memory(),
+      .weight_bytes = 0,
+      .workspace_bytes = workspace_bytes_of(cpu::Activations(model, options), model, options),
+      .pinned_bytes = 0,
+      .bytes_per_page = bytes_per_page(model, layout),
+  };
+  cpu::processor_name().copy(plan.device_name, sizeof(plan.device_name) - 1);
+  return plan;
+}
 
 const char* backend_name() { return "cpu"; }
 
-int32_t backend_kernels(const Backend& backend) { return backend.kernels().id; }
+bool backend_checks_codes() { return false; }
 
-uint64_t backend_bytes(const Backend& backend) { return backend.byte_count(); }
+void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
+  stats.kernels = backend.workers.kernels().id;
+  stats.page_bytes = backend.page_memory.byte_count();
+  stats.workspace_bytes = backend.workspace_bytes;
+  stats.weight_bytes_placed = 0;
+  stats.experts_read = backend.experts_read;
+  stats.steps_replayed = 0;
+}
+
+namespace ops {
+
+bool keeps_sampled_tokens(const Backend&) { return false; }
+
+bool replay_step(Backend&) { return false; }
+
+bool begin_capture(Backend&) { return false; }
+
+void end_capture(Backend&) {}
+
+void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
+  SampledRow* out = backend.activations.sampled.data() + slot * backend.max_step_items;
+  const auto vocab_size = static_cast<size_t>(backend.model.vocab_size);
+  backend.workers.team().run(static_cast<int64_t>(rows.size()), [&](int64_t index, int thread) {
+    const SamplingRow& row = rows[static_cast<size_t>(index)];
+    const std::span logits(backend.activations.logits.data() + int64_t{row.logit_row} * backend.model.vocab_size,
+                           vocab_size);
+    if (row.has_given_token) {
+      cpu::logprobs_row(out[index], logits, row.given_token, row.settings->num_prompt_logprobs);
+    } else {
+      cpu::sample_row(out[index], logits, row, backend.workers.sampler(thread));
+    }
+  });
+}
+
+void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {
+  std::copy_n(backend.activations.sampled.data() + slot * backend.max_step_items, out.size(), out.data());
+}
+
+}
 
 }

@@ -1,35 +1,39 @@
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "base/memory.h"
-#include "cpu/kernels.h"
-#include "cpu/team.h"
+#include "cpu/activations.h"
+#include "cpu/operations.h"
+#include "cpu/workers.h"
 #include "model/backend.h"
-#include "model/sampling.h"
 
 namespace glint {
 
 class Backend {
  public:
-  explicit Backend(const BackendOptions& options);
+  Backend(const glint_model& the_model, const glint_engine_options& options, const ModelWeights& the_weights);
 
-  ThreadTeam& team() { return team_; }
-  const KernelSet& kernels() const { return kernels_; }
-  std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
-  std::vector<int64_t>& task_ends() { return task_ends_; }
-  SamplerScratch& sampler(int thread) { return samplers_[static_cast<size_t>(thread)]; }
-  uint64_t byte_count() const { return scratch_.byte_count(); }
+  int64_t count() const { return static_cast<int64_t>(batch.tokens.size()); }
+  bool has_codes() const { return model.weight_scale_kind != GLINT_SCALE_NONE; }
+  bool splits_experts() const { return expert_layout == GLINT_EXPERT_LAYOUT_TP; }
+  const LayerWeights& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
 
- private:
-  const KernelSet& kernels_;
-  int64_t scratch_bytes_;
-  ZeroedMemory scratch_;
-  std::vector<int64_t> task_ends_;
-  std::vector<SamplerScratch> samplers_;
-  ThreadTeam team_;
+  const glint_model model;
+  const ModelWeights& weights;
+  const int32_t row_slices;
+  const int32_t expert_layout;
+  const int64_t max_step_items;
+  const cpu::HeadShape heads;
+  cpu::PageLayout pages;
+  ZeroedMemory page_memory;
+  cpu::Activations activations;
+  const uint64_t workspace_bytes;
+  std::vector<cpu::ProductCall> calls;
+  StepBatch batch;
+  std::atomic<uint64_t> experts_read = 0;
+  cpu::Workers workers;
 };
-
-int64_t query_rows_per_tile(int64_t group_heads);
 
 }

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "cpu/backend.h"
-#include "model/ops.h"
 
 namespace glint::ops {
 
@@ -31,13 +30,13 @@ double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
   const int64_t num_pieces = std::max<int64_t>(1, static_cast<int64_t>(byte_count) / kPieceBytes);
   const ZeroedMemory memory(static_cast<uint64_t>(num_pieces * kPieceBytes));
   std::atomic<uint64_t> folded{0};
-  backend.team().run(num_pieces, [&](int64_t piece, int) {
+  backend.workers.team().run(num_pieces, [&](int64_t piece, int) {
     std::memset(memory.data() + piece * kPieceBytes, static_cast<int>(piece & 0x7f), kPieceBytes);
   });
   double best = 0;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     const auto start = std::chrono::steady_clock::now();
-    backend.team().run(num_pieces, [&](int64_t piece, int) {
+    backend.workers.team().run(num_pieces, [&](int64_t piece, int) {
       folded.fetch_xor(fold_piece(memory.data() + piece * kPieceBytes), std::memory_order_relaxed);
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

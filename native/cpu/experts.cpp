@@ -4,10 +4,9 @@
 #include <limits>
 
 #include "base/contract.h"
-#include "cpu/backend.h"
-#include "model/ops.h"
+#include "cpu/operations.h"
 
-namespace glint::ops {
+namespace glint::cpu {
 
 namespace {
 
@@ -99,22 +98,22 @@ void combine_row(const CombineCall& call, int64_t row, double* sums) {
 
 }
 
-void swiglu(Backend& backend, float* out, const float* gate, const float* up, int64_t count) {
+void swiglu(Workers& workers, float* out, const float* gate, const float* up, int64_t count) {
   constexpr int64_t kPiece = 4096;
-  backend.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
+  workers.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
     const int64_t first = piece * kPiece;
-    backend.kernels().swiglu(out + first, gate + first, up + first, std::min(kPiece, count - first));
+    workers.kernels().swiglu(out + first, gate + first, up + first, std::min(kPiece, count - first));
   });
 }
 
-void route(Backend& backend, const RouteCall& call) {
+void route(Workers& workers, const RouteCall& call) {
   require_argument(call.model->num_experts <= kMaxExperts, "at most ", kMaxExperts, " experts are supported");
-  backend.team().run(call.count, [&](int64_t row, int) { route_row(call, row); });
+  workers.team().run(call.count, [&](int64_t row, int) { route_row(call, row); });
 }
 
-void combine(Backend& backend, const CombineCall& call) {
-  backend.team().run(call.count, [&](int64_t row, int thread) {
-    combine_row(call, row, reinterpret_cast<double*>(backend.scratch(thread)));
+void combine(Workers& workers, const CombineCall& call) {
+  workers.team().run(call.count, [&](int64_t row, int thread) {
+    combine_row(call, row, reinterpret_cast<double*>(workers.scratch(thread)));
   });
 }
 

@@ -1,9 +1,8 @@
 #include <algorithm>
 
-#include "cpu/backend.h"
-#include "model/ops.h"
+#include "cpu/operations.h"
 
-namespace glint::ops {
+namespace glint::cpu {
 
 namespace {
 
@@ -28,19 +27,19 @@ ProductTile tile_of(const ProductCall& call, int64_t tile) {
 
 }
 
-void products(Backend& backend, std::span<const ProductCall> calls) {
-  std::vector<int64_t>& ends = backend.task_ends();
+void products(Workers& workers, std::span<const ProductCall> calls) {
+  std::vector<int64_t>& ends = workers.task_ends();
   ends.clear();
   int64_t num_tasks = 0;
   for (const ProductCall& call : calls) ends.push_back(num_tasks += num_tiles(call));
-  const KernelSet& kernels = backend.kernels();
-  backend.team().run(num_tasks, [&](int64_t task, int thread) {
+  const KernelSet& kernels = workers.kernels();
+  workers.team().run(num_tasks, [&](int64_t task, int thread) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const ProductCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
     const auto multiply =
         call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.product_codes : kernels.product_floats;
-    multiply(tile_of(call, task - first), backend.scratch(thread));
+    multiply(tile_of(call, task - first), workers.scratch(thread));
   });
 }
 

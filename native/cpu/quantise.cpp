@@ -1,9 +1,8 @@
 #include <algorithm>
 
-#include "cpu/backend.h"
-#include "model/ops.h"
+#include "cpu/operations.h"
 
-namespace glint::ops {
+namespace glint::cpu {
 
 namespace {
 
@@ -19,21 +18,19 @@ SliceShape slice_shape(int64_t width, int32_t row_slices) {
 
 }
 
-int64_t operand_stride(const Backend&, int64_t width, int32_t row_slices) {
+int64_t operand_stride(int64_t width, int32_t row_slices) {
   return row_slices * slice_shape(width, row_slices).stride;
 }
 
-int64_t operand_element_bytes(const Backend&) { return sizeof(float); }
-
-int64_t code_element_bytes(const Backend& backend) {
-  return backend.kernels().code_form == OperandForm::kBf16 ? sizeof(uint16_t) : sizeof(float);
+int64_t code_element_bytes(const Workers& workers) {
+  return workers.kernels().code_form == OperandForm::kBf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
-void prepare_floats(Backend& backend, OperandBuffer out, const float* in, int64_t count, int64_t width,
+void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                     int32_t row_slices) {
   const SliceShape shape = slice_shape(width, row_slices);
   auto* operand = reinterpret_cast<float*>(out.operand);
-  backend.team().run(count, [&](int64_t row, int) {
+  workers.team().run(count, [&](int64_t row, int) {
     for (int32_t slice = 0; slice < row_slices; ++slice) {
       float* target = operand + (row * row_slices + slice) * shape.stride;
       const float* source = in + row * width + slice * shape.width;
@@ -43,12 +40,12 @@ void prepare_floats(Backend& backend, OperandBuffer out, const float* in, int64_
   });
 }
 
-void prepare_codes(Backend& backend, OperandBuffer out, const float* in, int64_t count, int64_t width,
+void prepare_codes(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                    int32_t row_slices) {
   const SliceShape shape = slice_shape(width, row_slices);
-  const KernelSet& kernels = backend.kernels();
-  const int64_t element_bytes = code_element_bytes(backend);
-  backend.team().run(count, [&](int64_t row, int) {
+  const KernelSet& kernels = workers.kernels();
+  const int64_t element_bytes = code_element_bytes(workers);
+  workers.team().run(count, [&](int64_t row, int) {
     for (int32_t slice = 0; slice < row_slices; ++slice) {
       const float* source = in + row * width + slice * shape.width;
       std::byte* target = out.operand + (row * row_slices + slice) * shape.stride * element_bytes;

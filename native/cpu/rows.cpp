@@ -3,9 +3,8 @@
 #include <cstring>
 
 #include "base/fp8.h"
-#include "cpu/backend.h"
+#include "cpu/operations.h"
 #include "cpu/rows.h"
-#include "model/ops.h"
 
 namespace glint {
 
@@ -33,10 +32,10 @@ void norm_row(float* out, const float* in, const float* weight, int64_t width, d
   }
 }
 
-namespace ops {
+namespace cpu {
 
-void embed(Backend& backend, float* hidden, const Weight& table, std::span<const int32_t> tokens) {
-  backend.team().run(static_cast<int64_t>(tokens.size()), [&](int64_t row, int) {
+void embed(Workers& workers, float* hidden, const Weight& table, std::span<const int32_t> tokens) {
+  workers.team().run(static_cast<int64_t>(tokens.size()), [&](int64_t row, int) {
     const std::byte* source = table.row(tokens[static_cast<size_t>(row)]);
     for (int64_t index = 0; index < table.cols; ++index) {
       uint16_t bits = 0;
@@ -46,31 +45,31 @@ void embed(Backend& backend, float* hidden, const Weight& table, std::span<const
   });
 }
 
-void rms_norm(Backend& backend, float* out, const float* in, const float* weight, int64_t count, int64_t width,
+void rms_norm(Workers& workers, float* out, const float* in, const float* weight, int64_t count, int64_t width,
               double epsilon) {
-  backend.team().run(count, [&](int64_t row, int) {
+  workers.team().run(count, [&](int64_t row, int) {
     norm_row(out + row * width, in + row * width, weight, width, epsilon);
   });
 }
 
-void add_rows(Backend& backend, float* hidden, const float* update, int64_t count) {
+void add_rows(Workers& workers, float* hidden, const float* update, int64_t count) {
   constexpr int64_t kPiece = 8192;
-  backend.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
+  workers.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
     const int64_t end = std::min(count, (piece + 1) * kPiece);
     for (int64_t index = piece * kPiece; index < end; ++index) hidden[index] += update[index];
   });
 }
 
-void join_slices(Backend& backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count) {
+void join_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count) {
   for (int32_t width = 1; width < num_parts; width *= 2) {
     for (int32_t part = 0; part + width < num_parts; part += 2 * width) {
-      add_rows(backend, parts + part * part_stride, parts + (part + width) * part_stride, count);
+      add_rows(workers, parts + part * part_stride, parts + (part + width) * part_stride, count);
     }
   }
 }
 
-void gather_rows(Backend& backend, float* out, const float* in, std::span<const int32_t> rows, int64_t width) {
-  backend.team().run(static_cast<int64_t>(rows.size()), [&](int64_t row, int) {
+void gather_rows(Workers& workers, float* out, const float* in, std::span<const int32_t> rows, int64_t width) {
+  workers.team().run(static_cast<int64_t>(rows.size()), [&](int64_t row, int) {
     const float* source = in + rows[static_cast<size_t>(row)] * width;
     std::copy(source, source + width, out + row * width);
   });

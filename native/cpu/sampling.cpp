@@ -1,4 +1,4 @@
-#include "model/sampling.h"
+#include "cpu/sampling.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@
 
 #include "base/rng.h"
 
-namespace glint {
+namespace glint::cpu {
 
 namespace {
 
@@ -225,6 +225,12 @@ SamplerScratch::SamplerScratch(SamplerScratch&& other) noexcept = default;
 SamplerScratch& SamplerScratch::operator=(SamplerScratch&& other) noexcept = default;
 SamplerScratch::~SamplerScratch() = default;
 
+uint64_t SamplerScratch::bytes_for(int32_t vocab_size) {
+  const auto tokens = static_cast<uint64_t>(vocab_size);
+  const uint64_t chunks = (tokens + kChunkTokens - 1) / kChunkTokens;
+  return tokens * (2 * sizeof(float) + sizeof(int32_t) + sizeof(uint64_t)) + chunks * 2 * sizeof(float);
+}
+
 std::vector<int32_t> SamplerScratch::kept_tokens() const {
   std::vector<int32_t> tokens;
   std::ranges::transform(buffers_->kept(), std::back_inserter(tokens), token_of);
@@ -236,15 +242,15 @@ namespace {
 
 using Buffers = SamplerScratch::Buffers;
 
-bool change_logits(const SamplingRow& row, Buffers& buffers) {
+bool change_logits(std::span<float> logits, const SamplingRow& row, Buffers& buffers) {
   const SamplingSettings& settings = *row.settings;
   const bool has_repetition = settings.repetition_penalty != 1.0F;
   const bool has_counts = settings.frequency_penalty != 0.0F || settings.presence_penalty != 0.0F;
-  apply_bias(row.logits, settings);
-  if (row.allowed_words != nullptr) apply_mask(row.logits, row.allowed_words);
-  if (has_repetition) apply_repetition(row.logits, row.history, settings.repetition_penalty, buffers.counts);
+  apply_bias(logits, settings);
+  if (row.allowed_words != nullptr) apply_mask(logits, row.allowed_words);
+  if (has_repetition) apply_repetition(logits, row.history, settings.repetition_penalty, buffers.counts);
   if (has_counts) {
-    apply_counts(row.logits, row.history.subspan(static_cast<size_t>(row.prompt_count)), settings, buffers.counts);
+    apply_counts(logits, row.history.subspan(static_cast<size_t>(row.prompt_count)), settings, buffers.counts);
   }
   return !settings.bias.empty() || row.allowed_words != nullptr || has_repetition || has_counts;
 }
@@ -356,40 +362,40 @@ int32_t draw_token(uint64_t key, int32_t best_token, std::span<const uint64_t> c
   return best_token;
 }
 
-int32_t choose_token(const SamplingRow& row, const RowScan& scan, Buffers& buffers) {
+int32_t choose_token(std::span<const float> logits, const SamplingRow& row, const RowScan& scan, Buffers& buffers) {
   const SamplingSettings& settings = *row.settings;
   if (settings.temperature == 0.0F) return scan.token;
-  measure_gaps(row.logits, scan.highest, settings.temperature, buffers);
+  measure_gaps(logits, scan.highest, settings.temperature, buffers);
   keep_candidates(settings, buffers);
   return draw_token(row_key(settings.seed, settings.choice_index, row.position), scan.token, buffers.kept());
 }
 
 }
 
-void sample_row(SampledRow& out, const SamplingRow& row, SamplerScratch& scratch) {
+void sample_row(SampledRow& out, std::span<float> logits, const SamplingRow& row, SamplerScratch& scratch) {
   Buffers& buffers = scratch.buffers();
-  if (row.logits.size() != buffers.gaps.size()) {
-    throw std::logic_error("a row has " + std::to_string(row.logits.size()) + " logits; the scratch was made for " +
+  if (logits.size() != buffers.gaps.size()) {
+    throw std::logic_error("a row has " + std::to_string(logits.size()) + " logits; the scratch was made for " +
                            std::to_string(buffers.gaps.size()));
   }
   out = {};
-  RowScan scan = scan_row(row.logits);
+  RowScan scan = scan_row(logits);
   if (!scan.is_usable) {
     out.failure = GLINT_FAILURE_NOT_FINITE;
     return;
   }
   double log_total = 0.0;
   if (row.settings->has_logprobs) {
-    log_total = log_sum_exp(row.logits, scan.highest);
-    list_top(out, row.logits, row.settings->num_logprobs, log_total);
-    std::ranges::copy(row.logits, buffers.raw.begin());
+    log_total = log_sum_exp(logits, scan.highest);
+    list_top(out, logits, row.settings->num_logprobs, log_total);
+    std::ranges::copy(logits, buffers.raw.begin());
   }
-  if (change_logits(row, buffers)) scan = scan_row(row.logits);
+  if (change_logits(logits, row, buffers)) scan = scan_row(logits);
   if (!scan.is_usable) {
     out.failure = GLINT_FAILURE_NOTHING_ALLOWED;
     return;
   }
-  out.token = choose_token(row, scan, buffers);
+  out.token = choose_token(logits, row, scan, buffers);
   if (row.settings->has_logprobs) {
     const float logit = buffers.raw[static_cast<size_t>(out.token)];
     out.logprob = static_cast<float>(static_cast<double>(logit) - log_total);

@@ -10,16 +10,23 @@ namespace glint::cuda {
 
 namespace {
 
-constexpr int32_t kLargeHeadDim = 128;
-constexpr int32_t kSmallHeadDim = 64;
 constexpr int kHopperMajor = 9;
 
 void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
-  require_argument(head_dim == kLargeHeadDim || head_dim == kSmallHeadDim, "head_dim is ", head_dim,
-                   "; the CUDA attention kernels are built for ", kSmallHeadDim, " and ", kLargeHeadDim);
-  require_argument(num_heads % num_kv_heads == 0 && num_heads / num_kv_heads <= kMaxGroupHeads, num_heads,
-                   " heads over ", num_kv_heads, " KV heads: a KV head serves a whole number of heads, at most ",
-                   kMaxGroupHeads);
+  require_argument(head_dim >= 2 && head_dim <= kMaxHeadDim && head_dim % 2 == 0, "head_dim is ", head_dim,
+                   "; the CUDA attention kernels take even numbers from 2 to ", kMaxHeadDim);
+  require_argument(num_kv_heads > 0 && num_heads % num_kv_heads == 0 && num_heads / num_kv_heads <= kMaxGroupHeads,
+                   num_heads, " heads over ", num_kv_heads,
+                   " KV heads: a KV head serves a whole number of heads, at most ", kMaxGroupHeads);
+}
+
+bool is_one_slab(int32_t head_dim) { return padded_head_dim(head_dim) == kSlabDims; }
+
+void check_rotary(const RotateCall& call) {
+  require_argument(call.rotary_dim >= 0 && call.rotary_dim <= call.head_dim && call.rotary_dim % 2 == 0,
+                   "rotary_dim is ", call.rotary_dim, "; it is an even number up to head_dim ", call.head_dim);
+  require_argument(call.query_stride % 2 == 0 && call.key_stride % 2 == 0, "query rows are ",
+                   call.query_stride, " floats apart, key rows ", call.key_stride, "; both must be even");
 }
 
 template <int kHeadDim>
@@ -29,15 +36,16 @@ void start_rotate(const RotateCall& call, cudaStream_t stream) {
   launch_dependent(rotate_and_store_kernel<kHeadDim>, {thread_blocks, kRotateWarps * kWarpLanes, 0}, stream, call);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kIsWhole>
 void start_decode(const DecodeCall& call, cudaStream_t stream) {
-  start_persistent<DecodePlan<kHeadDim>>(attention_decode_kernel<kHeadDim>, call, kDecodeThreads, kDecodeBlocksPerSm,
-                                         stream);
+  start_persistent<DecodePlan<kHeadDim>>(attention_decode_kernel<kHeadDim, kIsWhole>, call, kDecodeThreads,
+                                         kDecodeBlocksPerSm, stream, kDecodeCluster);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kIsWhole>
 void start_prefill(const PrefillCall& call, cudaStream_t stream) {
-  start_persistent<PrefillPlan<kHeadDim>>(attention_prefill_kernel<kHeadDim>, call, kPrefillThreads, 1, stream);
+  start_persistent<PrefillPlan<kHeadDim>>(attention_prefill_kernel<kHeadDim, kIsWhole>, call, kPrefillThreads, 1,
+                                          stream);
 }
 
 }
@@ -52,27 +60,31 @@ void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream) {
 
 void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream) {
   check_heads(call.num_heads, call.num_kv_heads, call.head_dim);
+  check_rotary(call);
   if (call.count == 0) return;
-  call.head_dim == kLargeHeadDim ? start_rotate<kLargeHeadDim>(call, stream)
-                                 : start_rotate<kSmallHeadDim>(call, stream);
+  is_one_slab(call.head_dim) ? start_rotate<kSlabDims>(call, stream) : start_rotate<kMaxHeadDim>(call, stream);
 }
 
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
-  call.attend.head_dim == kLargeHeadDim ? start_decode<kLargeHeadDim>(call, stream)
-                                        : start_decode<kSmallHeadDim>(call, stream);
+  require_argument(call.codes == nullptr || call.attend.num_kv_heads == 1, "decode attention quantises rows of one KV ",
+                   "head, not of ", call.attend.num_kv_heads, "; leave its codes null and launch quantise behind it");
+  if (call.attend.head_dim == kMaxHeadDim) return start_decode<kMaxHeadDim, true>(call, stream);
+  if (!is_one_slab(call.attend.head_dim)) return start_decode<kMaxHeadDim, false>(call, stream);
+  start_decode<kSlabDims, false>(call, stream);
 }
 
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
-  call.attend.head_dim == kLargeHeadDim ? start_prefill<kLargeHeadDim>(call, stream)
-                                        : start_prefill<kSmallHeadDim>(call, stream);
+  if (call.attend.head_dim == kMaxHeadDim) return start_prefill<kMaxHeadDim, true>(call, stream);
+  if (!is_one_slab(call.attend.head_dim)) return start_prefill<kMaxHeadDim, false>(call, stream);
+  start_prefill<kSlabDims, false>(call, stream);
 }
 
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
   const bool is_hopper = device_attribute(cudaDevAttrComputeCapabilityMajor) == kHopperMajor;
-  if (is_hopper && call.attend.head_dim == kLargeHeadDim) return launch_attention_prefill_hopper(call, stream);
+  if (is_hopper && call.attend.head_dim == kMaxHeadDim) return launch_attention_prefill_hopper(call, stream);
   launch_attention_prefill_portable(call, stream);
 }
 

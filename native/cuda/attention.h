@@ -77,6 +77,10 @@ struct DecodeCall {
   int32_t max_tasks;
   float* partials;
   int32_t* arrivals;
+  bool only_last_is_new;
+  uint8_t* codes;
+  float* scales;
+  int64_t code_stride;
 };
 
 struct PrefillCall {
@@ -87,7 +91,7 @@ struct PrefillCall {
 
 inline constexpr int kPrefillTileQueries = 128;
 
-constexpr int64_t partial_floats(int64_t head_dim) { return kMaxGroupHeads * (head_dim + 2); }
+constexpr int64_t partial_floats(int64_t head_dim) { return kMaxGroupHeads * (padded_head_dim(head_dim) + 2); }
 
 void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
 void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream);

@@ -11,6 +11,7 @@ namespace glint::cuda {
 constexpr int32_t kDownTileRows = 40;
 constexpr int32_t kDownTileK = 192;
 constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
+constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 
 struct TilePlan {
@@ -50,6 +51,8 @@ struct GroupCall {
   int32_t expert_first;
   int32_t expert_last;
   int32_t has_shared;
+  const int32_t* num_real_tokens = nullptr;
+  uint64_t* experts_touched = nullptr;
 };
 
 struct GateUpCall {

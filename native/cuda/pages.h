@@ -11,6 +11,9 @@ inline constexpr int kSlabRowBytes = 2 * kSlabDims;
 inline constexpr int kSlabBytes = kPageTokens * kSlabRowBytes;
 inline constexpr int kChunkDims = 8;
 inline constexpr int kChunkBytes = 2 * kChunkDims;
+inline constexpr int kMaxHeadDim = 2 * kSlabDims;
+
+constexpr int64_t padded_head_dim(int64_t head_dim) { return head_dim <= kSlabDims ? kSlabDims : kMaxHeadDim; }
 
 struct PagePool {
   std::byte* keys;

@@ -46,8 +46,9 @@ void launch_norm(const NormCall& call, cudaStream_t stream) {
 
 void launch_embed(const EmbedCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
-  embed_kernel<<<static_cast<unsigned>(call.count), kRowThreads, 0, stream>>>(call);
-  GLINT_CHECK_CUDA(cudaGetLastError());
+  require_argument(call.sampled == nullptr || call.vocab_size > 0, "tokens are taken from a sampler of ",
+                   call.vocab_size, " tokens; give the size of the vocabulary");
+  launch_dependent(embed_kernel, {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
 }
 
 void launch_add_rows(float* hidden, const float* update, int64_t count, cudaStream_t stream) {
@@ -55,14 +56,12 @@ void launch_add_rows(float* hidden, const float* update, int64_t count, cudaStre
   if (count == 0) return;
   const int64_t wanted = (count + kRowThreads * kVectorFloats - 1) / (kRowThreads * kVectorFloats);
   const auto thread_blocks = static_cast<unsigned>(std::min(wanted, kMaxThreadBlocks));
-  add_rows_kernel<<<thread_blocks, kRowThreads, 0, stream>>>(hidden, update, count);
-  GLINT_CHECK_CUDA(cudaGetLastError());
+  launch_dependent(add_rows_kernel, {thread_blocks, kRowThreads, 0}, stream, hidden, update, count);
 }
 
 void launch_gather_rows(const GatherCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
-  gather_rows_kernel<<<static_cast<unsigned>(call.count), kRowThreads, 0, stream>>>(call);
-  GLINT_CHECK_CUDA(cudaGetLastError());
+  launch_dependent(gather_rows_kernel, {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
 }
 
 }

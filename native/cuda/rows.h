@@ -4,9 +4,18 @@
 
 #include <cstdint>
 
+#include "cuda/sampling.h"
+
 namespace glint::cuda {
 
 inline constexpr int32_t kMaxParts = 8;
+inline constexpr int32_t kPrefetchRanges = 3;
+inline constexpr int64_t kPrefetchBytes = 16384;
+
+struct PrefetchRange {
+  const uint8_t* bytes = nullptr;
+  int64_t count = 0;
+};
 
 struct NormCall {
   float* hidden;
@@ -21,6 +30,7 @@ struct NormCall {
   int64_t count;
   int64_t width;
   float epsilon;
+  PrefetchRange prefetch[kPrefetchRanges] = {};
 };
 
 struct EmbedCall {
@@ -29,6 +39,8 @@ struct EmbedCall {
   const int32_t* tokens;
   int64_t count;
   int64_t width;
+  const SampleResult* sampled;
+  int32_t vocab_size;
 };
 
 struct GatherCall {
@@ -37,6 +49,7 @@ struct GatherCall {
   const int32_t* rows;
   int64_t count;
   int64_t width;
+  const float* update;
 };
 
 void launch_norm(const NormCall& call, cudaStream_t stream);

@@ -7,6 +7,7 @@
 #include "base/contract.h"
 #include "engine/engine.h"
 #include "engine/handle.h"
+#include "model/load_progress.h"
 
 namespace {
 
@@ -65,13 +66,34 @@ const char* glint_backend_name(void) { return glint::backend_name(); }
 
 const char* glint_last_error(void) { return last_error.c_str(); }
 
+glint_status glint_plan_engine(const glint_engine_options* options, glint_engine_plan* plan) {
+  return guarded([&] {
+    require_struct(options, "options");
+    require_struct(plan, "plan");
+    *plan = glint::plan_engine(*options);
+  });
+}
+
+glint_status glint_load_progress(glint_load_state* state) {
+  return guarded([&] {
+    require_struct(state, "state");
+    const glint::LoadProgress& progress = glint::load_progress();
+    state->is_loading = progress.is_loading ? 1 : 0;
+    state->bytes_done = progress.bytes_done;
+    state->bytes_total = progress.bytes_total;
+  });
+}
+
 glint_status glint_init_engine(const glint_engine_options* options, const glint_tensor* tensors, int64_t count,
                                glint_engine** engine) {
   return guarded([&] {
     require_argument(engine != nullptr, "the place for the engine is null");
     require_struct(options, "options");
-    require_argument(tensors != nullptr && count > 0 && count < (int64_t{1} << 32), "the tensor table is empty: ",
-                     count, " tensors given");
+    const bool has_table = options->synthetic_seed != 0 ? count == 0 : tensors != nullptr && count > 0;
+    require_argument(has_table && count < (int64_t{1} << 32), "the tensor table has ", count, " tensors",
+                     options->synthetic_seed != 0 ? ", but with options.synthetic_seed the weights are random: give none"
+                                                  : ": a checkpoint has at least one");
+    const glint::LoadEnd load_end;
     auto handle = std::make_unique<glint_engine>();
     handle->engine = std::make_shared<glint::Engine>(
         *options, std::span<const glint_tensor>{tensors, static_cast<size_t>(count)});

@@ -63,6 +63,12 @@ EngineLimits checked_limits(const glint_engine_options& options) {
 }
 
 std::span<const glint_file> checked_files(const glint_engine_options& options, size_t tensor_count) {
+  if (options.synthetic_seed != 0) {
+    require_argument(options.file_count == 0 && tensor_count == 0, "options.synthetic_seed is ",
+                     options.synthetic_seed, ", so the weights are random: give no files and no tensors, not ",
+                     options.file_count, " and ", tensor_count);
+    return {};
+  }
   require_argument(options.file_count <= 0 || static_cast<size_t>(options.file_count) <= tensor_count,
                    "options.file_count is ", options.file_count, ", more than the ", tensor_count,
                    " tensors that lie in the files");
@@ -71,43 +77,14 @@ std::span<const glint_file> checked_files(const glint_engine_options& options, s
   return {options.files, static_cast<size_t>(options.file_count)};
 }
 
-PageLayout page_layout(const glint_model& model, const glint_engine_options& options) {
-  return {.data = nullptr,
-          .num_pages = options.num_pages,
-          .page_tokens = options.page_tokens,
-          .num_kv_heads = model.num_kv_heads,
-          .head_dim = model.head_dim,
-          .dtype = model.weight_scale_kind == GLINT_SCALE_NONE ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16};
-}
-
-uint64_t page_memory_bytes(const glint_model& model, const PageLayout& layout) {
-  constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
-  const uint64_t page_bytes = 2 * static_cast<uint64_t>(model.num_layers) * static_cast<uint64_t>(layout.page_bytes());
-  const auto num_pages = static_cast<uint64_t>(layout.num_pages);
-  require_argument(num_pages <= kMaxBytes / page_bytes, "options.num_pages is ", num_pages, ": pages of ", page_bytes,
-                   " bytes each exceed ", kMaxBytes, " bytes");
-  return num_pages * page_bytes;
-}
-
-BackendOptions backend_options(const glint_model& model, const glint_engine_options& options) {
-  return {.num_threads = options.num_threads,
-          .kernels = options.kernels,
-          .max_product_calls = max_product_calls(model, options.row_slices),
-          .max_step_items = options.max_step_items,
-          .vocab_size = model.vocab_size,
-          .max_cols = std::max({model.hidden_size, model.num_heads * model.head_dim, model.dense_width,
-                                model.expert_width, model.shared_width}),
-          .group_heads = model.num_heads / model.num_kv_heads,
-          .head_dim = model.head_dim,
-          .page_tokens = options.page_tokens};
-}
-
 }
 
 Step::Step(const EngineLimits& limits) {
   const auto max_items = static_cast<size_t>(limits.max_step_items);
   const auto max_tokens = static_cast<size_t>(limits.max_step_tokens);
   items.reserve(max_items);
+  logit_items.reserve(max_items);
+  sampled_items.reserve(max_items);
   sampled_tokens.resize(max_items);
   results.reserve(max_items);
   mask_words.resize(max_items * static_cast<size_t>(limits.mask_words()));
@@ -116,29 +93,32 @@ Step::Step(const EngineLimits& limits) {
 
 void Step::clear() {
   may_sample = false;
+  is_awaited = false;
   is_done = false;
   failure_status = GLINT_STATUS_OK;
   failure.clear();
   items.clear();
+  logit_items.clear();
+  sampled_items.clear();
   results.clear();
   logprobs.clear();
+}
+
+glint_engine_plan plan_engine(const glint_engine_options& options) {
+  const glint_model model = checked_model(options);
+  checked_limits(options);
+  return plan_backend(model, options);
 }
 
 Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor> tensors)
     : model_(checked_model(options)),
       limits_(checked_limits(options)),
-      store_(model_, checked_files(options, tensors.size()), tensors),
+      store_(model_, checked_files(options, tensors.size()), tensors, !backend_checks_codes()),
+      backend_(make_backend(model_, options, store_.weights())),
+      forward_(*backend_, model_),
       pool_(options.num_pages, options.page_tokens),
-      requests_(limits_),
-      layout_(page_layout(model_, options)) {
-  page_memory_ = ZeroedMemory(page_memory_bytes(model_, layout_));
-  layout_.data = page_memory_.data();
-  backend_ = make_backend(backend_options(model_, options));
-  forward_ = std::make_unique<ForwardPass>(*backend_, model_, store_.weights(), layout_,
-                                           ForwardOptions{.row_slices = options.row_slices,
-                                                          .expert_layout = options.expert_layout,
-                                                          .max_tokens = options.max_step_tokens,
-                                                          .max_logit_rows = options.max_step_items});
+      requests_(limits_) {
+  forward_.capture();
   steps_.reserve(kStepSlots);
   for (size_t slot = 0; slot < kStepSlots; ++slot) steps_.emplace_back(limits_);
   admissions_.reserve(static_cast<size_t>(options.max_step_items));
@@ -152,16 +132,19 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
             .pages_cached = 0,
             .num_requests = 0,
             .steps_in_flight = 0,
-            .kernels = backend_kernels(*backend_),
+            .kernels = GLINT_KERNELS_AUTO,
             .steps_done = 0,
             .tokens_computed = 0,
             .tokens_sampled = 0,
             .tokens_cached = 0,
             .weight_bytes_mapped = store_.bytes_mapped(),
             .weight_bytes_copied = store_.bytes_copied(),
-            .page_bytes = page_memory_.byte_count(),
-            .workspace_bytes = forward_->byte_count() + backend_bytes(*backend_)};
-  runner_ = std::make_unique<StepRunner>(*backend_, *forward_, limits_);
+            .page_bytes = 0,
+            .workspace_bytes = 0,
+            .weight_bytes_placed = 0,
+            .experts_read = 0,
+            .steps_replayed = 0};
+  runner_ = std::make_unique<StepRunner>(*backend_, forward_, limits_);
   refresh_stats();
 }
 
@@ -266,6 +249,7 @@ void Engine::refresh_stats() {
   stats_.pages_cached = static_cast<int32_t>(pool_.num_cached());
   stats_.num_requests = requests_.count();
   stats_.steps_in_flight = static_cast<int32_t>(next_step_ - next_collect_);
+  fill_backend_stats(*backend_, stats_);
 }
 
 }

@@ -31,9 +31,9 @@ class Engine {
   void check() const;
   double measure_read(uint64_t byte_count);
 
-  ForwardPass& forward() { return *forward_; }
+  ForwardPass& forward() { return forward_; }
+  Backend& backend() { return *backend_; }
   const glint_model& model() const { return model_; }
-  const PageLayout& pages() const { return layout_; }
 
  private:
   struct Admission {
@@ -63,12 +63,10 @@ class Engine {
   glint_model model_;
   EngineLimits limits_;
   WeightStore store_;
+  BackendOwner backend_;
+  ForwardPass forward_;
   PagePool pool_;
   RequestTable requests_;
-  ZeroedMemory page_memory_;
-  PageLayout layout_;
-  BackendOwner backend_;
-  std::unique_ptr<ForwardPass> forward_;
   std::vector<Step> steps_;
   uint64_t next_step_ = 1;
   uint64_t next_collect_ = 1;
@@ -81,5 +79,7 @@ class Engine {
   glint_engine_stats stats_{};
   std::unique_ptr<StepRunner> runner_;
 };
+
+glint_engine_plan plan_engine(const glint_engine_options& options);
 
 }

@@ -23,6 +23,7 @@ struct EngineLimits {
 struct RankProgress {
   std::vector<int32_t> history;
   int32_t prompt_logprobs_end = 1;
+  int32_t sampled_row = 0;
   int32_t finish_reason = GLINT_FINISH_NONE;
 };
 

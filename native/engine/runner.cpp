@@ -38,7 +38,7 @@ void add_logprobs(std::vector<glint_logprob>& out, int32_t item, int32_t positio
 }
 
 StepRunner::StepRunner(Backend& backend, ForwardPass& forward, const EngineLimits& limits)
-    : backend_(backend), forward_(forward), limits_(limits) {
+    : backend_(backend), forward_(forward), limits_(limits), overlaps_steps_(ops::keeps_sampled_tokens(backend)) {
   const auto max_tokens = static_cast<size_t>(limits.max_step_tokens);
   const auto max_items = static_cast<size_t>(limits.max_step_items);
   queue_.reserve(GLINT_MAX_STEPS_IN_FLIGHT);
@@ -47,7 +47,6 @@ StepRunner::StepRunner(Backend& backend, ForwardPass& forward, const EngineLimit
   requests_.reserve(max_items);
   row_firsts_.reserve(max_items);
   logit_rows_.reserve(max_items);
-  sampled_items_.reserve(max_items);
   prompt_rows_.reserve(max_items);
   sampling_rows_.reserve(max_items);
   sampled_rows_.resize(max_items);
@@ -81,6 +80,8 @@ void StepRunner::allow_sampling(Step& step) {
 
 void StepRunner::wait(Step& step) {
   std::unique_lock lock(mutex_);
+  step.is_awaited = true;
+  changed_.notify_all();
   changed_.wait(lock, [&] { return step.is_done; });
 }
 
@@ -88,47 +89,71 @@ void StepRunner::loop() {
   std::fesetenv(FE_DFL_ENV);
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return is_stopping_ || !queue_.empty(); });
+    changed_.wait(lock, [&] {
+      return is_stopping_ || !queue_.empty() || (sampled_ != nullptr && sampled_->is_awaited);
+    });
     if (is_stopping_) return;
-    Step& step = *queue_.front();
-    const auto run_unlocked = [&](void (StepRunner::*part)(Step&)) {
-      lock.unlock();
-      try {
-        (this->*part)(step);
-      } catch (const Failure& failure) {
-        step.failure_status = failure.status();
-        step.failure = failure.what();
-      } catch (const std::bad_alloc&) {
-        step.failure_status = GLINT_STATUS_OUT_OF_MEMORY;
-      } catch (const std::exception& failure) {
-        step.failure_status = GLINT_STATUS_INTERNAL;
-        step.failure = failure.what();
-      } catch (...) {
-        step.failure_status = GLINT_STATUS_INTERNAL;
-      }
-      lock.lock();
-    };
-    run_unlocked(&StepRunner::run_forward);
-    changed_.wait(lock, [&] { return is_stopping_ || step.may_sample; });
-    if (is_stopping_) return;
-    if (step.failure_status == GLINT_STATUS_OK) run_unlocked(&StepRunner::run_sampling);
-    if (step.failure_status != GLINT_STATUS_OK) {
-      for (const PlannedItem& item : step.items) item.request->progress.finish_reason = GLINT_FINISH_FAILED;
+    if (queue_.empty()) {
+      finish(lock);
+    } else if (!launch(lock)) {
+      return;
     }
-    queue_.erase(queue_.begin());
-    step.is_done = true;
-    changed_.notify_all();
   }
 }
 
+bool StepRunner::launch(std::unique_lock<std::mutex>& lock) {
+  Step& step = *queue_.front();
+  run_part(lock, step, &StepRunner::run_forward);
+  finish(lock);
+  changed_.wait(lock, [&] { return is_stopping_ || step.may_sample; });
+  if (is_stopping_) return false;
+  run_part(lock, step, &StepRunner::run_sampling);
+  queue_.erase(queue_.begin());
+  sampled_ = &step;
+  if (!overlaps_steps_) finish(lock);
+  return true;
+}
+
+void StepRunner::finish(std::unique_lock<std::mutex>& lock) {
+  if (sampled_ == nullptr) return;
+  Step& step = *sampled_;
+  run_part(lock, step, &StepRunner::take_rows);
+  if (step.failure_status != GLINT_STATUS_OK) {
+    for (const PlannedItem& item : step.items) item.request->progress.finish_reason = GLINT_FINISH_FAILED;
+  }
+  sampled_ = nullptr;
+  step.is_done = true;
+  changed_.notify_all();
+}
+
+void StepRunner::run_part(std::unique_lock<std::mutex>& lock, Step& step, void (StepRunner::*part)(Step&)) {
+  if (step.failure_status != GLINT_STATUS_OK) return;
+  lock.unlock();
+  try {
+    (this->*part)(step);
+  } catch (const Failure& failure) {
+    step.failure_status = failure.status();
+    step.failure = failure.what();
+  } catch (const std::bad_alloc&) {
+    step.failure_status = GLINT_STATUS_OUT_OF_MEMORY;
+  } catch (const std::exception& failure) {
+    step.failure_status = GLINT_STATUS_INTERNAL;
+    step.failure = failure.what();
+  } catch (...) {
+    step.failure_status = GLINT_STATUS_INTERNAL;
+  }
+  lock.lock();
+}
+
 void StepRunner::add_to_batch(const PlannedItem& item) {
-  const std::vector<int32_t>& history = item.request->progress.history;
+  const RankProgress& progress = item.request->progress;
   requests_.push_back({.row_first = static_cast<int32_t>(tokens_.size()),
                        .row_count = item.count,
                        .first_position = item.first_position,
                        .pages = item.request->pages.data()});
   for (int32_t position = item.first_position; position < item.first_position + item.count; ++position) {
-    tokens_.push_back(history[static_cast<size_t>(position)]);
+    const auto index = static_cast<size_t>(position);
+    tokens_.push_back(index < progress.history.size() ? progress.history[index] : sampled_token(progress.sampled_row));
     positions_.push_back(position);
   }
 }
@@ -139,7 +164,6 @@ void StepRunner::run_forward(Step& step) {
   requests_.clear();
   row_firsts_.clear();
   logit_rows_.clear();
-  sampled_items_.clear();
   for (size_t index = 0; index < step.items.size(); ++index) {
     PlannedItem& item = step.items[index];
     row_firsts_.push_back(static_cast<int32_t>(tokens_.size()));
@@ -148,12 +172,13 @@ void StepRunner::run_forward(Step& step) {
     add_to_batch(item);
     if (!item.samples) continue;
     logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
-    sampled_items_.push_back(static_cast<int32_t>(index));
+    step.logit_items.push_back(static_cast<int32_t>(index));
   }
   if (tokens_.empty()) return;
-  forward_.run({.tokens = tokens_, .positions = positions_, .requests = requests_});
+  forward_.run({.tokens = tokens_, .positions = positions_, .requests = requests_, .logit_rows = logit_rows_},
+               step.slot());
   report_prompt_logprobs(step);
-  if (!logit_rows_.empty()) logits_ = forward_.logits(logit_rows_);
+  if (!logit_rows_.empty()) ops::compute_logits(backend_, logit_rows_);
 }
 
 void StepRunner::report_prompt_logprobs(Step& step) {
@@ -172,22 +197,30 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
   int32_t position = std::max(item.first_position, progress.prompt_logprobs_end - 1);
   while (position < last) {
     const int32_t count = std::min(last - position, limits_.max_step_items);
-    std::vector<int32_t>& rows = prompt_rows_;
-    rows.clear();
+    prompt_rows_.clear();
+    sampling_rows_.clear();
     for (int32_t offset = 0; offset < count; ++offset) {
-      rows.push_back(row_first + position - item.first_position + offset);
-    }
-    float* logits = forward_.logits(rows);
-    for (int32_t offset = 0; offset < count; ++offset) {
-      SampledRow row;
       const int32_t predicted = position + offset + 1;
-      logprobs_row(row, {logits + int64_t{offset} * limits_.vocab_size, static_cast<size_t>(limits_.vocab_size)},
-                   progress.history[static_cast<size_t>(predicted)], item.request->settings.num_prompt_logprobs);
+      prompt_rows_.push_back(row_first + position - item.first_position + offset);
+      sampling_rows_.push_back({.logit_row = offset,
+                                .settings = &item.request->settings,
+                                .history = {},
+                                .prompt_count = 0,
+                                .allowed_words = nullptr,
+                                .position = predicted,
+                                .has_given_token = true,
+                                .given_token = progress.history[static_cast<size_t>(predicted)]});
+    }
+    ops::compute_logits(backend_, prompt_rows_);
+    ops::sample_rows(backend_, kPromptSlot, sampling_rows_);
+    ops::collect_rows(backend_, kPromptSlot, {sampled_rows_.data(), static_cast<size_t>(count)});
+    for (int32_t offset = 0; offset < count; ++offset) {
+      const SampledRow& row = sampled_rows_[static_cast<size_t>(offset)];
       if (row.failure != GLINT_FAILURE_NONE) {
         fail_row(step, item_index, row.failure);
         return;
       }
-      add_logprobs(step.logprobs, item_index, predicted, row);
+      add_logprobs(step.logprobs, item_index, position + offset + 1, row);
     }
     position += count;
   }
@@ -200,19 +233,32 @@ const uint32_t* StepRunner::mask_of(const Step& step, int32_t item) const {
 
 void StepRunner::run_sampling(Step& step) {
   sampling_rows_.clear();
-  for (size_t row = 0; row < sampled_items_.size(); ++row) {
-    const PlannedItem& item = step.items[static_cast<size_t>(sampled_items_[row])];
-    const Request& request = *item.request;
-    const auto vocab_size = static_cast<size_t>(limits_.vocab_size);
-    sampling_rows_.push_back({.logits = {logits_ + row * vocab_size, vocab_size},
+  for (size_t row = 0; row < step.logit_items.size(); ++row) {
+    const int32_t item_index = step.logit_items[row];
+    PlannedItem& item = step.items[static_cast<size_t>(item_index)];
+    Request& request = *item.request;
+    if (request.progress.finish_reason != GLINT_FINISH_NONE) {
+      item.is_skipped = step.results[static_cast<size_t>(item_index)].finish_reason == GLINT_FINISH_NONE;
+      continue;
+    }
+    request.progress.sampled_row = static_cast<int32_t>(sampling_rows_.size());
+    step.sampled_items.push_back(item_index);
+    sampling_rows_.push_back({.logit_row = static_cast<int32_t>(row),
                               .settings = &request.settings,
                               .history = request.progress.history,
                               .prompt_count = request.prompt_count,
-                              .allowed_words = item.has_mask ? mask_of(step, sampled_items_[row]) : nullptr,
-                              .position = static_cast<int32_t>(request.progress.history.size())});
+                              .allowed_words = item.has_mask ? mask_of(step, item_index) : nullptr,
+                              .position = static_cast<int32_t>(request.progress.history.size()),
+                              .has_given_token = false,
+                              .given_token = 0});
   }
-  ops::sample_rows(backend_, sampled_rows_, sampling_rows_);
-  for (size_t row = 0; row < sampled_items_.size(); ++row) finish_row(step, sampled_items_[row], sampled_rows_[row]);
+  ops::sample_rows(backend_, step.slot(), sampling_rows_);
+}
+
+void StepRunner::take_rows(Step& step) {
+  const std::span<SampledRow> rows(sampled_rows_.data(), step.sampled_items.size());
+  ops::collect_rows(backend_, step.slot(), rows);
+  for (size_t row = 0; row < rows.size(); ++row) finish_row(step, step.sampled_items[row], rows[row]);
 }
 
 void StepRunner::fail_row(Step& step, int32_t item_index, int32_t failure) {

@@ -23,8 +23,12 @@ class StepRunner {
 
  private:
   void loop();
+  void run_part(std::unique_lock<std::mutex>& lock, Step& step, void (StepRunner::*part)(Step&));
+  bool launch(std::unique_lock<std::mutex>& lock);
+  void finish(std::unique_lock<std::mutex>& lock);
   void run_forward(Step& step);
   void run_sampling(Step& step);
+  void take_rows(Step& step);
   const uint32_t* mask_of(const Step& step, int32_t item) const;
   void add_to_batch(const PlannedItem& item);
   void report_prompt_logprobs(Step& step);
@@ -35,10 +39,12 @@ class StepRunner {
   Backend& backend_;
   ForwardPass& forward_;
   EngineLimits limits_;
+  bool overlaps_steps_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Step*> queue_;
+  Step* sampled_ = nullptr;
   bool is_stopping_ = false;
 
   std::vector<int32_t> tokens_;
@@ -46,11 +52,9 @@ class StepRunner {
   std::vector<BatchRequest> requests_;
   std::vector<int32_t> row_firsts_;
   std::vector<int32_t> logit_rows_;
-  std::vector<int32_t> sampled_items_;
   std::vector<int32_t> prompt_rows_;
   std::vector<SamplingRow> sampling_rows_;
   std::vector<SampledRow> sampled_rows_;
-  float* logits_ = nullptr;
   std::thread thread_;
 };
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/request.h"
-#include "model/ops.h"
+#include "include/glint.h"
 
 namespace glint {
 
@@ -22,13 +22,18 @@ struct Step {
   explicit Step(const EngineLimits& limits);
   void clear();
 
+  int32_t slot() const { return static_cast<int32_t>(serial % GLINT_MAX_STEPS_IN_FLIGHT); }
+
   uint64_t serial = 0;
   bool may_sample = false;
+  bool is_awaited = false;
   bool is_done = false;
   glint_status failure_status = GLINT_STATUS_OK;
   std::string failure;
 
   std::vector<PlannedItem> items;
+  std::vector<int32_t> logit_items;
+  std::vector<int32_t> sampled_items;
   std::vector<int32_t> sampled_tokens;
   std::vector<glint_item_result> results;
   std::vector<glint_logprob> logprobs;

@@ -135,7 +135,12 @@ void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket)
     admit(admission);
     const bool samples = request.computed_tokens == request.known_tokens();
     request.pending_tokens += samples ? 1 : 0;
-    step.items.push_back({&request, admission.first_position, admission.count, samples, false, false});
+    step.items.push_back({.request = &request,
+                          .first_position = admission.first_position,
+                          .count = admission.count,
+                          .samples = samples,
+                          .is_skipped = false,
+                          .has_mask = false});
     step.results.push_back({.request_id = request.id,
                             .token_count = 0,
                             .finish_reason = GLINT_FINISH_NONE,

@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 1
+#define GLINT_ABI_VERSION 2
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
 
@@ -41,6 +41,8 @@ typedef int32_t glint_status;
 #define GLINT_KERNELS_AVX2 4
 #define GLINT_KERNELS_AVX512 5
 #define GLINT_KERNELS_AMX 6
+#define GLINT_KERNELS_PORTABLE 7
+#define GLINT_KERNELS_HOPPER 8
 
 #define GLINT_EXPERT_LAYOUT_TP 0
 #define GLINT_EXPERT_LAYOUT_EP 1
@@ -142,10 +144,30 @@ typedef struct glint_engine_options {
   int32_t max_requests;
   int32_t max_context_tokens;
   int32_t file_count;
-  int32_t reserved;
+  int32_t local_experts;
+  uint64_t synthetic_seed;
   const glint_model* model;
   const glint_file* files;
 } glint_engine_options;
+
+typedef struct glint_engine_plan {
+  uint32_t struct_bytes;
+  int32_t kernels;
+  char device_name[64];
+  uint64_t memory_total;
+  uint64_t memory_free;
+  uint64_t weight_bytes;
+  uint64_t workspace_bytes;
+  uint64_t pinned_bytes;
+  uint64_t bytes_per_page;
+} glint_engine_plan;
+
+typedef struct glint_load_state {
+  uint32_t struct_bytes;
+  int32_t is_loading;
+  uint64_t bytes_done;
+  uint64_t bytes_total;
+} glint_load_state;
 
 typedef struct glint_sampling {
   uint32_t struct_bytes;
@@ -254,11 +276,16 @@ typedef struct glint_engine_stats {
   uint64_t weight_bytes_copied;
   uint64_t page_bytes;
   uint64_t workspace_bytes;
+  uint64_t weight_bytes_placed;
+  uint64_t experts_read;
+  uint64_t steps_replayed;
 } glint_engine_stats;
 
 GLINT_API uint32_t glint_abi_version(void);
 GLINT_API const char* glint_backend_name(void);
 GLINT_API const char* glint_last_error(void);
+GLINT_API glint_status glint_plan_engine(const glint_engine_options* options, glint_engine_plan* plan);
+GLINT_API glint_status glint_load_progress(glint_load_state* state);
 GLINT_API glint_status glint_init_engine(const glint_engine_options* options, const glint_tensor* tensors,
                                          int64_t count, glint_engine** engine);
 GLINT_API glint_status glint_free_engine(glint_engine* engine);

@@ -3,21 +3,12 @@
 #include <cstdint>
 #include <memory>
 
+#include "include/glint.h"
+#include "model/weights.h"
+
 namespace glint {
 
 inline constexpr int64_t kSplitPositions = 1024;
-
-struct BackendOptions {
-  int num_threads;
-  int32_t kernels;
-  int64_t max_product_calls;
-  int64_t max_step_items;
-  int32_t vocab_size;
-  int64_t max_cols;
-  int64_t group_heads;
-  int64_t head_dim;
-  int64_t page_tokens;
-};
 
 class Backend;
 
@@ -27,9 +18,10 @@ struct BackendDeleter {
 
 using BackendOwner = std::unique_ptr<Backend, BackendDeleter>;
 
-BackendOwner make_backend(const BackendOptions& options);
+BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights);
+glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options);
 const char* backend_name();
-int32_t backend_kernels(const Backend& backend);
-uint64_t backend_bytes(const Backend& backend);
+bool backend_checks_codes();
+void fill_backend_stats(const Backend& backend, glint_engine_stats& stats);
 
 }

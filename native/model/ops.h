@@ -4,10 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "include/glint.h"
 #include "model/backend.h"
 #include "model/sampling.h"
-#include "model/weights.h"
 
 namespace glint {
 
@@ -18,112 +16,47 @@ struct BatchRequest {
   const int32_t* pages;
 };
 
-struct PageLayout {
-  std::byte* data = nullptr;
-  int64_t num_pages = 0;
-  int64_t page_tokens = 0;
-  int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
-  int32_t dtype = 0;
-
-  int64_t element_bytes() const { return dtype == GLINT_DTYPE_F32 ? 4 : 2; }
-  int64_t head_bytes() const { return page_tokens * head_dim * element_bytes(); }
-  int64_t page_bytes() const { return num_kv_heads * head_bytes(); }
-  std::byte* keys(int64_t layer) const { return data + 2 * layer * num_pages * page_bytes(); }
-  std::byte* values(int64_t layer) const { return data + (2 * layer + 1) * num_pages * page_bytes(); }
+struct StepBatch {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> positions;
+  std::span<const BatchRequest> requests;
+  std::span<const int32_t> logit_rows;
 };
 
-struct ProductInput {
-  const std::byte* operand = nullptr;
-  const float* scales = nullptr;
-  int64_t stride = 0;
-};
+inline constexpr int32_t kSampleSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
+inline constexpr int32_t kPromptSlot = GLINT_MAX_STEPS_IN_FLIGHT;
 
-struct ProductCall {
-  float* out = nullptr;
-  int64_t out_stride = 0;
-  ProductInput input;
-  const int32_t* input_rows = nullptr;
-  int64_t count = 0;
-  Weight weight;
-  const float* bias = nullptr;
-};
-
-struct OperandBuffer {
-  std::byte* operand = nullptr;
-  float* scales = nullptr;
-};
-
-struct HeadShape {
-  int64_t num_heads;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t rotary_dim;
-};
-
-struct RotateCall {
-  float* query;
-  float* key;
-  float* value;
-  const float* query_norm;
-  const float* key_norm;
-  const float* cosines;
-  const float* sines;
-  HeadShape heads;
-  double norm_epsilon;
-};
-
-struct RouteCall {
-  int32_t* experts;
-  float* weights;
-  const float* logits;
-  const float* bias;
-  int64_t count;
-  const glint_model* model;
-};
-
-struct CombineCall {
-  float* out;
-  const float* routed;
-  const int32_t* routed_rows;
-  const float* weights;
-  const int32_t* experts;
-  const float* shared;
-  int64_t count;
-  int64_t hidden_size;
-  int64_t experts_per_token;
-  int32_t expert_first;
-  int32_t expert_last;
-};
+constexpr int32_t sampled_token(int32_t sampled_row) { return -1 - sampled_row; }
 
 namespace ops {
 
-int64_t operand_stride(const Backend& backend, int64_t width, int32_t row_slices);
-int64_t operand_element_bytes(const Backend& backend);
-int64_t code_element_bytes(const Backend& backend);
+bool keeps_sampled_tokens(const Backend& backend);
+void begin_step(Backend& backend, const StepBatch& batch, int32_t slot);
+bool replay_step(Backend& backend);
+bool begin_capture(Backend& backend);
+void end_capture(Backend& backend);
 
-void embed(Backend& backend, float* hidden, const Weight& table, std::span<const int32_t> tokens);
-void rms_norm(Backend& backend, float* out, const float* in, const float* weight, int64_t count, int64_t width,
-              double epsilon);
-void fill_rotary(Backend& backend, float* cosines, float* sines, std::span<const int32_t> positions,
-                 int64_t rotary_dim, double theta);
-void prepare_floats(Backend& backend, OperandBuffer out, const float* in, int64_t count, int64_t width,
-                    int32_t row_slices);
-void prepare_codes(Backend& backend, OperandBuffer out, const float* in, int64_t count, int64_t width,
-                   int32_t row_slices);
-void products(Backend& backend, std::span<const ProductCall> calls);
-void rotate_and_store(Backend& backend, const RotateCall& call, const PageLayout& pages, int64_t layer,
-                      std::span<const BatchRequest> requests);
-void attend(Backend& backend, float* out, const float* query, const PageLayout& pages, int64_t layer,
-            std::span<const BatchRequest> requests, const HeadShape& heads);
-void swiglu(Backend& backend, float* out, const float* gate, const float* up, int64_t count);
-void route(Backend& backend, const RouteCall& call);
-void combine(Backend& backend, const CombineCall& call);
-void join_slices(Backend& backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
-void add_rows(Backend& backend, float* hidden, const float* update, int64_t count);
-void sample_rows(Backend& backend, std::span<SampledRow> out, std::span<const SamplingRow> rows);
+void embed(Backend& backend);
+void norm_before_attention(Backend& backend, int64_t layer);
+void project_query_key_value(Backend& backend, int64_t layer);
+void rotate_and_store(Backend& backend, int64_t layer);
+void attend(Backend& backend, int64_t layer);
+void project_attended(Backend& backend, int64_t layer);
+void norm_before_feed_forward(Backend& backend, int64_t layer);
+void dense_feed_forward(Backend& backend, int64_t layer);
+void route(Backend& backend, int64_t layer);
+void expert_feed_forward(Backend& backend, int64_t layer);
+void compute_logits(Backend& backend, std::span<const int32_t> rows);
+
+void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows);
+void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out);
+
 double read_bytes_per_second(Backend& backend, uint64_t byte_count);
-void gather_rows(Backend& backend, float* out, const float* in, std::span<const int32_t> rows, int64_t width);
+
+void read_hidden(Backend& backend, float* out);
+void write_hidden(Backend& backend, const float* in);
+void read_logits(Backend& backend, float* out, int64_t count);
+void fill_pages(Backend& backend, std::byte value);
 
 }
 

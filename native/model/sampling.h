@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <sstream>
 #include <string>
@@ -39,12 +38,14 @@ struct SamplingSettings {
 };
 
 struct SamplingRow {
-  std::span<float> logits;
+  int32_t logit_row;
   const SamplingSettings* settings;
   std::span<const int32_t> history;
   int32_t prompt_count;
   const uint32_t* allowed_words;
   int32_t position;
+  bool has_given_token;
+  int32_t given_token;
 };
 
 struct SampledRow {
@@ -55,25 +56,6 @@ struct SampledRow {
   std::array<int32_t, GLINT_MAX_LOGPROBS> top_tokens{};
   std::array<float, GLINT_MAX_LOGPROBS> top_logprobs{};
 };
-
-class SamplerScratch {
- public:
-  struct Buffers;
-
-  explicit SamplerScratch(int32_t vocab_size);
-  SamplerScratch(SamplerScratch&& other) noexcept;
-  SamplerScratch& operator=(SamplerScratch&& other) noexcept;
-  ~SamplerScratch();
-
-  Buffers& buffers() { return *buffers_; }
-  std::vector<int32_t> kept_tokens() const;
-
- private:
-  std::unique_ptr<Buffers> buffers_;
-};
-
-void sample_row(SampledRow& out, const SamplingRow& row, SamplerScratch& scratch);
-void logprobs_row(SampledRow& out, std::span<const float> logits, int32_t actual_token, int32_t num_top);
 
 inline SamplingSettings sampling_settings(const glint_sampling& sampling) {
   SamplingSettings settings{

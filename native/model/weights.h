@@ -70,7 +70,8 @@ struct ModelWeights {
 
 class WeightStore {
  public:
-  WeightStore(const glint_model& model, std::span<const glint_file> files, std::span<const glint_tensor> tensors);
+  WeightStore(const glint_model& model, std::span<const glint_file> files, std::span<const glint_tensor> tensors,
+              bool checks_codes);
 
   const ModelWeights& weights() const { return weights_; }
   uint64_t bytes_mapped() const { return bytes_mapped_; }
@@ -88,5 +89,6 @@ class WeightStore {
 };
 
 void check_model(const glint_model& model);
+bool has_nan_code(const std::byte* codes, uint64_t count);
 
 }

@@ -6,14 +6,13 @@
 
 #include "base/fp8.h"
 #include "base/memory.h"
-#include "cpu/backend.h"
+#include "cpu/operations.h"
 #include "include/glint.h"
-#include "model/ops.h"
 
 namespace {
 
-using glint::Backend;
 using glint::Buffer;
+using glint::cpu::Workers;
 
 thread_local std::string last_error;
 
@@ -78,7 +77,7 @@ struct TestPages {
   int32_t request_count;
   const glint::BatchRequest* requests;
 
-  glint::PageLayout layout() const {
+  glint::cpu::PageLayout layout() const {
     return {.data = data,
             .num_pages = num_pages,
             .page_tokens = page_tokens,
@@ -86,7 +85,7 @@ struct TestPages {
             .head_dim = head_dim,
             .dtype = dtype};
   }
-  glint::HeadShape heads() const { return {num_heads, num_kv_heads, head_dim, rotary_dim}; }
+  glint::cpu::HeadShape heads() const { return {num_heads, num_kv_heads, head_dim, rotary_dim}; }
   std::span<const glint::BatchRequest> request_span() const { return {requests, static_cast<size_t>(request_count)}; }
 };
 
@@ -121,20 +120,20 @@ struct Operand {
   int64_t stride;
 };
 
-Operand prepare(Backend& backend, const TestOperand& source) {
-  const int64_t stride = glint::ops::operand_stride(backend, source.width, source.row_slices);
-  const auto bytes = static_cast<uint64_t>(source.count * stride * glint::ops::operand_element_bytes(backend));
+Operand prepare(Workers& workers, const TestOperand& source) {
+  const int64_t stride = glint::cpu::operand_stride(source.width, source.row_slices);
+  const auto bytes = static_cast<uint64_t>(source.count * stride * glint::cpu::kOperandElementBytes);
   Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
                   stride};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
-  const auto fill = source.has_codes != 0 ? glint::ops::prepare_codes : glint::ops::prepare_floats;
-  fill(backend, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
+  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_codes : glint::cpu::prepare_floats;
+  fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
        source.row_slices);
   return operand;
 }
 
-float operand_value(const Backend& backend, const Operand& operand, int64_t index, bool has_codes) {
-  if (has_codes && backend.kernels().code_form == glint::OperandForm::kBf16) {
+float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_codes) {
+  if (has_codes && workers.kernels().code_form == glint::OperandForm::kBf16) {
     return glint::float_from_bf16(reinterpret_cast<const uint16_t*>(operand.data.data())[index]);
   }
   return reinterpret_cast<const float*>(operand.data.data())[index];
@@ -154,12 +153,12 @@ glint::Weight weight_of(const TestProduct& product) {
   return whole.row_slice(product.row_first, product.row_count).col_slice(product.col_first, product.col_count);
 }
 
-void run_products(Backend& backend, std::span<const TestProduct> products) {
+void run_products(Workers& workers, std::span<const TestProduct> products) {
   std::vector<Operand> operands;
-  std::vector<glint::ProductCall> calls;
+  std::vector<glint::cpu::ProductCall> calls;
   for (const TestProduct& product : products) {
     const bool has_codes = product.dtype == GLINT_DTYPE_F8_E4M3;
-    operands.push_back(prepare(backend, {.out = nullptr,
+    operands.push_back(prepare(workers, {.out = nullptr,
                                          .scales = nullptr,
                                          .in = product.in,
                                          .count = product.input_count,
@@ -175,7 +174,7 @@ void run_products(Backend& backend, std::span<const TestProduct> products) {
                      .weight = weight_of(product),
                      .bias = product.bias});
   }
-  glint::ops::products(backend, calls);
+  glint::cpu::products(workers, calls);
 }
 
 }
@@ -184,25 +183,25 @@ extern "C" {
 
 GLINT_API const char* glint_testing_operations_error(void) { return last_error.c_str(); }
 
-GLINT_API Backend* glint_testing_backend_new(int32_t kernels, int32_t num_threads, const TestShape* shape) {
-  std::unique_ptr<Backend> backend;
+GLINT_API Workers* glint_testing_backend_new(int32_t kernels, int32_t num_threads, const TestShape* shape) {
+  std::unique_ptr<Workers> workers;
   guarded([&] {
-    backend = std::make_unique<Backend>(glint::BackendOptions{.num_threads = num_threads,
-                                                              .kernels = kernels,
-                                                              .max_product_calls = 64,
-                                                              .max_step_items = 64,
-                                                              .vocab_size = 64,
-                                                              .max_cols = shape->max_cols,
-                                                              .group_heads = shape->group_heads,
-                                                              .head_dim = shape->head_dim,
-                                                              .page_tokens = shape->page_tokens});
+    workers = std::make_unique<Workers>(glint::cpu::WorkerOptions{.num_threads = num_threads,
+                                                                  .kernels = kernels,
+                                                                  .max_product_calls = 64,
+                                                                  .max_step_items = 64,
+                                                                  .vocab_size = 64,
+                                                                  .max_cols = shape->max_cols,
+                                                                  .group_heads = shape->group_heads,
+                                                                  .head_dim = shape->head_dim,
+                                                                  .page_tokens = shape->page_tokens});
   });
-  return backend.release();
+  return workers.release();
 }
 
-GLINT_API void glint_testing_backend_free(Backend* backend) { delete backend; }
+GLINT_API void glint_testing_backend_free(Workers* workers) { delete workers; }
 
-GLINT_API const char* glint_testing_backend_kernels(Backend* backend) { return backend->kernels().name; }
+GLINT_API const char* glint_testing_backend_kernels(Workers* workers) { return workers->kernels().name; }
 
 GLINT_API void glint_testing_e4m3_from_float(uint8_t* out, const float* in, int64_t count) {
   std::transform(in, in + count, out, glint::e4m3_from_float);
@@ -220,7 +219,7 @@ GLINT_API void glint_testing_float_from_bf16(float* out, const uint16_t* in, int
   std::transform(in, in + count, out, glint::float_from_bf16);
 }
 
-GLINT_API void glint_testing_embed(Backend* backend, float* out, const uint16_t* table, const int32_t* tokens,
+GLINT_API void glint_testing_embed(Workers* workers, float* out, const uint16_t* table, const int32_t* tokens,
                                    int64_t count, int64_t width) {
   const glint::Weight weight{.data = reinterpret_cast<const std::byte*>(table),
                              .scales = nullptr,
@@ -232,38 +231,38 @@ GLINT_API void glint_testing_embed(Backend* backend, float* out, const uint16_t*
                              .scale_stride = 0,
                              .dtype = GLINT_DTYPE_BF16,
                              .scale_kind = GLINT_SCALE_NONE};
-  glint::ops::embed(*backend, out, weight, {tokens, static_cast<size_t>(count)});
+  glint::cpu::embed(*workers, out, weight, {tokens, static_cast<size_t>(count)});
 }
 
-GLINT_API void glint_testing_rms_norm(Backend* backend, float* out, const float* in, const float* weight,
+GLINT_API void glint_testing_rms_norm(Workers* workers, float* out, const float* in, const float* weight,
                                       int64_t count, int64_t width, double epsilon) {
-  glint::ops::rms_norm(*backend, out, in, weight, count, width, epsilon);
+  glint::cpu::rms_norm(*workers, out, in, weight, count, width, epsilon);
 }
 
-GLINT_API int64_t glint_testing_operand_stride(Backend* backend, int64_t width, int32_t row_slices) {
-  return glint::ops::operand_stride(*backend, width, row_slices);
+GLINT_API int64_t glint_testing_operand_stride(Workers*, int64_t width, int32_t row_slices) {
+  return glint::cpu::operand_stride(width, row_slices);
 }
 
-GLINT_API void glint_testing_prepare(Backend* backend, const TestOperand* source) {
-  const Operand operand = prepare(*backend, *source);
+GLINT_API void glint_testing_prepare(Workers* workers, const TestOperand* source) {
+  const Operand operand = prepare(*workers, *source);
   const bool has_codes = source->has_codes != 0;
   for (int64_t index = 0; index < source->count * operand.stride; ++index) {
-    source->out[index] = operand_value(*backend, operand, index, has_codes);
+    source->out[index] = operand_value(*workers, operand, index, has_codes);
   }
   if (has_codes) std::ranges::copy(operand.scales.span(), source->scales);
 }
 
-GLINT_API int32_t glint_testing_products(Backend* backend, const TestProduct* products, int32_t count) {
-  return guarded([&] { run_products(*backend, {products, static_cast<size_t>(count)}); });
+GLINT_API int32_t glint_testing_products(Workers* workers, const TestProduct* products, int32_t count) {
+  return guarded([&] { run_products(*workers, {products, static_cast<size_t>(count)}); });
 }
 
-GLINT_API void glint_testing_fill_rotary(Backend* backend, float* cosines, float* sines, const int32_t* positions,
+GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float* sines, const int32_t* positions,
                                          int64_t count, int64_t rotary_dim, double theta) {
-  glint::ops::fill_rotary(*backend, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta);
+  glint::cpu::fill_rotary(*workers, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta);
 }
 
-GLINT_API void glint_testing_rotate_and_store(Backend* backend, const TestRotation* rotation, const TestPages* pages) {
-  glint::ops::rotate_and_store(*backend,
+GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
+  glint::cpu::rotate_and_store(*workers,
                                {.query = rotation->query,
                                 .key = rotation->key,
                                 .value = rotation->value,
@@ -276,18 +275,18 @@ GLINT_API void glint_testing_rotate_and_store(Backend* backend, const TestRotati
                                pages->layout(), pages->layer, pages->request_span());
 }
 
-GLINT_API void glint_testing_attend(Backend* backend, float* out, const float* query, const TestPages* pages) {
-  glint::ops::attend(*backend, out, query, pages->layout(), pages->layer, pages->request_span(), pages->heads());
+GLINT_API void glint_testing_attend(Workers* workers, float* out, const float* query, const TestPages* pages) {
+  glint::cpu::attend(*workers, out, query, pages->layout(), pages->layer, pages->request_span(), pages->heads());
 }
 
-GLINT_API void glint_testing_swiglu(Backend* backend, float* out, const float* gate, const float* up, int64_t count) {
-  glint::ops::swiglu(*backend, out, gate, up, count);
+GLINT_API void glint_testing_swiglu(Workers* workers, float* out, const float* gate, const float* up, int64_t count) {
+  glint::cpu::swiglu(*workers, out, gate, up, count);
 }
 
-GLINT_API int32_t glint_testing_route(Backend* backend, int32_t* experts, float* weights, const float* logits,
+GLINT_API int32_t glint_testing_route(Workers* workers, int32_t* experts, float* weights, const float* logits,
                                       const float* bias, int64_t count, const glint_model* model) {
   return guarded([&] {
-    glint::ops::route(*backend, {.experts = experts,
+    glint::cpu::route(*workers, {.experts = experts,
                                  .weights = weights,
                                  .logits = logits,
                                  .bias = bias,
@@ -296,8 +295,8 @@ GLINT_API int32_t glint_testing_route(Backend* backend, int32_t* experts, float*
   });
 }
 
-GLINT_API void glint_testing_combine(Backend* backend, const TestCombine* call) {
-  glint::ops::combine(*backend, {.out = call->out,
+GLINT_API void glint_testing_combine(Workers* workers, const TestCombine* call) {
+  glint::cpu::combine(*workers, {.out = call->out,
                                  .routed = call->routed,
                                  .routed_rows = call->routed_rows,
                                  .weights = call->weights,
@@ -310,17 +309,17 @@ GLINT_API void glint_testing_combine(Backend* backend, const TestCombine* call) 
                                  .expert_last = call->expert_last});
 }
 
-GLINT_API void glint_testing_join_slices(Backend* backend, float* parts, int64_t part_stride, int32_t num_parts,
+GLINT_API void glint_testing_join_slices(Workers* workers, float* parts, int64_t part_stride, int32_t num_parts,
                                          int64_t count) {
-  glint::ops::join_slices(*backend, parts, part_stride, num_parts, count);
+  glint::cpu::join_slices(*workers, parts, part_stride, num_parts, count);
 }
 
-GLINT_API void glint_testing_add_rows(Backend* backend, float* hidden, const float* update, int64_t count) {
-  glint::ops::add_rows(*backend, hidden, update, count);
+GLINT_API void glint_testing_add_rows(Workers* workers, float* hidden, const float* update, int64_t count) {
+  glint::cpu::add_rows(*workers, hidden, update, count);
 }
 
-GLINT_API void glint_testing_gather_rows(Backend* backend, float* out, const float* in, const int32_t* rows,
+GLINT_API void glint_testing_gather_rows(Workers* workers, float* out, const float* in, const int32_t* rows,
                                          int64_t count, int64_t width) {
-  glint::ops::gather_rows(*backend, out, in, {rows, static_cast<size_t>(count)}, width);
+  glint::cpu::gather_rows(*workers, out, in, {rows, static_cast<size_t>(count)}, width);
 }
 }

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "cpu/sampling.h"
 #include "include/glint.h"
-#include "model/sampling.h"
 
 namespace {
 
@@ -48,7 +48,16 @@ class RowSampler {
     std::copy_n(row_.logits, logits_.size(), logits_.begin());
     glint::SampledRow out;
     const std::span history(row_.history, static_cast<size_t>(row_.history_count));
-    glint::sample_row(out, {logits_, &settings_, history, row_.prompt_count, row_.allowed_words, position}, scratch_);
+    glint::cpu::sample_row(out, logits_,
+                           {.logit_row = 0,
+                            .settings = &settings_,
+                            .history = history,
+                            .prompt_count = row_.prompt_count,
+                            .allowed_words = row_.allowed_words,
+                            .position = position,
+                            .has_given_token = false,
+                            .given_token = 0},
+                           scratch_);
     return test_result(out);
   }
 
@@ -57,7 +66,7 @@ class RowSampler {
  private:
   TestRow row_;
   glint::SamplingSettings settings_;
-  glint::SamplerScratch scratch_;
+  glint::cpu::SamplerScratch scratch_;
   std::vector<float> logits_;
 };
 
@@ -85,7 +94,7 @@ GLINT_API int32_t glint_testing_kept_tokens(const TestRow* row, int32_t* tokens)
 GLINT_API void glint_testing_logprobs(const float* logits, int32_t vocab_size, int32_t actual_token, int32_t num_top,
                                       TestResult* result) {
   glint::SampledRow out;
-  glint::logprobs_row(out, {logits, static_cast<size_t>(vocab_size)}, actual_token, num_top);
+  glint::cpu::logprobs_row(out, {logits, static_cast<size_t>(vocab_size)}, actual_token, num_top);
   *result = test_result(out);
 }
 

@@ -7,6 +7,7 @@
 #include "base/contract.h"
 #include "engine/handle.h"
 #include "include/glint.h"
+#include "model/ops.h"
 
 namespace {
 
@@ -36,17 +37,18 @@ class HiddenRecord {
   HiddenRecord(int64_t num_layers, int64_t hidden_size)
       : layers_(static_cast<size_t>(num_layers) + 1), hidden_size_(static_cast<size_t>(hidden_size)) {}
 
-  void take(int64_t layer, float* hidden, int64_t count) {
+  void take(glint::Backend& backend, int64_t layer, int64_t count) {
     LayerRows& rows = layers_.at(static_cast<size_t>(layer));
     const size_t floats = static_cast<size_t>(count) * hidden_size_;
     const size_t first = rows.seen.size();
-    rows.seen.insert(rows.seen.end(), hidden, hidden + floats);
+    rows.seen.resize(first + floats);
+    glint::ops::read_hidden(backend, rows.seen.data() + first);
     if (rows.replacement.empty()) return;
     if (first + floats > rows.replacement.size()) {
       throw std::out_of_range(glint::text("layer ", layer, " has ", rows.replacement.size() / hidden_size_,
                                           " rows to put in, but ", (first + floats) / hidden_size_, " came by"));
     }
-    std::copy_n(rows.replacement.begin() + static_cast<std::ptrdiff_t>(first), floats, hidden);
+    glint::ops::write_hidden(backend, rows.replacement.data() + first);
   }
 
   void replace(int64_t layer, const float* rows, int64_t count) {
@@ -76,8 +78,9 @@ GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
   guarded([&] {
     const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
     auto record = std::make_shared<HiddenRecord>(engine->model().num_layers, engine->model().hidden_size);
-    engine->forward().set_tap(
-        [record](int64_t layer, float* hidden, int64_t count) { record->take(layer, hidden, count); });
+    engine->forward().set_tap([record, &backend = engine->backend()](int64_t layer, int64_t count) {
+      record->take(backend, layer, count);
+    });
     tap = std::make_unique<TestTap>(TestTap{std::move(record)});
   });
   return tap.release();
@@ -104,17 +107,12 @@ GLINT_API void glint_testing_tap_read(TestTap* tap, int64_t layer, float* rows) 
 GLINT_API int32_t glint_testing_logits(glint_engine* handle, float* out, const int32_t* rows, int64_t count) {
   return guarded([&] {
     const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
-    const float* logits = engine->forward().logits({rows, static_cast<size_t>(count)});
-    std::copy_n(logits, count * engine->model().vocab_size, out);
+    glint::ops::compute_logits(engine->backend(), {rows, static_cast<size_t>(count)});
+    glint::ops::read_logits(engine->backend(), out, count);
   });
 }
 
 GLINT_API int32_t glint_testing_poison_pages(glint_engine* handle) {
-  return guarded([&] {
-    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
-    const glint::PageLayout& pages = engine->pages();
-    std::fill_n(pages.data, 2 * int64_t{engine->model().num_layers} * pages.num_pages * pages.page_bytes(),
-                std::byte{0xff});
-  });
+  return guarded([&] { glint::ops::fill_pages(glint::engine_of(handle)->backend(), std::byte{0xff}); });
 }
 }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint import LLM, SamplingParams
-from glint.config import Kernels
+from glint.config import Device, Kernels
 from glint.native import abi
 from tests.cpu.testing_library import declare, load_testing_library
 
@@ -33,14 +33,17 @@ class Answer:
 class TappedEngine:
     """One model on one kernel set; a context that frees it."""
 
-    def __init__(self, folder: Path, kernels: Kernels, threads: int = 2) -> None:
+    def __init__(self, folder: Path, kernels: Kernels, threads: int = 2, device: Device = "cpu") -> None:
+        self._device = device
         self.llm = LLM(
             folder,
             threads=threads,
             skip_tokenizer=True,
             kernels=kernels,
-            engine=load_testing_library()._name,
+            device=device,
+            engine=load_testing_library(device)._name,
             max_step_tokens=MAX_STEP_TOKENS,
+            max_step_items=64,
             kv_cache_bytes=64 << 20,
         )
         self._salts = itertools.count(1)
@@ -80,13 +83,13 @@ class TappedEngine:
         """Logits [len, vocab] of every position of one step over the tokens."""
         self.run_prompt(tokens)
         vocab_size = self.llm.engine._model.vocab_size
-        read = declare("glint_testing_logits", c_int32, POINTER(abi.Engine), _FLOATS, POINTER(c_int32), c_int64)
+        read = self._declare("glint_testing_logits", c_int32, POINTER(abi.Engine), _FLOATS, POINTER(c_int32), c_int64)
         parts = []
         piece = self.llm.settings.max_step_items
         for rows in np.split(np.arange(len(tokens), dtype=np.int32), range(piece, len(tokens), piece)):
             out = np.full((len(rows), vocab_size), np.nan, np.float32)
             pointers = out.ctypes.data_as(_FLOATS), rows.ctypes.data_as(POINTER(c_int32))
-            _check(read(self._handle, *pointers, len(rows)))
+            self._check(read(self._handle, *pointers, len(rows)))
             parts.append(out)
         return np.concatenate(parts)
 
@@ -96,15 +99,15 @@ class TappedEngine:
         The layers in `replaced` do not work on what comes to them but on the given rows [len, hidden].
         """
         with self._tap() as tap:
-            replace = declare("glint_testing_tap_replace", c_int32, c_void_p, c_int64, _FLOATS, c_int64)
+            replace = self._declare("glint_testing_tap_replace", c_int32, c_void_p, c_int64, _FLOATS, c_int64)
             for layer, rows in (replaced or {}).items():
                 kept = np.ascontiguousarray(rows, np.float32)
-                _check(replace(tap, layer, kept.ctypes.data_as(_FLOATS), len(kept)))
+                self._check(replace(tap, layer, kept.ctypes.data_as(_FLOATS), len(kept)))
             self.run_prompt(tokens)
             model = self.llm.engine._model
             states = np.full((model.num_layers + 1, len(tokens), model.hidden_size), np.nan, np.float32)
-            count = declare("glint_testing_tap_count", c_int64, c_void_p, c_int64)
-            read = declare("glint_testing_tap_read", None, c_void_p, c_int64, _FLOATS)
+            count = self._declare("glint_testing_tap_count", c_int64, c_void_p, c_int64)
+            read = self._declare("glint_testing_tap_read", None, c_void_p, c_int64, _FLOATS)
             for layer in range(model.num_layers + 1):
                 assert count(tap, layer) == len(tokens)
                 read(tap, layer, states[layer].ctypes.data_as(_FLOATS))
@@ -112,7 +115,7 @@ class TappedEngine:
 
     def poison_pages(self) -> None:
         """Fill the whole page cache with NaN."""
-        _check(declare("glint_testing_poison_pages", c_int32, POINTER(abi.Engine))(self._handle))
+        self._check(self._declare("glint_testing_poison_pages", c_int32, POINTER(abi.Engine))(self._handle))
 
     @property
     def _handle(self) -> Any:
@@ -120,14 +123,16 @@ class TappedEngine:
 
     @contextmanager
     def _tap(self) -> Iterator[Any]:
-        tap = declare("glint_testing_tap_new", c_void_p, POINTER(abi.Engine))(self._handle)
+        tap = self._declare("glint_testing_tap_new", c_void_p, POINTER(abi.Engine))(self._handle)
         assert tap is not None
         try:
             yield tap
         finally:
-            _check(declare("glint_testing_tap_remove", c_int32, POINTER(abi.Engine))(self._handle))
-            declare("glint_testing_tap_free", None, c_void_p)(tap)
+            self._check(self._declare("glint_testing_tap_remove", c_int32, POINTER(abi.Engine))(self._handle))
+            self._declare("glint_testing_tap_free", None, c_void_p)(tap)
 
+    def _declare(self, name: str, result: Any, *arguments: Any) -> Any:
+        return declare(name, result, *arguments, device=self._device)
 
-def _check(status: int) -> None:
-    assert status == abi.STATUS_OK, declare("glint_testing_taps_error", c_char_p)().decode()
+    def _check(self, status: int) -> None:
+        assert status == abi.STATUS_OK, self._declare("glint_testing_taps_error", c_char_p)().decode()

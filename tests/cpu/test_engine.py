@@ -243,7 +243,7 @@ def test_a_closed_llm_says_so(folder: Path) -> None:
 
 
 def test_device_and_library_must_agree(folder: Path) -> None:
-    with pytest.raises(EngineError, match="CPU engine only"):
+    with pytest.raises(EngineError, match="computes on 'cpu', but device is 'cuda'"):
         make_llm(folder, device="cuda", engine=choose_library("cpu"))
     checkpoint = open_checkpoint(folder)
     settings = EngineSettings.resolve(folder, checkpoint.config)

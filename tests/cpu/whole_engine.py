@@ -1,6 +1,7 @@
 """Whole engines on the small random model, and what the native engine answers to a request alone."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from glint.text.tokenizer import Tokenizer
 from tests.cpu.small_engine import VOCAB_SIZE, Ask, answer_alone, small_model
 
 
-def make_engine(tokenizer: Tokenizer | None = None, **options: Any) -> Engine:
+def make_engine(tokenizer: Tokenizer | None = None, say: Callable[[str], None] | None = None, **options: Any) -> Engine:
     """An engine on the small model; the context is short enough for few pages."""
     wishes = {"page_tokens": 8, "num_pages": 128, "threads": 1, "max_model_len": 64} | options
     checkpoint = small_model()
-    return Engine(checkpoint, EngineSettings.resolve(Path("small"), checkpoint.config, **wishes), tokenizer)
+    settings = EngineSettings.resolve(Path("small"), checkpoint.config, **wishes)
+    return Engine(checkpoint, settings, tokenizer, say=say)
 
 
 def prompt_of(seed: int, length: int) -> list[int]:

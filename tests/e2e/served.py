@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
+FLAGS_VARIABLE = "GLINT_SERVE_FLAGS"
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0
 
@@ -89,9 +90,10 @@ def free_port() -> int:
 def start(
     log: Path, *flags: str, port: int | None = None, environment: dict[str, str] | None = None, wait: bool = True
 ) -> Served:
-    """Start a server with these flags; its output goes to the log."""
+    """Start a server with these flags, and those of GLINT_SERVE_FLAGS; its output goes to the log."""
     port = free_port() if port is None else port
-    command: Sequence[str] = [sys.executable, "-m", "glint", "serve", "--port", str(port), *flags]
+    asked = os.environ.get(FLAGS_VARIABLE, "").split()
+    command: Sequence[str] = [sys.executable, "-m", "glint", "serve", "--port", str(port), *flags, *asked]
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=output, env=os.environ | (environment or {})

@@ -62,7 +62,7 @@ def entry() -> ModuleType:
         (["--smok"], "did you mean --smoke?"),
         (["--smoke", "--bench"], "not allowed with"),
         (["--serve", "--portt", "1"], "unrecognized arguments: --portt"),
-        (["--smoke", "--device", "cuda"], "CPU engine only"),
+        (["--smoke", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["genrate"], "unknown command 'genrate'; did you mean generate?"),
         (["serve", "--port", "x"], "invalid int value: 'x'"),
         (["chat", "--kernels", "best"], "invalid choice: 'best'"),
@@ -169,11 +169,11 @@ def test_a_changed_source_asks_for_a_build(entry: ModuleType, tmp_path: Path, mo
     for name in ("CMakeLists.txt", "native/a.cpp", "native/a.h", "native/README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    before = entry.sources_digest()
+    before = entry.sources_digest("cpu")
     (tmp_path / "native/README.md").write_text("changed")
-    assert entry.sources_digest() == before
+    assert entry.sources_digest("cpu") == before
     (tmp_path / "native/a.h").write_text("changed")
-    assert entry.sources_digest() != before
+    assert entry.sources_digest("cpu") != before
 
 
 def test_a_second_start_prepares_nothing() -> None:

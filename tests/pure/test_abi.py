@@ -12,6 +12,7 @@ from glint.native import abi
 
 HEADER = Path(__file__).parents[2] / "native" / "include" / "glint.h"
 SCALARS = {
+    "char": ctypes.c_char,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "uint32_t": ctypes.c_uint32,
@@ -33,6 +34,9 @@ def mirror_name(c_name: str) -> str:
 def mirror_type(c_type: str) -> type:
     """The ctypes type that stands for a type as it is written in the header."""
     words = c_type.replace("const ", "").strip()
+    if words.endswith("]"):
+        element, length = words[:-1].split("[")
+        return mirror_type(element) * int(length)
     if words == "char*":
         return ctypes.c_char_p
     if words.endswith("*"):
@@ -41,8 +45,8 @@ def mirror_type(c_type: str) -> type:
 
 
 def split_declaration(declaration: str) -> tuple[str, str]:
-    c_type, name = re.fullmatch(r"\s*(.+?)\s*(\w+)\s*", declaration, re.DOTALL).groups()
-    return c_type, name
+    c_type, name, length = re.fullmatch(r"\s*(.+?)\s*(\w+)(\[\d+\])?\s*", declaration, re.DOTALL).groups()
+    return c_type + (length or ""), name
 
 
 def header_constants() -> dict[str, int]:

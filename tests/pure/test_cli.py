@@ -18,8 +18,10 @@ import pytest
 from glint import cli, flags
 from glint.config import EngineSettings, Kernels
 from glint.errors import RequestError
+from glint.native import library
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
+from glint.sizing import size_engine
 from glint.terminal import stream_answer
 from tests.pure.checkpoint_files import small_folder
 
@@ -33,6 +35,8 @@ COMMANDS = [
     ["bench", "cpu"],
     ["bench", "serve"],
     ["bench", "scheduler"],
+    ["bench", "rank"],
+    ["bench", "kernels"],
     ["smoke"],
 ]
 HEAVY = ("numpy", "transformers", "torch", "rich", "jinja2")
@@ -152,8 +156,7 @@ def test_kernels_are_those_of_the_engine() -> None:
 def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     parser = cli.make_parser()
     given = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
-    chosen = flags.engine_options(parser.parse_args([*command, *given]))
-    assert chosen == {
+    expected: dict[str, object] = {
         "device": "cpu",
         "threads": 3,
         "kernels": "plain",
@@ -161,7 +164,12 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
         "expert_layout": "ep",
         "row_slices": 4,
     }
-    accepted = inspect.signature(EngineSettings.resolve).parameters
+    if command != ["bench", "cpu"]:
+        given += ["--max-model-len", "900", "--max-num-seqs", "7", "--gpu-memory-utilization", "0.8"]
+        expected |= {"max_model_len": 900, "max_step_items": 7, "gpu_memory_utilization": 0.8}
+    chosen = flags.engine_options(parser.parse_args([*command, *given]))
+    assert chosen == expected
+    accepted = {**inspect.signature(EngineSettings.resolve).parameters, **inspect.signature(size_engine).parameters}
     left_out = flags.engine_options(parser.parse_args(command))
     assert left_out == {name: accepted[name].default for name in chosen}
 
@@ -171,6 +179,58 @@ def test_more_than_one_rank_is_refused(command: list[str], tmp_path: Path, capsy
     folder = small_folder(tmp_path, max_position_embeddings=1024)
     assert cli.main([*command, "--model", str(folder), "--tp", "2"]) == 1
     assert "tp is 2; this version runs one rank" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["smoke"]])
+def test_a_share_of_gpu_memory_is_refused_on_the_cpu(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_folder(tmp_path, max_position_embeddings=1024)
+    assert cli.main([*command, "--model", str(folder), "--gpu-memory-utilization", "0.5"]) == 1
+    assert "gpu_memory_utilization is 0.5, but device is 'cpu'" in capsys.readouterr().err
+
+
+def test_a_gpu_without_its_library_says_how_to_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GLINT_ENGINE", raising=False)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "glint" / "native" / "library.py"))
+    folder = small_folder(tmp_path, max_position_embeddings=1024)
+    assert cli.main(["generate", "hi", "--model", str(folder), "--device", "cuda"]) == 1
+    assert "scripts/build.sh --cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cpu", "--device", "cuda"], "'glint bench rank' for one rank of GLM-4.7"),
+        (["kernels", "--device", "cpu"], "'glint bench cpu' measures the CPU engine"),
+        (["kernels", "--build-dir", "nowhere"], "nowhere/products_check is not there; build the check programs with"),
+        (["rank", "--model", "glm-9"], "--model glm-9 is neither glm-4.7 nor a folder"),
+        (["rank", "--tp", "7"], "--tp is 7, which does not divide num_attention_heads 96"),
+        (["rank", "--context", "300000"], "the model knows 202752; lower the largest"),
+        (["rank", "--json", "/nowhere/rank.json"], "--json /nowhere/rank.json cannot be written"),
+    ],
+)
+def test_a_bench_on_the_wrong_device_or_shape_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_the_check_programs_are_run_and_their_failures_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, code in (("products_check", 0), ("step_check", 1)):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} ran $1"\nexit {code}\n')
+        (tmp_path / name).chmod(0o755)
+    assert cli.main(["bench", "kernels", "--build-dir", str(tmp_path)]) == 1
+    captured = capfd.readouterr()
+    assert [line for line in captured.out.splitlines() if " ran " in line] == [
+        "products_check ran dense_speed",
+        "products_check ran experts_speed",
+        "step_check ran all",
+    ]
+    assert captured.err == "glint: step_check all failed; its output above says where\n"
 
 
 def test_a_bench_beyond_the_models_positions_names_its_flags(

@@ -49,6 +49,11 @@ TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
 GIGABYTE = 2**30
 
 
+@pytest.fixture(autouse=True)
+def no_kernels_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLINT_KERNELS", raising=False)
+
+
 @pytest.fixture
 def free_memory(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(config, "read_free_memory", lambda: 8 * GIGABYTE)
@@ -104,7 +109,11 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
     ("wishes", "message"),
     [
         ({"tp": 2}, "tp is 2; this version runs one rank"),
-        ({"device": "cuda"}, "device is 'cuda'; this version has the CPU engine only"),
+        ({"device": "cuda"}, r"num_pages is not given; on device 'cuda' glint\.sizing\.size_engine finds it"),
+        (
+            {"kernels": "hopper"},
+            "kernels is 'hopper', which device 'cuda' has and 'cpu' has not; choose one of auto, exact",
+        ),
         ({"device": "tpu"}, "device is 'tpu'; choose one of cpu, cuda"),
         ({"kernels": "sse"}, "kernels is 'sse'"),
         ({"expert_layout": "dp"}, "expert_layout is 'dp'"),
@@ -127,6 +136,47 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
 def test_what_cannot_be_is_refused(free_memory: int, wishes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         resolve(**wishes)
+
+
+def resolve_cuda(**wishes: Any) -> EngineSettings:
+    return resolve(device="cuda", **({"num_pages": 200} | wishes))
+
+
+def test_defaults_of_a_gpu() -> None:
+    settings = resolve_cuda()
+    assert (settings.page_tokens, settings.max_step_tokens, settings.max_step_items) == (64, 4096, 256)
+    assert (settings.max_requests, settings.max_model_len, settings.kernels) == (256, 8192, "auto")
+    assert resolve_cuda(num_pages=10).max_model_len == 640
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        (
+            {"kernels": "exact"},
+            "kernels is 'exact', which device 'cpu' has and 'cuda' has not; .* auto, portable, hopper",
+        ),
+        ({"kernels": "neon"}, r"--kernels or \$GLINT_KERNELS, or device 'cpu'"),
+        ({"page_tokens": 16}, "page_tokens is 16; the CUDA kernels have pages of 64 tokens"),
+        ({"row_slices": 8}, "row_slices is 8 and tp is 1; on device 'cuda' they are equal"),
+        ({"tp": 2}, "tp is 2; this version runs one rank"),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_refused(wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        resolve_cuda(**wishes)
+
+
+def test_the_environment_chooses_kernels_where_nobody_else_does(
+    free_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLINT_KERNELS", "portable")
+    assert resolve_cuda().kernels == "portable"
+    assert resolve_cuda(kernels="hopper").kernels == "hopper"
+    with pytest.raises(EngineError, match=r"kernels is 'portable'.*GLINT_KERNELS"):
+        resolve()
+    monkeypatch.setenv("GLINT_KERNELS", "plain")
+    assert resolve().kernels == "plain"
 
 
 def test_settings_are_frozen(free_memory: int) -> None:

@@ -40,7 +40,7 @@ def test_the_nearest_place_wins(package: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_device_names_the_file(package: Path) -> None:
     touch(package / "lib" / NAME)
-    with pytest.raises(EngineError, match=r"device 'cuda'.*libglint_cuda\.so.*scripts/build\.sh"):
+    with pytest.raises(EngineError, match=r"device 'cuda'.*libglint_cuda\.so.*scripts/build\.sh --cuda.*nvcc"):
         choose_library("cuda")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,15 +49,75 @@ def test_the_commands_are_those_of_glint(entry: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("arguments", "needed"),
     [
-        (["check", "folder"], False),
-        (["sample-model"], False),
-        (["chat"], True),
-        (["bench", "cpu"], True),
-        (["smoke", "--engine", __file__], False),
+        (["check", "folder"], None),
+        (["sample-model"], None),
+        (["chat"], "cpu"),
+        (["bench", "cpu"], "cpu"),
+        (["bench", "rank"], "cuda"),
+        (["bench", "kernels"], None),
+        (["smoke", "--device", "cuda"], "cuda"),
+        (["smoke", "--engine", __file__], None),
     ],
 )
-def test_only_what_computes_needs_the_build(entry: ModuleType, arguments: list[str], needed: bool) -> None:
-    assert entry.needs_build(arguments) == needed
+def test_only_what_computes_needs_the_build_of_its_device(
+    entry: ModuleType, arguments: list[str], needed: str | None
+) -> None:
+    assert entry.needed_build(arguments) == needed
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "nvcc", "device"),
+    [
+        (None, False, True, "cpu"),
+        (None, True, False, "cpu"),
+        (None, True, True, "cuda"),
+        ("cuda", False, False, "cuda"),
+        ("cpu", True, True, "cpu"),
+    ],
+)
+def test_cuda_is_prepared_where_it_is_asked_for_or_can_run(
+    entry: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: str | None,
+    gpu: bool,
+    nvcc: bool,
+    device: str,
+) -> None:
+    monkeypatch.setattr(entry, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(entry, "find_nvcc", lambda: nvcc)
+    assert entry.prepared_device(asked) == device
+    assert ("but no nvcc" in capsys.readouterr().err) == (asked is None and gpu and not nvcc)
+
+
+def test_a_missing_nvcc_names_the_package() -> None:
+    command = ["bash", str(ROOT / "scripts" / "build.sh"), "--cuda", "--check"]
+    environment = {**os.environ, "CUDACXX": "no-such-nvcc"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "no nvcc found (CUDACXX=no-such-nvcc)" in ended.stderr and "cuda-toolkit-13-0" in ended.stderr
+
+
+def test_each_device_has_its_own_sources(entry: ModuleType) -> None:
+    def touch(name: str) -> None:
+        path = entry.ROOT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("changed")
+
+    def digests() -> list[str]:
+        return [entry.sources_digest(device) for device in ("cpu", "cuda")]
+
+    touch("CMakeLists.txt")
+    for name, changes in (
+        ("native/cpu/a.cpp", [True, True]),
+        ("native/cuda/a.cu", [False, True]),
+        ("native/cuda/a.cuh", [False, True]),
+        ("cmake/cuda.cmake", [False, True]),
+        ("native/README.md", [False, False]),
+    ):
+        before = digests()
+        touch(name)
+        assert [old != new for old, new in zip(before, digests(), strict=True)] == changes, name
 
 
 def test_a_failed_installation_keeps_what_was_there(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,17 @@ int64_t padded_count(int64_t count) {
   return padded;
 }
 
+int64_t code_place(const RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
+  if (shape.max_tokens == 64) {
+    const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
+    const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
+    return slot / 16 * 16 * shape.width + unit / 32 * 512 + lane * 16 + word * 4 + unit % 4;
+  }
+  const int64_t padded = padded_count(count);
+  const int64_t in_step = unit % kDownTileK;
+  return unit / kDownTileK * padded * kDownTileK + in_step / 16 * padded * 16 + slot * 16 + in_step % 16;
+}
+
 }
 
 Routing random_routing(int64_t num_tokens, uint64_t seed) {
@@ -79,7 +90,13 @@ GroupedCase::GroupedCase(const ExpertLayout& layout, const Routing& routing, int
       row_weights_(num_tokens * (kExpertsPerToken + 1)),
       gate_up_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       down_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
-      counts_(64) {}
+      counts_(64),
+      num_real_tokens_(std::vector<int32_t>{static_cast<int32_t>(num_tokens)}),
+      experts_touched_(std::vector<uint64_t>{0}) {}
+
+void GroupedCase::set_real_tokens(int32_t count) {
+  GLINT_CHECK_CUDA(cudaMemcpy(num_real_tokens_.data(), &count, sizeof(count), cudaMemcpyHostToDevice));
+}
 
 GroupedTokens GroupedCase::grouped() const {
   return {.row_tokens = row_tokens_.data(),
@@ -99,7 +116,9 @@ GroupCall GroupedCase::call(const ExpertLayout& layout) const {
           .experts_per_token = kExpertsPerToken,
           .expert_first = layout.expert_first,
           .expert_last = layout.expert_last,
-          .has_shared = layout.has_shared ? 1 : 0};
+          .has_shared = layout.has_shared ? 1 : 0,
+          .num_real_tokens = num_real_tokens_.data(),
+          .experts_touched = experts_touched_.data()};
 }
 
 ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keeps_plain_weights)
@@ -235,7 +254,6 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
     const TokenTile& tile = tiles[index];
     const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
     const auto* scales = reinterpret_cast<const float*>(record + shape.facts_offset() + 16) + 2 * shape.max_tokens;
-    const int64_t padded = padded_count(tile.row_count);
     for (int64_t slot = 0; slot < tile.row_count; ++slot, ++num_seen) {
       const int64_t row = tile.row_first + slot;
       const float* values = hidden.data() + row * layout_.width;
@@ -245,9 +263,7 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
       code_scales_[static_cast<size_t>(row)] = scale;
       if (scale != scales[slot]) ++wrong;
       for (int64_t unit = 0; unit < layout_.width; ++unit) {
-        const int64_t in_step = unit % kDownTileK;
-        const int64_t step_first = unit / kDownTileK * padded * kDownTileK;
-        const int64_t place = step_first + in_step / 16 * padded * 16 + slot * 16 + in_step % 16;
+        const int64_t place = code_place(shape, tile.row_count, slot, unit);
         const uint8_t code = e4m3_from_float(values[unit] / scale);
         codes_[static_cast<size_t>(row * layout_.width + unit)] = code;
         if (code != record[place]) ++wrong;

@@ -41,6 +41,8 @@ class GroupedCase {
  public:
   GroupedCase(const ExpertLayout& layout, const Routing& routing, int64_t num_tokens);
   GroupCall call(const ExpertLayout& layout) const;
+  void set_real_tokens(int32_t count);
+  uint64_t experts_touched() const { return experts_touched_.to_host()[0]; }
   GroupedTokens grouped() const;
   int64_t num_tokens() const { return num_tokens_; }
   int64_t max_tiles() const { return gate_up_tiles_.count(); }
@@ -59,6 +61,8 @@ class GroupedCase {
   DeviceArray<TokenTile> gate_up_tiles_;
   DeviceArray<TokenTile> down_tiles_;
   DeviceArray<int32_t> counts_;
+  DeviceArray<int32_t> num_real_tokens_;
+  DeviceArray<uint64_t> experts_touched_;
 };
 
 class ExpertCase {

@@ -1,6 +1,7 @@
 #include "cuda/bench/experts_check.h"
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 
 #include "cuda/bench/expert_case.h"
@@ -27,11 +28,11 @@ bool is_grouping_right(const HostGrouping& host, const GroupedCase& grouped) {
 }
 
 bool check_errors(const ExpertLayout& layout) {
-  ExpertCase experts(layout, 512, true);
+  ExpertCase experts(layout, 700, true);
   double worst_hidden = 0.0;
   double worst_out = 0.0;
   bool is_right = true;
-  for (const int64_t tokens : {1, 3, 8, 17, 64, 65, 200, 256, 300}) {
+  for (const int64_t tokens : {1, 3, 8, 17, 64, 65, 200, 256, 300, 700}) {
     const Routing routing = random_routing(tokens, 77 + static_cast<uint64_t>(tokens));
     const GroupedCase grouped(layout, routing, tokens);
     const HostGrouping host = group_on_host(layout, routing, tokens);
@@ -77,10 +78,70 @@ bool check_invariance(const ExpertLayout& layout) {
   };
   for (int64_t tokens = 1; tokens <= 256; ++tokens) check_count(tokens);
   for (int repeat = 0; repeat < 20; ++repeat) check_count(64);
+  for (const int64_t tokens : {257, 300, 512, 1000, 1024, 1025, 1500, 2048, 2049, 3000, 4095}) check_count(tokens);
   for (int repeat = 0; repeat < 3; ++repeat) check_count(kMost);
-  std::printf("experts %-18s 256 row counts against 4096 rows and 23 repeats: %lld values differ\n", layout.name,
+  std::printf("experts %-18s 267 row counts against 4096 rows and 23 repeats: %lld values differ\n", layout.name,
               static_cast<long long>(different));
   return different == 0;
+}
+
+Routing with_unusable_rest(const Routing& routing, int64_t num_tokens, int64_t num_real) {
+  constexpr int32_t kUnusable[] = {-1, kNumExperts, INT32_MAX, INT32_MIN, -7, 1 << 20, 0x7fc00000, kNumExperts + 1};
+  Routing padded = first_tokens(routing, num_tokens);
+  for (auto pair = static_cast<size_t>(num_real * kExpertsPerToken); pair < padded.experts.size(); ++pair) {
+    padded.experts[pair] = kUnusable[pair % 8];
+    padded.weights[pair] = NAN;
+  }
+  return padded;
+}
+
+uint64_t count_touched(const ExpertLayout& layout, const Routing& routing, int64_t num_real) {
+  const HostGrouping host = group_on_host(layout, routing, num_real);
+  uint64_t touched = 0;
+  for (int32_t expert = 0; expert < layout.expert_last - layout.expert_first; ++expert) {
+    const auto place = static_cast<size_t>(expert);
+    if (host.expert_first[place + 1] > host.expert_first[place]) ++touched;
+  }
+  return touched;
+}
+
+struct PaddedStep {
+  int64_t num_tokens;
+  int32_t num_real;
+};
+
+bool check_padding(const ExpertLayout& layout) {
+  constexpr int64_t kMost = 2048;
+  ExpertCase experts(layout, kMost, false);
+  const Routing routing = random_routing(kMost, 9);
+  const GroupedCase all(layout, routing, kMost);
+  const DeviceArray<float> expected(kMost * kHiddenSize);
+  DeviceArray<float> out(kMost * kHiddenSize);
+  experts.run(all, expected.data(), nullptr);
+  synchronize();
+  int64_t different = 0;
+  bool is_right = true;
+  for (const PaddedStep& step : {PaddedStep{1, 0}, {1, 1}, {8, 5}, {64, 0}, {64, 1}, {64, 40}, {256, 100}, {256, 0},
+                                 {1024, 300}, {1024, 0}, {2048, 900}, {2048, 1500}, {64, 1000}, {64, -5}}) {
+    const int32_t real = std::clamp(step.num_real, 0, static_cast<int32_t>(step.num_tokens));
+    const Routing padded = with_unusable_rest(routing, step.num_tokens, real);
+    GroupedCase grouped(layout, padded, step.num_tokens);
+    for (const bool counts_real : {true, false}) {
+      grouped.set_real_tokens(counts_real ? step.num_real : static_cast<int32_t>(step.num_tokens));
+      out.poison();
+      experts.run(grouped, out.data(), nullptr);
+      synchronize();
+      if (real > 0) different += count_different_bits(out.data(), expected.data(), real * kHiddenSize);
+      const std::vector<float> rest = out.to_host();
+      const auto first = rest.begin() + real * kHiddenSize;
+      is_right = is_right && std::all_of(first, rest.begin() + step.num_tokens * kHiddenSize,
+                                         [](float value) { return std::isfinite(value); });
+    }
+    is_right = is_right && grouped.experts_touched() == 2 * count_touched(layout, padded, real);
+  }
+  std::printf("experts %-18s padded steps: %lld values differ, %s\n", layout.name, static_cast<long long>(different),
+              is_right ? "padded rows finite, touched experts right" : "WRONG padded rows or touched experts");
+  return is_right && different == 0;
 }
 
 struct BatchMeasure {
@@ -149,6 +210,7 @@ bool check_experts() {
   }
   for (const ExpertLayout& layout : {kTensorParallelShared, kExpertParallel}) {
     is_right = check_invariance(layout) && is_right;
+    is_right = check_padding(layout) && is_right;
     std::fflush(stdout);
   }
   return is_right;
@@ -159,7 +221,9 @@ void measure_experts(double ceiling) {
   GLINT_CHECK_CUDA(cudaStreamCreate(&stream));
   for (const ExpertLayout& layout : {kTensorParallel, kTensorParallelShared, kExpertParallel}) {
     const ExpertCase experts(layout, 4096, false);
-    for (const int64_t tokens : {1, 8, 32, 64, 128, 256, 4096}) measure_batch(experts, tokens, ceiling, stream);
+    for (const int64_t tokens : {1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
+      measure_batch(experts, tokens, ceiling, stream);
+    }
   }
   GLINT_CHECK_CUDA(cudaStreamDestroy(stream));
 }

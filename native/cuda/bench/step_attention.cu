@@ -4,124 +4,7 @@ namespace glint::cuda::bench {
 
 namespace {
 
-using Lengths = std::vector<std::pair<int32_t, int32_t>>;
-
 size_t as_size(int64_t value) { return static_cast<size_t>(value); }
-
-struct SplitSums {
-  double highest;
-  double weight_sum;
-  std::vector<double> values;
-};
-
-double rounded(double value) { return static_cast<double>(round_to_bf16(static_cast<float>(value))); }
-
-SplitSums wanted_split(const PagedBatch& batch, int32_t request, const float* query, int kv_head, int64_t first,
-                       int64_t last, bool covers_exponent) {
-  const int dims = batch.heads.head_dim;
-  std::vector<double> scores;
-  for (int64_t position = first; position < last; ++position) {
-    double score = 0;
-    for (int dim = 0; dim < dims; ++dim) {
-      score += static_cast<double>(query[dim]) * static_cast<double>(batch.key(request, position, kv_head, dim));
-    }
-    scores.push_back(static_cast<double>(static_cast<float>(score / std::sqrt(dims))));
-  }
-  const double highest = *std::ranges::max_element(scores);
-  const double reference = covers_exponent ? std::ceil(highest / std::log(2.0)) * std::log(2.0) : highest;
-  SplitSums sums{reference, 0, std::vector<double>(as_size(dims), 0.0)};
-  for (int64_t position = first; position < last; ++position) {
-    const double weight = std::exp(scores[as_size(position - first)] - reference);
-    sums.weight_sum += weight;
-    for (int dim = 0; dim < dims; ++dim) {
-      sums.values[as_size(dim)] += rounded(weight) * static_cast<double>(batch.value(request, position, kv_head, dim));
-    }
-  }
-  return sums;
-}
-
-std::vector<double> wanted_row(const PagedBatch& batch, int32_t row, bool covers_exponent) {
-  const int32_t request = batch.request_of(row);
-  const PagedRequest& place = batch.requests[as_size(request)];
-  const int64_t positions = place.first_position + row - place.row_first + 1;
-  const int dims = batch.heads.head_dim;
-  std::vector<double> wanted;
-  for (int32_t head = 0; head < batch.heads.num_heads; ++head) {
-    std::vector<float> query;
-    for (int dim = 0; dim < dims; ++dim) {
-      const int64_t place = (int64_t{row} * batch.heads.num_heads + head) * dims + dim;
-      query.push_back(float_from_bf16(batch.query[as_size(place)]));
-    }
-    std::vector<SplitSums> splits;
-    for (int64_t first = 0; first < positions; first += kSplitTokens) {
-      splits.push_back(wanted_split(batch, request, query.data(), head / batch.heads.group_heads(), first,
-                                    std::min<int64_t>(first + kSplitTokens, positions), covers_exponent));
-    }
-    double highest = splits[0].highest;
-    for (const SplitSums& split : splits) highest = std::max(highest, split.highest);
-    double weight_sum = 0;
-    for (const SplitSums& split : splits) weight_sum += split.weight_sum * std::exp(split.highest - highest);
-    for (int dim = 0; dim < dims; ++dim) {
-      double sum = 0;
-      for (const SplitSums& split : splits) sum += split.values[as_size(dim)] * std::exp(split.highest - highest);
-      wanted.push_back(sum / weight_sum);
-    }
-  }
-  return wanted;
-}
-
-std::vector<int32_t> all_rows(const PagedBatch& batch) {
-  std::vector<int32_t> rows;
-  for (int32_t row = 0; row < batch.num_rows; ++row) rows.push_back(row);
-  return rows;
-}
-
-double worst_error(const PagedBatch& batch, const std::vector<float>& out, const std::vector<int32_t>& rows,
-                   bool covers_exponent) {
-  const int64_t width = int64_t{batch.heads.num_heads} * batch.heads.head_dim;
-  double worst = 0;
-  for (const int32_t row : rows) {
-    const std::vector<float> part(out.begin() + row * width, out.begin() + (row + 1) * width);
-    worst = std::max(worst, relative_error(part, wanted_row(batch, row, covers_exponent)));
-  }
-  return worst;
-}
-
-void check_batch(Report& report, const std::string& name, const Heads& heads, const Lengths& lengths,
-                 const std::vector<int32_t>& reference_rows) {
-  const PagedBatch batch(heads, lengths, 77 + lengths.size());
-  const std::vector<int32_t> rows = all_rows(batch);
-  DeviceArray<float> decoded(batch.out_floats());
-  DeviceArray<float> prefilled(batch.out_floats());
-  const DecodeRun decode(batch, rows);
-  const PrefillRun prefill(batch);
-  launch_attention_decode(decode.call(decoded.data()), nullptr);
-  launch_attention_prefill(prefill.call(prefilled.data()), nullptr);
-  DeviceArray<float> portable(batch.out_floats());
-  launch_attention_prefill_portable(prefill.call(portable.data()), nullptr);
-  const std::vector<float> out = decoded.download();
-  const std::vector<float> other = prefilled.download();
-  const double error = worst_error(batch, out, reference_rows, false);
-  const double close_error = worst_error(batch, out, reference_rows, true);
-  const double other_error = worst_error(batch, other, reference_rows, true);
-  report.check(error < 3e-3 && close_error < 3e-4 && decoded.guard_is_whole(), text("attention decode ", name),
-               text("error ", error, ", against the same weight rounding ", close_error));
-  report.check(other_error < 3e-4 && prefilled.guard_is_whole(), text("attention prefill ", name),
-               text("error ", other_error));
-  report.check(same_bits(out, other), text("attention ", name, ": decode = prefill, bit by bit"),
-               text(count_differences(decoded.data(), prefilled.data(), decoded.bytes()), " bytes differ"));
-  report.check(same_bits(out, portable.download()),
-               text("attention ", name, ": decode = portable prefill, bit by bit"));
-  const std::vector<int32_t> one = {reference_rows.back()};
-  const DecodeRun alone(batch, one);
-  DeviceArray<float> alone_out(batch.out_floats());
-  launch_attention_decode(alone.call(alone_out.data()), nullptr);
-  const std::vector<float> row_out = alone_out.download();
-  const size_t width = as_size(heads.num_heads * heads.head_dim);
-  const size_t first = as_size(one[0]) * width;
-  report.check(std::memcmp(row_out.data() + first, out.data() + first, width * sizeof(float)) == 0,
-               text("attention ", name, ": a row alone = in a batch"));
-}
 
 void check_repeats(Report& report) {
   const PagedBatch batch({}, {{3000, 1}, {100, 1}, {5119, 1}, {1023, 40}, {0, 33}}, 5);
@@ -177,10 +60,7 @@ void run_rotate(Report& report, const Ceiling& ceiling);
 
 void run_attention(Report& report, const Ceiling& ceiling) {
   run_rotate(report, ceiling);
-  check_batch(report, "short", {}, {{0, 1}, {16, 1}, {63, 1}, {64, 2}, {511, 1}, {1000, 30}}, {0, 1, 2, 4, 5, 6, 35});
-  check_batch(report, "long", {}, {{1023, 1}, {1024, 1}, {2500, 60}, {5000, 3}}, {0, 1, 2, 61, 64});
-  check_batch(report, "8 heads over 2 of 64", {8, 2, 64}, {{77, 5}, {1500, 2}}, {0, 4, 6});
-  check_batch(report, "16 heads over 1", {16, 1, 128}, {{300, 20}}, {0, 19});
+  check_attention_shapes(report);
   check_repeats(report);
   time_decode(ceiling, 1, 128);
   time_decode(ceiling, 1, 512);

@@ -10,8 +10,7 @@ size_t as_size(int64_t value) { return static_cast<size_t>(value); }
 
 }
 
-PagedBatch::PagedBatch(const Heads& heads_given, const std::vector<std::pair<int32_t, int32_t>>& lengths, uint64_t seed,
-                       bool fills_all)
+PagedBatch::PagedBatch(const Heads& heads_given, const Lengths& lengths, uint64_t seed, bool fills_all)
     : heads(heads_given) {
   RandomSource random(seed);
   int32_t num_pages = 0;
@@ -27,8 +26,12 @@ PagedBatch::PagedBatch(const Heads& heads_given, const std::vector<std::pair<int
   keys.assign(as_size(num_pages * heads.page_bytes() / 2), kPoison);
   values = keys;
   fills_all ? fill_all(random) : fill_positions(random);
-  query.resize(out_floats());
-  for (uint16_t& value : query) value = bf16_from_float(1.5F * random.normal());
+  const auto padded = as_size(heads.padded_dim());
+  query.resize(as_size(num_rows * heads.num_heads) * padded);
+  for (size_t index = 0; index < query.size(); ++index) {
+    const bool is_padding = index % padded >= as_size(heads.head_dim);
+    query[index] = is_padding ? uint16_t{0} : bf16_from_float(1.5F * random.normal());
+  }
   device_table = std::make_unique<DeviceArray<int32_t>>(table);
   device_keys = std::make_unique<DeviceArray<uint16_t>>(keys);
   device_values = std::make_unique<DeviceArray<uint16_t>>(values);
@@ -52,6 +55,10 @@ void PagedBatch::fill_positions(RandomSource& random) {
           keys[place] = bf16_from_float(2.0F * (near(bits) + near(bits >> 16U)));
           values[place] = bf16_from_float(near(bits >> 32U) + near(bits >> 48U));
         }
+        for (int32_t dim = heads.head_dim; dim < heads.padded_dim(); ++dim) {
+          const size_t place = element(request, position, kv_head, dim);
+          keys[place] = values[place] = 0;
+        }
       }
     }
   }
@@ -67,6 +74,23 @@ int32_t PagedBatch::request_of(int32_t row) const {
   int32_t found = 0;
   while (row >= requests[as_size(found)].row_first + requests[as_size(found)].row_count) ++found;
   return found;
+}
+
+void PagedBatch::spoil(int32_t request, int32_t first_position, int32_t last_position, bool spoils_values) {
+  for (int32_t position = first_position; position < last_position; ++position) {
+    for (int32_t kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
+      for (int32_t dim = 0; dim < heads.padded_dim(); ++dim) {
+        const size_t place = element(request, position, kv_head, dim);
+        keys[place] = kPoison;
+        values[place] = spoils_values ? kPoison : uint16_t{0};
+      }
+    }
+  }
+}
+
+void PagedBatch::upload_pages() {
+  device_keys->upload(keys);
+  device_values->upload(values);
 }
 
 std::vector<DecodeTask> PagedBatch::decode_tasks(const std::vector<int32_t>& rows) const {
@@ -101,6 +125,12 @@ std::vector<PrefillTask> PagedBatch::prefill_tasks() const {
            right.first_position + right.query_first / heads.group_heads();
   });
   return tasks;
+}
+
+std::vector<int32_t> all_rows(const PagedBatch& batch) {
+  std::vector<int32_t> rows;
+  for (int32_t row = 0; row < batch.num_rows; ++row) rows.push_back(row);
+  return rows;
 }
 
 DecodeRun::DecodeRun(const PagedBatch& batch, const std::vector<int32_t>& rows)

@@ -12,9 +12,12 @@ struct Heads {
   int32_t head_dim = 128;
 
   int32_t group_heads() const { return num_heads / num_kv_heads; }
-  int64_t slab_bytes() const { return int64_t{kPageTokens} * head_dim * 2; }
+  int32_t padded_dim() const { return static_cast<int32_t>(padded_head_dim(head_dim)); }
+  int64_t slab_bytes() const { return int64_t{kPageTokens} * padded_dim() * 2; }
   int64_t page_bytes() const { return num_kv_heads * slab_bytes(); }
 };
+
+using Lengths = std::vector<std::pair<int32_t, int32_t>>;
 
 struct PagedRequest {
   int32_t row_first;
@@ -27,8 +30,7 @@ struct PagedRequest {
 
 class PagedBatch {
  public:
-  PagedBatch(const Heads& heads_given, const std::vector<std::pair<int32_t, int32_t>>& lengths, uint64_t seed,
-             bool fills_all = false);
+  PagedBatch(const Heads& heads_given, const Lengths& lengths, uint64_t seed, bool fills_all = false);
 
   AttendCall attend(float* out) const {
     return {.out = out,
@@ -49,9 +51,15 @@ class PagedBatch {
   float value(int32_t request, int64_t position, int kv_head, int dim) const {
     return stored(values, request, position, kv_head, dim);
   }
+  float query_value(int32_t row, int32_t head, int dim) const {
+    const int64_t first = (int64_t{row} * heads.num_heads + head) * heads.padded_dim();
+    return float_from_bf16(query[static_cast<size_t>(first + dim)]);
+  }
   std::vector<DecodeTask> decode_tasks(const std::vector<int32_t>& rows) const;
   std::vector<PrefillTask> prefill_tasks() const;
   int32_t request_of(int32_t row) const;
+  void spoil(int32_t request, int32_t first_position, int32_t last_position, bool spoils_values);
+  void upload_pages();
   size_t out_floats() const {
     return static_cast<size_t>(num_rows) * static_cast<size_t>(heads.num_heads * heads.head_dim);
   }
@@ -102,5 +110,11 @@ class PrefillRun {
   DeviceArray<PrefillTask> device_tasks_;
   DeviceArray<int32_t> num_tasks_;
 };
+
+std::vector<int32_t> all_rows(const PagedBatch& batch);
+std::vector<double> wanted_row(const PagedBatch& batch, int32_t row, bool covers_exponent);
+double worst_error(const PagedBatch& batch, const std::vector<float>& out, const std::vector<int32_t>& rows,
+                   bool covers_exponent);
+void check_attention_shapes(Report& report);
 
 }

@@ -175,6 +175,36 @@ void check_counts(Report& report) {
                "router: 1,000 runs give the same bits");
 }
 
+void check_bad_rows(Report& report, const RouterShape& shape, int64_t count) {
+  RouterSet set(shape, count, 11);
+  launch_router(set.call(count), nullptr);
+  const std::vector<int32_t> before = set.experts.download();
+  const std::vector<float> weights_before = set.weights.download();
+  std::vector<float> in = set.host_in;
+  const std::vector<float> bad = {NAN, INFINITY, -INFINITY, 3e38F};
+  for (int64_t row = 0; row < count; row += 2) {
+    for (int32_t col = 0; col < shape.width; ++col) {
+      in[as_size(row * shape.width + col)] = bad[as_size((row / 2 + (row / 8) * col) % 4)];
+    }
+  }
+  set.in.upload(in);
+  set.experts.poison();
+  launch_router(set.call(count), nullptr);
+  const std::vector<int32_t> experts = set.experts.download();
+  const std::vector<float> weights = set.weights.download();
+  int64_t wrong = 0;
+  for (size_t index = 0; index < experts.size(); ++index) {
+    const auto row = static_cast<int64_t>(index) / shape.experts_per_token;
+    const bool is_first = static_cast<int64_t>(index) % shape.experts_per_token == 0;
+    wrong += experts[index] >= 0 && experts[index] < shape.num_experts ? 0 : 1;
+    wrong += is_first || experts[index] > experts[index - 1] ? 0 : 1;
+    if (row % 2 == 0) continue;
+    wrong += experts[index] == before[index] && weights[index] == weights_before[index] ? 0 : 1;
+  }
+  report.check(wrong == 0 && set.experts.guard_is_whole(),
+               text("router ", count, " rows, every second one not finite: valid experts, the others unchanged"));
+}
+
 void time_router(const Ceiling& ceiling, int64_t count) {
   constexpr int kSets = 40;
   std::vector<std::unique_ptr<RouterSet>> sets;
@@ -197,8 +227,11 @@ void run_router(Report& report, const Ceiling& ceiling) {
   check_router(report, {1000, 128, 1, 1, 8}, 525);
   check_router(report, {1003, 200, 1, 1, 8}, 33);
   check_router(report, {4096, 64, 8, 3, 6}, 540);
+  check_router(report, {5120, 512, 1, 1, 8}, 20);
   check_counts(report);
-  for (const int64_t count : {1, 64, 256, 4096}) time_router(ceiling, count);
+  for (const int64_t count : {32, 700}) check_bad_rows(report, {}, count);
+  check_bad_rows(report, {4096, 64, 8, 3, 6}, 32);
+  for (const int64_t count : {1, 8, 64, 256, 4096}) time_router(ceiling, count);
 }
 
 }

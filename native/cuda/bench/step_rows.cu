@@ -177,25 +177,114 @@ void check_swiglu(Report& report, int64_t count, int64_t width, int row_slices) 
                text("error ", error, ", wrong codes ", wrong));
 }
 
-void check_embed(Report& report) {
-  constexpr int64_t kVocab = 1000;
-  constexpr int64_t kWidth = 5120;
+std::vector<float> row_near_ties(RandomSource& random, int exponent, size_t width) {
+  const auto highest = static_cast<float>(std::ldexp(1.0 + random.uniform(), exponent));
+  const float scale = highest / kE4m3Max;
+  std::vector<float> row(width, highest);
+  for (size_t col = 1; col < width; ++col) {
+    const auto code = static_cast<uint8_t>(random.below(126));
+    const float tie = (float_from_e4m3(code) + float_from_e4m3(code + 1)) / 2.0F;
+    float value = scale * tie;
+    for (int64_t step = random.below(4); step > 0; --step) {
+      value = std::nextafter(value, step % 2 == 0 ? 0.0F : highest);
+    }
+    row[col] = (col % 2 == 0 ? 1.0F : -1.0F) * std::min(value, highest);
+  }
+  row[1] = -0.0F;
+  row[2] = std::numeric_limits<float>::denorm_min();
+  return row;
+}
+
+void check_ties(Report& report) {
+  constexpr size_t kWidth = 1536;
+  RandomSource random(41);
+  std::vector<float> in;
+  for (int exponent = -140; exponent <= 126; exponent += 2) {
+    const std::vector<float> row = row_near_ties(random, exponent, kWidth);
+    in.insert(in.end(), row.begin(), row.end());
+  }
+  const size_t count = in.size() / kWidth;
+  DeviceArray<float> device_in(in);
+  DeviceArray<uint8_t> codes(in.size());
+  DeviceArray<float> scales(count);
+  const auto rows = static_cast<int64_t>(count);
+  launch_quantise({codes.data(), scales.data(), device_in.data(), kWidth, rows, kWidth, 1, kWidth}, nullptr);
+  const std::vector<uint8_t> host_codes = codes.download();
+  const std::vector<float> host_scales = scales.download();
+  int64_t wrong = 0;
+  for (size_t row = 0; row < count; ++row) {
+    wrong += wrong_codes(in.data() + row * kWidth, host_codes.data() + row * kWidth, host_scales[row], kWidth, kWidth);
+  }
+  report.check(wrong == 0 && codes.guard_is_whole(), text("quantise ", count, " rows close to ties"),
+               text("wrong codes ", wrong));
+}
+
+void check_embed(Report& report, int64_t width) {
+  constexpr int32_t kVocab = 1000;
   RandomSource random(9);
-  std::vector<uint16_t> table(kVocab * kWidth);
+  std::vector<uint16_t> table(static_cast<size_t>(kVocab * width));
   for (uint16_t& value : table) value = bf16_from_float(random.normal());
-  const std::vector<int32_t> tokens = {0, 999, 17, 17, 512};
+  const std::vector<int32_t> tokens = {0, 999, 17, -1, 17, -3, 512, -2, -4};
+  const std::vector<int32_t> sampled_tokens = {44, -7, 998, 100000};
+  const std::vector<int32_t> wanted = {0, 999, 17, 44, 17, 998, 512, 0, 999};
+  std::vector<SampleResult> results(sampled_tokens.size());
+  for (size_t index = 0; index < results.size(); ++index) results[index].token = sampled_tokens[index];
   DeviceArray<uint16_t> device_table(table);
   DeviceArray<int32_t> device_tokens(tokens);
-  DeviceArray<float> out(tokens.size() * kWidth);
-  launch_embed({out.data(), device_table.data(), device_tokens.data(), static_cast<int64_t>(tokens.size()), kWidth},
+  DeviceArray<SampleResult> device_results(results);
+  DeviceArray<float> out(tokens.size() * static_cast<size_t>(width));
+  launch_embed({.hidden = out.data(),
+                .table = device_table.data(),
+                .tokens = device_tokens.data(),
+                .count = static_cast<int64_t>(tokens.size()),
+                .width = width,
+                .sampled = device_results.data(),
+                .vocab_size = kVocab},
                nullptr);
   const std::vector<float> values = out.download();
   bool is_same = true;
   for (size_t index = 0; index < values.size(); ++index) {
-    const auto row = static_cast<size_t>(tokens[index / kWidth]);
-    is_same = is_same && values[index] == float_from_bf16(table[row * kWidth + index % kWidth]);
+    const auto row = static_cast<size_t>(wanted[index / static_cast<size_t>(width)]);
+    const size_t place = row * static_cast<size_t>(width) + index % static_cast<size_t>(width);
+    is_same = is_same && values[index] == float_from_bf16(table[place]);
   }
-  report.check(is_same && out.guard_is_whole(), "embedding");
+  report.check(is_same && out.guard_is_whole(), text("embedding ", width, " wide, tokens given and sampled"));
+}
+
+void check_gather(Report& report, int64_t width) {
+  constexpr int64_t kRows = 9;
+  RandomSource random(13);
+  const auto elements = static_cast<size_t>(kRows * width);
+  const std::vector<float> in = random.normals(elements, 1.0F);
+  const std::vector<float> update = random.normals(elements, 1.0F);
+  const std::vector<int32_t> rows = {8, 0, 3, 3, 7};
+  DeviceArray<float> device_in(in);
+  DeviceArray<float> device_update(update);
+  DeviceArray<int32_t> device_rows(rows);
+  DeviceArray<float> plain(rows.size() * static_cast<size_t>(width));
+  DeviceArray<float> added(plain.count());
+  GatherCall call{.out = plain.data(),
+                  .in = device_in.data(),
+                  .rows = device_rows.data(),
+                  .count = static_cast<int64_t>(rows.size()),
+                  .width = width};
+  launch_gather_rows(call, nullptr);
+  call.out = added.data();
+  call.update = device_update.data();
+  launch_gather_rows(call, nullptr);
+  launch_add_rows(device_in.data(), device_update.data(), static_cast<int64_t>(elements), nullptr);
+  const std::vector<float> sums = device_in.download();
+  const std::vector<float> plain_rows = plain.download();
+  const std::vector<float> added_rows = added.download();
+  int64_t wrong = 0;
+  for (size_t index = 0; index < elements; ++index) wrong += sums[index] == in[index] + update[index] ? 0 : 1;
+  for (size_t index = 0; index < plain_rows.size(); ++index) {
+    const size_t row = index / static_cast<size_t>(width);
+    const size_t place = static_cast<size_t>(rows[row] * width) + index % static_cast<size_t>(width);
+    wrong += plain_rows[index] == in[place] && added_rows[index] == in[place] + update[place] ? 0 : 1;
+  }
+  report.check(wrong == 0 && plain.guard_is_whole() && added.guard_is_whole() && device_in.guard_is_whole(),
+               text("rows added and gathered, ", width, " wide"), text(wrong, " wrong"));
 }
 
 void time_norm(const Ceiling& ceiling, int64_t count, int num_parts) {
@@ -228,8 +317,12 @@ void run_rows(Report& report, const Ceiling& ceiling) {
   check_swiglu(report, 3, 12288, 8);
   check_swiglu(report, 2, 12288, 1);
   check_swiglu(report, 5, 190, 1);
-  check_embed(report);
-  for (const int64_t count : {1, 64, 256, 4096}) time_norm(ceiling, count, 1);
+  check_ties(report);
+  for (const int64_t width : {5120, 1003}) {
+    check_embed(report, width);
+    check_gather(report, width);
+  }
+  for (const int64_t count : {1, 8, 64, 256, 4096}) time_norm(ceiling, count, 1);
 }
 
 }

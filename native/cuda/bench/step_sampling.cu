@@ -1,6 +1,6 @@
+#include "cpu/sampling.h"
 #include "cuda/bench/step_check.h"
 #include "cuda/sampling.h"
-#include "model/sampling.h"
 
 namespace glint::cuda::bench {
 
@@ -125,7 +125,7 @@ void check_rows(Report& report, int32_t vocab_size, int count) {
   const SampleCall call{results.data(), device_settings.data(), count, vocab_size, true};
   launch_sample_rows(call, nullptr);
   const std::vector<SampleResult> out = results.download();
-  SamplerScratch scratch(vocab_size);
+  cpu::SamplerScratch scratch(vocab_size);
   int wrong_tokens = 0;
   int wrong_failures = 0;
   int wrong_logprobs = 0;
@@ -133,7 +133,15 @@ void check_rows(Report& report, int32_t vocab_size, int count) {
     HostRow& row = rows[as_size(index)];
     SampledRow wanted;
     const uint32_t* words = row.words.empty() ? nullptr : row.words.data();
-    sample_row(wanted, {row.logits, &row.settings, row.history, row.prompt_count, words, row.position}, scratch);
+    const SamplingRow host_row{.logit_row = 0,
+                               .settings = &row.settings,
+                               .history = row.history,
+                               .prompt_count = row.prompt_count,
+                               .allowed_words = words,
+                               .position = row.position,
+                               .has_given_token = false,
+                               .given_token = 0};
+    cpu::sample_row(wanted, row.logits, host_row, scratch);
     const SampleResult& result = out[as_size(index)];
     wrong_failures += result.failure == wanted.failure ? 0 : 1;
     if (wanted.failure != GLINT_FAILURE_NONE) continue;

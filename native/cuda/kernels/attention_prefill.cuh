@@ -22,12 +22,13 @@ struct PrefillPlan {
   float4 totals[kHeadDim / 8][kPrefillConsumers];
 };
 
-template <int kHeadDim>
+template <int kHeadDim, bool kIsWhole>
 struct PrefillLane {
+  using Plan = PrefillPlan<kHeadDim>;
   static constexpr int kSteps = kHeadDim / 16;
   static constexpr int kDimTiles = kHeadDim / 8;
 
-  PrefillPlan<kHeadDim>& plan;
+  Plan& plan;
   FragmentC scores[2][kTokenTiles];
   FragmentC sums[kDimTiles];
   SplitJoin joins[2];
@@ -40,7 +41,9 @@ struct PrefillLane {
     return static_cast<int>(threadIdx.x) / kWarpLanes * 16 + lane() / 4 + 8 * half;
   }
 
-  __device__ explicit PrefillLane(PrefillPlan<kHeadDim>& shared) : plan(shared) {}
+  __device__ static int head_dim(const AttendCall& call) { return kIsWhole ? kHeadDim : call.head_dim; }
+
+  __device__ explicit PrefillLane(Plan& shared) : plan(shared) {}
 
   __device__ __forceinline__ void start(const AttendCall& call, const PrefillItem& item) {
 #pragma unroll
@@ -198,23 +201,24 @@ struct PrefillLane {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!item.is_query(row(half))) continue;
-      float* g_out = call.out + item.query_offset(row(half), call.num_heads, kHeadDim);
+      float* g_out = call.out + item.query_offset(row(half), call.num_heads, head_dim(call));
       const float weight_sum = joins[half].weight_sum;
 #pragma unroll
       for (int tile = 0; tile < kDimTiles; ++tile) {
+        const int dim = tile * 8 + lane() % 4 * 2;
+        if (!kIsWhole && dim >= call.head_dim) continue;
         const float4 total = plan.totals[tile][threadIdx.x];
         const float2 pair = half == 0 ? make_float2(total.x, total.y) : make_float2(total.z, total.w);
-        *reinterpret_cast<float2*>(g_out + tile * 8 + lane() % 4 * 2) =
+        *reinterpret_cast<float2*>(g_out + dim) =
             make_float2(__fdiv_rn(pair.x, weight_sum), __fdiv_rn(pair.y, weight_sum));
       }
     }
   }
 };
 
-template <int kHeadDim>
-__device__ __forceinline__ void attend_pair(PrefillLane<kHeadDim>& work,
-                                            typename PrefillPlan<kHeadDim>::Ring::Place& place, const PrefillItem& item,
-                                            int first_page, float scale) {
+template <typename Lane>
+__device__ __forceinline__ void attend_pair(Lane& work, typename Lane::Plan::Ring::Place& place,
+                                            const PrefillItem& item, int first_page, float scale) {
   auto& ring = work.plan.ring;
   const int num_pages = min(2, item.page_count() - first_page);
 #pragma unroll
@@ -236,11 +240,11 @@ __device__ __forceinline__ void attend_pair(PrefillLane<kHeadDim>& work,
   }
 }
 
-template <int kHeadDim>
-__device__ __forceinline__ void attend_prefill_pages(const PrefillCall& call, PrefillPlan<kHeadDim>& plan) {
-  const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
-  typename PrefillPlan<kHeadDim>::Ring::Place place;
-  PrefillLane<kHeadDim> work(plan);
+template <typename Lane>
+__device__ __forceinline__ void attend_prefill_pages(const PrefillCall& call, typename Lane::Plan& plan) {
+  const float scale = kLog2E / sqrtf(static_cast<float>(Lane::head_dim(call.attend)));
+  typename Lane::Plan::Ring::Place place;
+  Lane work(plan);
   for_each_prefill_item(call, [&](const PrefillItem& item) {
     const int page_count = item.page_count();
     work.start(call.attend, item);
@@ -253,7 +257,7 @@ __device__ __forceinline__ void attend_prefill_pages(const PrefillCall& call, Pr
   });
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kIsWhole>
 __global__ void __launch_bounds__(kPrefillThreads, 1) attention_prefill_kernel(const PrefillCall call) {
   extern __shared__ std::byte s_memory[];
   auto& plan = *reinterpret_cast<PrefillPlan<kHeadDim>*>(aligned_plan(s_memory));
@@ -261,7 +265,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attention_prefill_kernel(c
   plan.ring.template prepare<kPrefillWarps>();
   wait_for_previous_kernel();
   if (threadIdx.x < kPrefillConsumers) {
-    attend_prefill_pages(call, plan);
+    attend_prefill_pages<PrefillLane<kHeadDim, kIsWhole>>(call, plan);
   } else if (threadIdx.x == kPrefillConsumers) {
     load_prefill_pages(call, plan.ring);
   }

@@ -1,4 +1,6 @@
-#include "cuda/kernels/launch_product.cuh"
+#include <limits>
+
+#include "cuda/kernels/launch_wide.cuh"
 
 namespace glint::cuda {
 
@@ -44,11 +46,14 @@ struct DenseFinish {
 #pragma unroll
       for (int next = 0; next < 2; ++next) {
         if (column + next >= tile.tokens.row_count) continue;
-        const float by_token = __fmul_rn(r_sum[half * 2 + next], token_scales_of_pair[next]);
-        const float scaled = __fmul_rn(by_token, rows.scales[half]);
-        out[(tile.tokens.row_first + column + next) * out_stride + row] = __fadd_rn(scaled, rows.shifts[half]);
+        out[(tile.tokens.row_first + column + next) * out_stride + row] =
+            value(r_sum[half * 2 + next], token_scales_of_pair[next], rows, half);
       }
     }
+  }
+
+  __device__ __forceinline__ float value(float sum, float token_scale, const RowFacts& rows, int half) const {
+    return __fadd_rn(__fmul_rn(__fmul_rn(sum, token_scale), rows.scales[half]), rows.shifts[half]);
   }
 
   __device__ __forceinline__ int row_of(const ProductTile& tile, int fragment, int half) const {
@@ -56,41 +61,89 @@ struct DenseFinish {
   }
 };
 
-template <hopper::Element kElement, int kMaxTokens, int kCluster>
-void launch_shape(const DenseProductCall& call, const ProductInputs& inputs, cudaStream_t stream) {
-  const auto row_tiles = static_cast<int32_t>((call.rows + kProductTileRows - 1) / kProductTileRows);
-  const int64_t token_tiles = (call.num_tokens + kMaxTokens - 1) / kMaxTokens;
-  const DenseWalk walk = {row_tiles, static_cast<int32_t>(call.num_tokens), kMaxTokens};
-  const DenseFinish finish = {call.out,  call.out_stride, call.token_scales, call.row_scales,
-                              call.bias, static_cast<int32_t>(call.rows)};
-  launch_tile_product<ProductShape<kElement, kMaxTokens, kCluster>>(inputs, walk, finish, row_tiles * token_tiles,
-                                                                    stream);
+struct StagedFinish : DenseFinish {
+  CUtensorMap out_map;
+};
+
+struct DenseLaunch {
+  const DenseProductCall& call;
+  const ProductInputs& inputs;
+  cudaStream_t stream;
+
+  int32_t row_tiles() const { return static_cast<int32_t>((call.rows + kProductTileRows - 1) / kProductTileRows); }
+  bool has_tensor_out() const {
+    return call.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(call.out) % 16 == 0;
+  }
+  DenseWalk walk(int32_t max_tokens) const {
+    return {row_tiles(), static_cast<int32_t>(call.num_tokens), max_tokens};
+  }
+  DenseFinish finish() const {
+    return {call.out, call.out_stride, call.token_scales, call.row_scales, call.bias, static_cast<int32_t>(call.rows)};
+  }
+};
+
+template <class Shape>
+void launch_shape(const DenseLaunch& dense) {
+  const DenseWalk walk = dense.walk(Shape::kMaxTokens);
+  launch_tile_product<Shape>(dense.inputs, walk, dense.finish(), walk.num_tiles(), dense.stream);
 }
 
 template <hopper::Element kElement, int kCluster>
-void launch_spread(const DenseProductCall& call, const ProductInputs& inputs, cudaStream_t stream) {
-  if (call.num_tokens <= 16) {
-    launch_shape<kElement, 16, kCluster>(call, inputs, stream);
-  } else if (call.num_tokens <= 64 && call.rows < 8192) {
-    launch_shape<kElement, 32, kCluster>(call, inputs, stream);
+void launch_spread(const DenseLaunch& dense) {
+  if (dense.call.num_tokens <= 16) {
+    launch_shape<ProductShape<kElement, 16, kCluster>>(dense);
+  } else if (dense.call.num_tokens <= 64 && dense.call.rows < 8192) {
+    launch_shape<ProductShape<kElement, 32, kCluster>>(dense);
   } else {
-    launch_shape<kElement, 64, kCluster>(call, inputs, stream);
+    launch_shape<ProductShape<kElement, 64, kCluster>>(dense);
   }
 }
 
-bool has_enough_tiles(const DenseProductCall& call) {
-  const int64_t tiles = ((call.rows + kProductTileRows - 1) / kProductTileRows) * ((call.num_tokens + 127) / 128);
-  return call.num_tokens > 64 && tiles * 10 >= int64_t{device_multiprocessors()} * 9;
+int32_t wide_tile_tokens(const DenseLaunch& dense) {
+  constexpr int64_t kFixedCostTokens = 160;
+  const int64_t blocks = device_multiprocessors();
+  int32_t best = kWideTokens;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const int32_t tokens : {kWideTokens, 112, 96, 64, 32}) {
+    const int64_t rounds = (dense.walk(tokens).num_tiles() + blocks - 1) / blocks;
+    const int64_t cost = rounds * (kFixedCostTokens + tokens);
+    if (cost < least) {
+      least = cost;
+      best = tokens;
+    }
+  }
+  return best;
 }
 
 template <hopper::Element kElement>
-void launch_element(const DenseProductCall& call, const ProductInputs& inputs, cudaStream_t stream) {
-  if (has_enough_tiles(call) || inputs.num_pieces == 1) {
-    launch_shape<kElement, 128, 1>(call, inputs, stream);
-  } else if (inputs.num_pieces == 8) {
-    launch_spread<kElement, 8>(call, inputs, stream);
+void launch_wide(const DenseLaunch& dense) {
+  const DenseWalk walk = dense.walk(wide_tile_tokens(dense));
+  const TensorTokens tokens = tensor_tokens(dense.inputs, dense.call.num_tokens, walk.max_tokens);
+  if (kElement == hopper::Element::kE4m3 && dense.has_tensor_out()) {
+    const StagedFinish finish = {dense.finish(), tensor_out(dense.call, walk.max_tokens)};
+    launch_wide_product<WideShape<hopper::Element::kE4m3, TensorTokens, true>>(dense.inputs, tokens, walk, finish,
+                                                                               walk.num_tiles(), dense.stream);
   } else {
-    launch_spread<kElement, 3>(call, inputs, stream);
+    launch_wide_product<WideShape<kElement, TensorTokens, false>>(dense.inputs, tokens, walk, dense.finish(),
+                                                                  walk.num_tiles(), dense.stream);
+  }
+}
+
+bool is_wide(const DenseLaunch& dense) {
+  constexpr int64_t kFewestRowTileTokens = 2560;
+  const int64_t tokens = dense.call.num_tokens;
+  if (dense.inputs.num_pieces == 8) return tokens > 64 && dense.row_tiles() * tokens >= kFewestRowTileTokens;
+  return dense.inputs.num_pieces == 1 || tokens > 16;
+}
+
+template <hopper::Element kElement>
+void launch_element(const DenseLaunch& dense) {
+  if (is_wide(dense)) {
+    launch_wide<kElement>(dense);
+  } else if (dense.inputs.num_pieces == 8) {
+    launch_spread<kElement, 8>(dense);
+  } else {
+    launch_spread<kElement, 3>(dense);
   }
 }
 
@@ -111,9 +164,9 @@ void launch_dense_product(const DenseProductCall& call, cudaStream_t stream) {
   const ProductInputs inputs = {call.packed_weights, call.activations, nullptr,
                                 call.k_bytes,        plan.piece_steps, plan.num_pieces};
   if (call.element == ProductElement::kE4m3) {
-    launch_element<hopper::Element::kE4m3>(call, inputs, stream);
+    launch_element<hopper::Element::kE4m3>({call, inputs, stream});
   } else {
-    launch_element<hopper::Element::kBf16>(call, inputs, stream);
+    launch_element<hopper::Element::kBf16>({call, inputs, stream});
   }
 }
 

@@ -2,10 +2,33 @@
 
 #include "cuda/experts.h"
 #include "cuda/kernels/hopper.cuh"
-#include "cuda/kernels/quantise_rows.cuh"
 #include "cuda/kernels/product_plan.cuh"
+#include "cuda/kernels/quantise_rows.cuh"
 
 namespace glint::cuda {
+
+struct DownInputs {
+  float* out;
+  uint8_t* records;
+  uint32_t* arrivals;
+  GroupedTokens grouped;
+  const uint8_t* weights;
+  const float* row_scales;
+  const float* hidden;
+  int32_t width;
+  int32_t hidden_size;
+  int32_t num_tokens;
+  int32_t num_steps;
+  int32_t num_owners;
+  int32_t block_tokens;
+
+  __device__ __forceinline__ int num_token_blocks() const { return (num_tokens + block_tokens - 1) / block_tokens; }
+
+  __device__ __forceinline__ int num_tiles() const { return __ldg(grouped.down_tile_ends + num_token_blocks() - 1); }
+};
+
+constexpr int kNarrowVectors = 2;
+constexpr int kWideVectors = kQuantisedWidthLimit / 128;
 
 template <int kMaxTokens>
 struct RecordFacts {
@@ -16,83 +39,103 @@ struct RecordFacts {
   float scales[kMaxTokens];
 };
 
-struct RecordCall {
-  uint8_t* records;
-  GroupedTokens grouped;
-  const float* hidden;
-  int32_t width;
-  int32_t num_tiles;
+template <int kMaxTokensValue>
+struct CoreMatrixRecords {
+  static constexpr int kMaxTokens = kMaxTokensValue;
+  static constexpr int kItemsPerTile = 8;
+  static constexpr int kPlaceStride = kDownTileRows;
+
+  struct Row {
+    uint8_t* g_codes;
+    int32_t padded_count;
+
+    __device__ __forceinline__ Row(uint8_t* g_record, const TokenTile& tile, int slot, int)
+        : g_codes(g_record + slot * 16), padded_count(padded_tokens(tile.row_count)) {}
+
+    __device__ __forceinline__ uint8_t* place(int unit) const {
+      const int step = unit / kDownTileK;
+      const int in_step = unit % kDownTileK;
+      return g_codes + step * padded_count * kDownTileK + in_step / 16 * padded_count * 16 + in_step % 16;
+    }
+  };
 };
 
-constexpr int kRecordBarrier = 9;
+struct FragmentRecords {
+  static constexpr int kMaxTokens = 64;
+  static constexpr int kItemsPerTile = 16;
+  static constexpr int kPlaceStride = 1;
 
-struct RecordRow {
-  uint8_t* g_codes;
-  int32_t padded_count;
+  struct Row {
+    uint8_t* g_codes;
 
-  __device__ __forceinline__ uint8_t* place(int unit) const {
-    const int step = unit / kDownTileK;
-    const int in_step = unit % kDownTileK;
-    return g_codes + step * padded_count * kDownTileK + in_step / 16 * padded_count * 16 + in_step % 16;
+    __device__ __forceinline__ Row(uint8_t* g_record, const TokenTile&, int slot, int width)
+        : g_codes(g_record + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
+                  slot % kFragmentRows / 8 * 4) {}
+
+    __device__ __forceinline__ uint8_t* place(int unit) const {
+      return g_codes + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
+    }
+  };
+};
+
+template <class Records, int kVectors, int kRows>
+__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const TokenTile& tile, int index,
+                                                  int slot_first) {
+  using Facts = RecordFacts<Records::kMaxTokens>;
+  static_assert(sizeof(Facts) == RecordShape{Records::kMaxTokens, 0}.facts_bytes(), "facts end a record");
+  const RecordShape shape = {Records::kMaxTokens, inputs.width};
+  uint8_t* g_record = inputs.records + index * shape.bytes();
+  auto& g_facts = *reinterpret_cast<Facts*>(g_record + shape.facts_offset());
+  HiddenRow<kVectors> r_rows[kRows];
+  int r_tokens[kRows];
+  float r_weights[kRows];
+#pragma unroll
+  for (int next = 0; next < kRows; ++next) {
+    const int row = tile.row_first + min(slot_first + next, tile.row_count - 1);
+    r_rows[next].load(inputs.hidden + int64_t{row} * inputs.width, inputs.width);
+    r_tokens[next] = __ldg(inputs.grouped.row_tokens + row);
+    r_weights[next] = __ldg(inputs.grouped.row_weights + row);
   }
-};
-
-template <int kMaxTokens, int kBlockTokens, int kVectors>
-__device__ __forceinline__ void write_record_row(const RecordCall& call, const TokenTile& tile, int index, int slot) {
-  const RecordShape shape = {kMaxTokens, call.width};
-  const int row = tile.row_first + slot;
-  const int lane = threadIdx.x % 32;
-  uint8_t* g_record = call.records + index * shape.bytes();
-  const int token = __ldg(call.grouped.row_tokens + row);
-  const float weight = __ldg(call.grouped.row_weights + row);
-  const RecordRow target = {g_record + slot * 16, padded_tokens(tile.row_count)};
-  const float* g_row = call.hidden + int64_t{row} * call.width;
-  const float scale = quantise_row_converged_warp<kVectors>(target, g_row, call.width);
-  if (lane > 0) return;
-  auto& g_facts = *reinterpret_cast<RecordFacts<kMaxTokens>*>(g_record + shape.facts_offset());
-  static_assert(sizeof(RecordFacts<kMaxTokens>) == RecordShape{kMaxTokens, 0}.facts_bytes(), "facts end a record");
-  g_facts.count = tile.row_count;
-  g_facts.places[slot] = token % kBlockTokens * kDownTileRows;
-  g_facts.weights[slot] = weight;
-  g_facts.scales[slot] = scale;
+#pragma unroll
+  for (int next = 0; next < kRows; ++next) {
+    const int slot = slot_first + next;
+    if (slot >= tile.row_count) return;
+    const typename Records::Row target(g_record, tile, slot, inputs.width);
+    const float scale = r_rows[next].quantise_by_converged_warp(target, inputs.width);
+    if (threadIdx.x % 32 == 0) {
+      g_facts.count = tile.row_count;
+      g_facts.places[slot] = r_tokens[next] % inputs.block_tokens * Records::kPlaceStride;
+      g_facts.weights[slot] = r_weights[next];
+      g_facts.scales[slot] = scale;
+    }
+    __syncwarp();
+  }
 }
 
-constexpr int kRecordSlots = 8;
-
+template <class Records>
 struct RecordItem {
   int32_t item;
   TokenTile tile;
 
-  __device__ __forceinline__ RecordItem(const RecordCall& call, int first) : item(first), tile{} {
-    if (item >= call.num_tiles * kRecordSlots) return;
-    const int4 loaded = __ldg(reinterpret_cast<const int4*>(call.grouped.down_tiles) + item / kRecordSlots);
+  __device__ __forceinline__ RecordItem(const DownInputs& inputs, int num_tiles, int first) : item(first), tile{} {
+    if (item >= num_tiles * Records::kItemsPerTile) return;
+    const int4 loaded = __ldg(reinterpret_cast<const int4*>(inputs.grouped.down_tiles) + index());
     tile = {loaded.x, loaded.y, loaded.z, loaded.w};
   }
+
+  __device__ __forceinline__ int index() const { return item / Records::kItemsPerTile; }
+  __device__ __forceinline__ int slot() const { return item % Records::kItemsPerTile; }
 };
 
-template <int kMaxTokens, int kBlockTokens, int kWarps>
-__device__ __forceinline__ void write_records(const RecordCall& call, RecordItem next) {
-  while (next.item < call.num_tiles * kRecordSlots) {
-    const int index = next.item / kRecordSlots;
-    for (int slot = next.item % kRecordSlots; slot < next.tile.row_count; slot += kRecordSlots) {
-      if (call.width <= 256) {
-        write_record_row<kMaxTokens, kBlockTokens, 2>(call, next.tile, index, slot);
-      } else {
-        write_record_row<kMaxTokens, kBlockTokens, kQuantisedWidthLimit / 128>(call, next.tile, index, slot);
-      }
+template <class Records, int kWarps, int kVectors, int kRows>
+__device__ __forceinline__ void write_records(const DownInputs& inputs, int num_tiles, RecordItem<Records> next) {
+  while (next.item < num_tiles * Records::kItemsPerTile) {
+    const RecordItem<Records> following(inputs, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);
+    for (int slot = next.slot() * kRows; slot < next.tile.row_count; slot += Records::kItemsPerTile * kRows) {
+      write_record_rows<Records, kVectors, kRows>(inputs, next.tile, next.index(), slot);
     }
-    next = RecordItem(call, next.item + gridDim.x * kWarps);
+    next = following;
   }
-}
-
-template <int kThreads>
-__device__ __forceinline__ void announce_records_written() {
-  hopper::named_barrier_arrive(kRecordBarrier, kThreads);
-}
-
-template <int kThreads>
-__device__ __forceinline__ void wait_until_records_written() {
-  hopper::named_barrier_sync(kRecordBarrier, kThreads);
 }
 
 struct BlockArrivals {
@@ -107,6 +150,7 @@ struct BlockArrivals {
     target = (hopper::load_acquire(g_arrivals) / all + 1) * all;
   }
 
+  template <int kThreads>
   __device__ __forceinline__ void announce_and_wait() const {
     constexpr int kAllArrived = 10;
     if (threadIdx.x == 0) {
@@ -114,7 +158,7 @@ struct BlockArrivals {
       while (static_cast<int32_t>(hopper::load_acquire(g_arrivals) - target) < 0) {
       }
     }
-    hopper::named_barrier_sync(kAllArrived, 128);
+    hopper::named_barrier_sync(kAllArrived, kThreads);
   }
 };
 

@@ -1,5 +1,5 @@
 #include "cuda/kernels/expert_down.cuh"
-
+#include "cuda/kernels/expert_down_many.cuh"
 #include "cuda/kernels/launch_product.cuh"
 
 namespace glint::cuda {
@@ -23,19 +23,30 @@ __global__ void pack_down_kernel(const PackCall call, int64_t num_owners, int64_
   reinterpret_cast<uint4*>(call.packed)[index] = *reinterpret_cast<const uint4*>(call.weights + offset);
 }
 
-template <class Shape>
-void launch_shape(const DownInputs& inputs, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(DownPlan<Shape>);
+using DownKernel = void (*)(DownInputs);
+
+template <DownKernel kKernel, class Plan>
+void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(Plan);
   static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
   static const bool is_ready = [] {
-    GLINT_CHECK_CUDA(
-        cudaFuncSetAttribute(expert_down_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    GLINT_CHECK_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   require(is_ready, GLINT_STATUS_INTERNAL, "the down kernel could not take its shared memory");
-  LaunchAttributes launch(Shape::kThreads, kBytes, 1, stream);
+  LaunchAttributes launch(static_cast<unsigned>(threads), kBytes, 1, stream);
   launch.config.gridDim = dim3(static_cast<unsigned>(inputs.num_owners));
-  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, expert_down_kernel<Shape>, inputs));
+  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kKernel, inputs));
+}
+
+template <class Shape>
+void launch_few(const DownInputs& inputs, cudaStream_t stream) {
+  launch_down<expert_down_kernel<Shape>, DownPlan<Shape>>(inputs, Shape::kThreads, stream);
+}
+
+template <class Shape>
+void launch_many(const DownInputs& inputs, cudaStream_t stream) {
+  launch_down<expert_down_many_kernel<Shape>, ManyDownPlan<Shape>>(inputs, Shape::kThreads, stream);
 }
 
 void require_shape(int64_t hidden_size, int64_t width) {
@@ -62,6 +73,7 @@ void launch_pack_down(const PackCall& call, cudaStream_t stream) {
 
 void launch_expert_down(const DownCall& call, cudaStream_t stream) {
   require_shape(call.hidden_size, call.width);
+  const TilePlan plan = plan_tiles(call.num_tokens);
   const DownInputs inputs = {call.out,
                              call.records,
                              call.arrivals,
@@ -73,14 +85,16 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                              static_cast<int32_t>(call.hidden_size),
                              static_cast<int32_t>(call.num_tokens),
                              static_cast<int32_t>(call.width / kDownTileK),
-                             static_cast<int32_t>(call.hidden_size / kDownTileRows)};
-  const TilePlan plan = plan_tiles(call.num_tokens);
-  if (plan.block_tokens == 64) {
-    launch_shape<DownShape<16, 64>>(inputs, stream);
-  } else if (plan.block_tokens == 256) {
-    launch_shape<DownShape<32, 256>>(inputs, stream);
+                             static_cast<int32_t>(call.hidden_size / kDownTileRows),
+                             plan.block_tokens};
+  if (plan.down_tokens == 16) {
+    launch_few<DownShape<16, 64>>(inputs, stream);
+  } else if (plan.down_tokens == 32) {
+    launch_few<DownShape<32, 256>>(inputs, stream);
+  } else if (inputs.num_steps == 1) {
+    launch_many<ManyDownShape<true>>(inputs, stream);
   } else {
-    launch_shape<DownShape<64, 1024>>(inputs, stream);
+    launch_many<ManyDownShape<false>>(inputs, stream);
   }
 }
 

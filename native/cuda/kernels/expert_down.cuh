@@ -1,8 +1,6 @@
 #pragma once
 
-#include "cuda/experts.h"
 #include "cuda/kernels/down_records.cuh"
-#include "cuda/kernels/product_plan.cuh"
 
 namespace glint::cuda {
 
@@ -10,11 +8,9 @@ template <int kMaxTokensValue, int kBlockTokensValue>
 struct DownShape {
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kBlockTokens = kBlockTokensValue;
-  static constexpr bool kSplitsTokens = kBlockTokens > 256;
-  static constexpr int kConsumerGroups = kSplitsTokens ? 2 : 4;
-  static constexpr int kConsumerThreads = kConsumerGroups * 128;
+  static constexpr int kRings = 4;
+  static constexpr int kConsumerThreads = kRings * 128;
   static constexpr int kThreads = 128 + kConsumerThreads;
-  static constexpr int kRings = kSplitsTokens ? 1 : kConsumerGroups;
   static constexpr int kWeightColumnBytes = kDownTileRows * 16;
   static constexpr int kTokenBytes = kMaxTokens * kDownTileK;
   static constexpr int kSumFloats = kBlockTokens * kDownTileRows;
@@ -24,8 +20,6 @@ struct DownShape {
   static constexpr int kRingStages = (kFittingStages < 24 ? kFittingStages : 24) / kRings;
   static constexpr int kStages = kRingStages * kRings;
   static_assert(kRingStages >= 2, "a ring needs two stages");
-  static constexpr int kCopyingWarps = kRings == 1 ? 3 : kRings;
-  static_assert(kRings > 1 || kRingStages % kCopyingWarps == 0, "a stage of a shared ring belongs to one copying warp");
 };
 
 template <class Shape>
@@ -39,27 +33,12 @@ struct DownPlan {
   alignas(8) uint64_t stage_released[Shape::kStages];
 };
 
-struct DownInputs {
-  float* out;
-  uint8_t* records;
-  uint32_t* arrivals;
-  GroupedTokens grouped;
-  const uint8_t* weights;
-  const float* row_scales;
-  const float* hidden;
-  int32_t width;
-  int32_t hidden_size;
-  int32_t num_tokens;
-  int32_t num_steps;
-  int32_t num_owners;
-};
-
 template <class Shape>
 __device__ __forceinline__ void prepare_down(DownPlan<Shape>& s_plan) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       hopper::mbarrier_init(s_plan.stage_arrived[stage], 1 + 32);
-      hopper::mbarrier_init(s_plan.stage_released[stage], Shape::kSplitsTokens ? 8 : 4);
+      hopper::mbarrier_init(s_plan.stage_released[stage], 4);
     }
     hopper::fence_mbarrier_init();
   }
@@ -68,24 +47,15 @@ __device__ __forceinline__ void prepare_down(DownPlan<Shape>& s_plan) {
 }
 
 template <class Shape>
-__device__ __forceinline__ int num_blocks(const DownInputs& inputs) {
-  return (inputs.num_tokens + Shape::kBlockTokens - 1) / Shape::kBlockTokens;
-}
-
-template <class Shape>
 class DownStream {
  public:
   __device__ __forceinline__ DownStream(const DownInputs& inputs, int num_tiles)
       : inputs_(inputs), num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
-    const int warp = hopper::thread_index() / 32;
-    index_ = Shape::kRings == 1 ? 0 : warp;
+    index_ = hopper::thread_index() / 32;
     ring_first_ = index_ * Shape::kRingStages;
     if (is_done()) return;
     next_ = load_tile(lane_);
     find_tile();
-    if constexpr (Shape::kRings == 1) {
-      for (int step = 0; step < warp; ++step) advance_one();
-    }
   }
 
   __device__ __forceinline__ bool is_done() const { return index_ >= num_tiles_; }
@@ -96,13 +66,12 @@ class DownStream {
   }
 
   __device__ __forceinline__ void load_weights(DownPlan<Shape>& s_plan) const {
-    constexpr uint64_t kPolicy = Shape::kSplitsTokens ? hopper::kEvictNormal : hopper::kEvictFirst;
     if (lane_ == 0) {
       uint64_t& arrived = s_plan.stage_arrived[stage()];
       const int64_t tile = (int64_t{expert_} * inputs_.num_owners + blockIdx.x) * inputs_.num_steps + k_step_;
       hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      hopper::cp_async_bulk<kPolicy>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes, kDownTileBytes,
-                                     arrived);
+      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
+                                                 kDownTileBytes, arrived);
     }
     __syncwarp();
   }
@@ -127,13 +96,6 @@ class DownStream {
   }
 
   __device__ __forceinline__ void advance() {
-    constexpr int kSteps = Shape::kRings == 1 ? Shape::kCopyingWarps : 1;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) advance_one();
-  }
-
- private:
-  __device__ __forceinline__ void advance_one() {
     place_.advance(Shape::kRingStages);
     if (++k_step_ < inputs_.num_steps) return;
     k_step_ = 0;
@@ -141,6 +103,7 @@ class DownStream {
     if (!is_done()) find_tile();
   }
 
+ private:
   __device__ __forceinline__ int stage() const { return ring_first_ + place_.stage; }
 
   __device__ __forceinline__ void copy_codes(uint32_t target, const uint8_t* g_record) const {
@@ -186,19 +149,21 @@ class DownStream {
   int4 next_ = {};
 };
 
+constexpr int kRecordBarrier = 9;
+
 template <class Shape>
 __device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
   if (num_tiles == 0) {
-    announce_records_written<Shape::kThreads>();
+    hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
     return;
   }
-  DownStream<Shape> stream(inputs, threadIdx.x / 32 < Shape::kCopyingWarps ? num_tiles : 0);
+  DownStream<Shape> stream(inputs, num_tiles);
   int num_early = 0;
   for (; !stream.is_done() && stream.is_first_round(); ++num_early, stream.advance()) stream.load_weights(s_plan);
   hopper::wait_for_previous_kernel();
   const BlockArrivals arrivals(inputs.arrivals);
-  wait_until_records_written<Shape::kThreads>();
-  arrivals.announce_and_wait();
+  hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
+  arrivals.announce_and_wait<128>();
   DownStream<Shape> late(inputs, num_tiles);
   for (; num_early > 0; --num_early, late.advance()) late.load_record(s_plan);
   for (; !stream.is_done(); stream.advance()) {
@@ -209,23 +174,20 @@ __device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const D
 }
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownPlan<Shape>& s_plan, int stage,
-                                                    int padded_count, int column_first) {
+__device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownPlan<Shape>& s_plan, int stage) {
   using Product = hopper::Wgmma<hopper::Element::kE4m3, kTokens>;
   constexpr int kSteps = kDownTileK / 32;
   float r_first[kTokens / 2];
   float r_second[kTokens / 2];
   const uint64_t rows =
       hopper::wgmma_descriptor(hopper::shared_address(s_plan.weights[stage]), Shape::kWeightColumnBytes, 128);
-  const uint64_t tokens = hopper::wgmma_descriptor(hopper::shared_address(s_plan.tokens[stage]) + column_first * 16,
-                                                   padded_count * 16, 128);
-  const int token_step = padded_count * 2;
+  const uint64_t tokens = hopper::wgmma_descriptor(hopper::shared_address(s_plan.tokens[stage]), kTokens * 16, 128);
   hopper::fence_proxy_async();
   hopper::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const uint64_t row_part = rows + step * (2 * Shape::kWeightColumnBytes / 16);
-    const uint64_t token_part = tokens + step * token_step;
+    const uint64_t token_part = tokens + step * (kTokens * 2);
     if (step < kSteps / 2) {
       Product::multiply(r_first, row_part, token_part, step == 0 ? 0 : 1);
     } else {
@@ -252,14 +214,14 @@ struct WeightedSums {
   float r_weights[kColumns];
   int r_places[kColumns];
 
-  __device__ __forceinline__ WeightedSums(const DownPlan<Shape>& s_plan, int stage, int thread, int column_first) {
+  __device__ __forceinline__ WeightedSums(const DownPlan<Shape>& s_plan, int stage, int thread) {
     const RecordFacts<Shape::kMaxTokens>& s_facts = s_plan.facts[stage];
     row_first = thread % 128 / 32 * kFragmentRows + thread % 32 / 4;
     r_row_scales[0] = row_first < kDownTileRows ? s_plan.row_scales[stage][row_first] : 0.0F;
     r_row_scales[1] = row_first + 8 < kDownTileRows ? s_plan.row_scales[stage][row_first + 8] : 0.0F;
 #pragma unroll
     for (int item = 0; item < kColumns; ++item) {
-      const int column = column_first + item / 2 * kGroupTokens + thread % 4 * 2 + item % 2;
+      const int column = item / 2 * kGroupTokens + thread % 4 * 2 + item % 2;
       const bool is_real = column < s_facts.count;
       r_scales[item] = s_facts.scales[column];
       r_weights[item] = s_facts.weights[column];
@@ -298,97 +260,61 @@ struct DownTurn {
 };
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
-                                                   int padded_count, int column_first) {
+__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn) {
   constexpr int kTurnOfFirst = 1;
   constexpr int kTurnThreads = 256;
-  constexpr int kNoMoreTurns = Shape::kConsumerGroups;
-  const WeightedSums<Shape, kTokens> weighted(s_plan, turn.ring_first + ring.stage, turn.thread, column_first);
+  const WeightedSums<Shape, kTokens> weighted(s_plan, turn.ring_first + ring.stage, turn.thread);
   float r_sum[kTokens / 2];
 #pragma unroll
   for (int index = 0; index < kTokens / 2; ++index) r_sum[index] = 0.0F;
   for (int k_step = 0; k_step < turn.num_steps; ++k_step) {
     const int stage = turn.ring_first + ring.stage;
     if (k_step > 0) hopper::mbarrier_wait(s_plan.stage_arrived[stage], ring.phase);
-    multiply_down_stage<Shape, kTokens>(r_sum, s_plan, stage, padded_count, column_first);
+    multiply_down_stage<Shape, kTokens>(r_sum, s_plan, stage);
     if (turn.thread % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[stage]);
     ring.advance(Shape::kRingStages);
   }
-  if constexpr (Shape::kSplitsTokens) {
-    weighted.add_to(s_plan.sums, r_sum);
-    hopper::named_barrier_sync(kTurnOfFirst, kTurnThreads);
-  } else {
-    hopper::named_barrier_sync(kTurnOfFirst + turn.warpgroup, kTurnThreads);
-    weighted.add_to(s_plan.sums, r_sum);
-    const int next = turn.warpgroup + 1;
-    hopper::named_barrier_arrive(kTurnOfFirst + (next == kNoMoreTurns ? 0 : next), kTurnThreads);
-  }
+  hopper::named_barrier_sync(kTurnOfFirst + turn.warpgroup, kTurnThreads);
+  weighted.add_to(s_plan.sums, r_sum);
+  hopper::named_barrier_arrive(kTurnOfFirst + (turn.warpgroup + 1) % Shape::kRings, kTurnThreads);
 }
 
 template <class Shape>
-__device__ __forceinline__ void multiply_whole_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
-                                                    int count) {
+__device__ __forceinline__ void multiply_any_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
+                                                  int count) {
   if (Shape::kMaxTokens <= 8 || count <= 8) {
-    multiply_down_tile<Shape, 8>(s_plan, ring, turn, 8, 0);
+    multiply_down_tile<Shape, 8>(s_plan, ring, turn);
   } else if (Shape::kMaxTokens <= 16 || count <= 16) {
-    multiply_down_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, ring, turn, 16, 0);
+    multiply_down_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, ring, turn);
   } else {
-    multiply_down_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, ring, turn, 32, 0);
+    multiply_down_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, ring, turn);
   }
 }
 
 template <class Shape>
-__device__ __forceinline__ void multiply_half_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
-                                                   int count) {
-  if (count <= 16) {
-    multiply_down_tile<Shape, 8>(s_plan, ring, turn, padded_tokens(count), turn.warpgroup * 8);
-  } else if (count <= 32) {
-    multiply_down_tile<Shape, 16>(s_plan, ring, turn, 32, turn.warpgroup * 16);
-  } else {
-    multiply_down_tile<Shape, 32>(s_plan, ring, turn, 64, turn.warpgroup * 32);
-  }
-}
-
-template <class Shape>
-__device__ __forceinline__ void store_block(DownPlan<Shape>& s_plan, const DownInputs& inputs, int block) {
-  constexpr int kBlockDone = 8;
+__device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const DownInputs& inputs) {
+  constexpr int kTilesDone = 8;
   constexpr int kVectors = kDownTileRows / 4;
-  const int token_first = block * Shape::kBlockTokens;
-  const int count = min(Shape::kBlockTokens, inputs.num_tokens - token_first);
-  hopper::named_barrier_sync(kBlockDone, Shape::kConsumerThreads);
-  for (int index = threadIdx.x - 128; index < count * kVectors; index += Shape::kConsumerThreads) {
-    const int token = index / kVectors;
-    float4* s_values = reinterpret_cast<float4*>(s_plan.sums) + index;
-    float* g_out = inputs.out + int64_t{token_first + token} * inputs.hidden_size + blockIdx.x * kDownTileRows;
-    reinterpret_cast<float4*>(g_out)[index % kVectors] = *s_values;
-    *s_values = {0.0F, 0.0F, 0.0F, 0.0F};
+  hopper::named_barrier_sync(kTilesDone, Shape::kConsumerThreads);
+  for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
+    float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
+    reinterpret_cast<float4*>(g_out)[index % kVectors] = reinterpret_cast<const float4*>(s_plan.sums)[index];
   }
-  hopper::named_barrier_sync(kBlockDone, Shape::kConsumerThreads);
 }
 
 template <class Shape>
-__device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const DownInputs& inputs) {
+__device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
   const int thread = hopper::thread_index();
   const int warpgroup = thread / 128 - 1;
-  const int ring = Shape::kSplitsTokens ? 0 : warpgroup;
-  const DownTurn turn = {thread, warpgroup, ring * Shape::kRingStages, inputs.num_steps};
-  if (!Shape::kSplitsTokens && warpgroup == Shape::kConsumerGroups - 1) hopper::named_barrier_arrive(1, 256);
+  const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, inputs.num_steps};
+  if (warpgroup == Shape::kRings - 1) hopper::named_barrier_arrive(1, 256);
   RingPlace place;
-  int index = ring;
-  for (int block = 0; block < num_blocks<Shape>(inputs); ++block) {
-    const int end = __ldg(inputs.grouped.down_tile_ends + block);
-    for (; index < end; index += Shape::kRings) {
-      const int stage = turn.ring_first + place.stage;
-      hopper::mbarrier_wait(s_plan.stage_arrived[stage], place.phase);
-      const int count = s_plan.facts[stage].count;
-      if constexpr (Shape::kSplitsTokens) {
-        multiply_half_tile(s_plan, place, turn, count);
-      } else {
-        multiply_whole_tile(s_plan, place, turn, count);
-      }
-    }
-    store_block(s_plan, inputs, block);
+  for (int index = warpgroup; index < num_tiles; index += Shape::kRings) {
+    const int stage = turn.ring_first + place.stage;
+    hopper::mbarrier_wait(s_plan.stage_arrived[stage], place.phase);
+    multiply_any_tile(s_plan, place, turn, s_plan.facts[stage].count);
   }
+  store_sums(s_plan, inputs);
 }
 
 template <class Shape>
@@ -396,20 +322,25 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     expert_down_kernel(const __grid_constant__ DownInputs inputs) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<DownPlan<Shape>*>(s_bytes);
-  const int num_tiles = __ldg(inputs.grouped.down_tile_ends + num_blocks<Shape>(inputs) - 1);
+  const int num_tiles = __ldg(inputs.grouped.down_tile_ends);
   prepare_down(s_plan);
   hopper::allow_next_kernel();
   if (threadIdx.x < 128) {
     load_down_tiles(s_plan, inputs, num_tiles);
     return;
   }
-  constexpr int kWriters = Shape::kConsumerGroups * 4;
-  const RecordCall call = {inputs.records, inputs.grouped, inputs.hidden, inputs.width, num_tiles};
-  const RecordItem first(call, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  constexpr int kWriters = Shape::kConsumerThreads / 32;
+  const RecordItem<Records> first(inputs, num_tiles,
+                                  static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
   hopper::wait_for_previous_kernel();
-  write_records<Shape::kMaxTokens, Shape::kBlockTokens, kWriters>(call, first);
-  announce_records_written<Shape::kThreads>();
-  multiply_down(s_plan, inputs);
+  if (inputs.width <= kNarrowVectors * 128) {
+    write_records<Records, kWriters, kNarrowVectors, 1>(inputs, num_tiles, first);
+  } else {
+    write_records<Records, kWriters, kWideVectors, 1>(inputs, num_tiles, first);
+  }
+  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  multiply_down(s_plan, inputs, num_tiles);
 }
 
 }

@@ -1,5 +1,5 @@
 #include "cuda/experts.h"
-#include "cuda/kernels/launch_product.cuh"
+#include "cuda/kernels/launch_wide.cuh"
 
 namespace glint::cuda {
 
@@ -53,18 +53,34 @@ struct SwigluFinish {
   }
 };
 
-template <int kMaxTokens, int kCluster>
-void launch_shape(const GateUpCall& call, const ProductInputs& inputs, cudaStream_t stream) {
-  const auto row_tiles = static_cast<int32_t>((call.width + kProductTileRows / 2 - 1) / (kProductTileRows / 2));
-  const ExpertWalk walk = {row_tiles, call.grouped.gate_up_tiles, call.grouped.num_gate_up_tiles};
-  const SwigluFinish finish = {call.hidden,
-                               call.gate_scales,
-                               call.up_scales,
-                               call.token_scales,
-                               call.grouped.row_tokens,
-                               static_cast<int32_t>(call.width)};
-  launch_tile_product<ProductShape<hopper::Element::kE4m3, kMaxTokens, kCluster>>(inputs, walk, finish,
-                                                                                  call.max_tiles * row_tiles, stream);
+struct GateUpLaunch {
+  const GateUpCall& call;
+  const ProductInputs& inputs;
+  cudaStream_t stream;
+
+  int32_t row_tiles() const {
+    return static_cast<int32_t>((call.width + kProductTileRows / 2 - 1) / (kProductTileRows / 2));
+  }
+  int64_t max_tiles() const { return call.max_tiles * row_tiles(); }
+  SwigluFinish finish() const {
+    return {call.hidden,       call.gate_scales,        call.up_scales,
+            call.token_scales, call.grouped.row_tokens, static_cast<int32_t>(call.width)};
+  }
+};
+
+template <int kMaxTokens>
+void launch_spread(const GateUpLaunch& gate_up) {
+  const GroupedTokens& grouped = gate_up.call.grouped;
+  const ExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
+  launch_tile_product<ProductShape<hopper::Element::kE4m3, kMaxTokens, 8>>(gate_up.inputs, walk, gate_up.finish(),
+                                                                           gate_up.max_tiles(), gate_up.stream);
+}
+
+void launch_wide(const GateUpLaunch& gate_up) {
+  const GroupedTokens& grouped = gate_up.call.grouped;
+  const WideExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
+  launch_wide_product<WideShape<hopper::Element::kE4m3, GatheredTokens, false>>(
+      gate_up.inputs, GatheredTokens{}, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }
 
 }
@@ -77,13 +93,14 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
   require_argument(call.width % 16 == 0, "an expert's width must be a multiple of 16, not ", call.width);
   const ProductInputs inputs = {call.packed_weights, call.activations, call.grouped.row_tokens,
                                 call.k_bytes,        plan.piece_steps, plan.num_pieces};
-  const TilePlan tiles = plan_tiles(call.num_tokens);
-  if (tiles.gate_up_tokens == 16) {
-    launch_shape<16, 8>(call, inputs, stream);
-  } else if (tiles.gate_up_tokens == 32) {
-    launch_shape<32, 8>(call, inputs, stream);
+  const GateUpLaunch gate_up = {call, inputs, stream};
+  const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
+  if (tile_tokens == 16) {
+    launch_spread<16>(gate_up);
+  } else if (tile_tokens == 32) {
+    launch_spread<32>(gate_up);
   } else {
-    launch_shape<128, 1>(call, inputs, stream);
+    launch_wide(gate_up);
   }
 }
 

@@ -40,7 +40,6 @@ int max_product_clusters() {
     constexpr int kBytes = sizeof(SharedPlan<Shape>);
     static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    if (!Shape::kIsSpread) return device_multiprocessors();
     LaunchAttributes launch(kProductThreads, kBytes, Shape::kCluster, nullptr);
     launch.config.gridDim = dim3(Shape::kCluster);
     int clusters = 0;

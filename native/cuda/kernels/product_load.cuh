@@ -17,11 +17,7 @@ __device__ __forceinline__ void prepare(SharedPlan<Shape>& s_plan) {
     }
     hopper::fence_mbarrier_init();
   }
-  if constexpr (Shape::kIsSpread) {
-    hopper::cluster_sync_relaxed();
-  } else {
-    __syncthreads();
-  }
+  hopper::cluster_sync_relaxed();
 }
 
 template <class Shape>
@@ -49,13 +45,13 @@ struct TokenGather {
   const uint8_t* g_rows[Passes::kPasses];
   int first_token;
   int count;
-  uint32_t column_offset;
+  uint32_t row_offset;
 
   __device__ __forceinline__ TokenGather(const ProductInputs& inputs, const Passes& passes, int64_t k_first) {
     const int chunk = threadIdx.x % 8;
     first_token = threadIdx.x / 8;
     count = passes.count;
-    column_offset = chunk * Shape::kTokenColumnBytes + first_token * 16;
+    row_offset = first_token * kProductTileK + (chunk ^ first_token % 8) * 16;
 #pragma unroll
     for (int pass = 0; pass < Passes::kPasses; ++pass) {
       g_rows[pass] = inputs.activations + passes.r_tokens[pass] * inputs.activation_stride + k_first + chunk * 16;
@@ -63,11 +59,12 @@ struct TokenGather {
   }
 
   __device__ __forceinline__ void load(const uint8_t* s_tokens, int k_step) const {
-    const uint32_t target = hopper::shared_address(s_tokens) + column_offset;
+    const uint32_t target = hopper::shared_address(s_tokens) + row_offset;
 #pragma unroll
     for (int pass = 0; pass < Passes::kPasses; ++pass) {
       if (first_token + pass * Passes::kTokensPerPass < count) {
-        hopper::cp_async_16(target + pass * Passes::kTokensPerPass * 16, g_rows[pass] + k_step * kProductTileK);
+        hopper::cp_async_16(target + pass * Passes::kTokensPerPass * kProductTileK,
+                            g_rows[pass] + k_step * kProductTileK);
       }
     }
   }
@@ -75,8 +72,6 @@ struct TokenGather {
 
 template <class Shape>
 struct WeightStream {
-  static constexpr uint64_t kPolicy = Shape::kIsSpread ? hopper::kEvictFirst : hopper::kEvictNormal;
-
   const uint8_t* g_first;
   int64_t tile_bytes;
   int num_steps;
@@ -84,16 +79,16 @@ struct WeightStream {
 
   __device__ __forceinline__ explicit WeightStream(const ProductInputs& inputs)
       : tile_bytes(int64_t{inputs.piece_steps} * inputs.num_pieces * kProductTileBytes),
-        num_steps(Shape::kIsSpread ? inputs.piece_steps : inputs.piece_steps * inputs.num_pieces),
-        step_first(Shape::kIsSpread ? static_cast<int>(hopper::cluster_rank()) * inputs.piece_steps : 0) {
+        num_steps(inputs.piece_steps),
+        step_first(static_cast<int>(hopper::cluster_rank()) * inputs.piece_steps) {
     g_first = inputs.weights + int64_t{step_first} * kProductTileBytes;
   }
 
   __device__ __forceinline__ void load(SharedPlan<Shape>& s_plan, int64_t row_tile, int k_step, int stage) const {
     hopper::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes);
-    hopper::cp_async_bulk<kPolicy>(s_plan.weights[stage],
-                                   g_first + row_tile * tile_bytes + int64_t{k_step} * kProductTileBytes,
-                                   kProductTileBytes, s_plan.stage_arrived[stage]);
+    hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage],
+                                               g_first + row_tile * tile_bytes + int64_t{k_step} * kProductTileBytes,
+                                               kProductTileBytes, s_plan.stage_arrived[stage]);
   }
 };
 

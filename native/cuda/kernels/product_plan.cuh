@@ -10,6 +10,7 @@ namespace glint::cuda {
 
 constexpr int kProductThreads = 384;
 constexpr int kConsumerWarps = 8;
+constexpr int kWarpgroupBytes = kProductTileBytes / 2;
 constexpr int kFragmentRows = 16;
 constexpr int kGroupTokens = 8;
 constexpr int kSharedLimitBytes = 227 * 1024;
@@ -21,30 +22,28 @@ struct ProductShape {
   static constexpr hopper::Element kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kCluster = kClusterValue;
-  static constexpr bool kIsSpread = kCluster > 1;
-  static constexpr int kWarpgroupBytes = kProductTileBytes / 2;
-  static constexpr int kTokenColumnBytes = kMaxTokens * 16 + 16;
-  static constexpr int kTokenBytes = 8 * kTokenColumnBytes;
-  static constexpr int kBlocksPerMultiprocessor = kIsSpread && kMaxTokens <= 32 ? 2 : 1;
-  static constexpr int kGatherThreads = kIsSpread ? 64 : 128;
+  static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
+  static constexpr bool kIsOneRound = kCluster == 3 && kMaxTokens <= 16;
+  static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 && !kIsOneRound ? 2 : 1;
+  static constexpr int kGatherThreads = 64;
   static constexpr int kFinishThreads = 64;
-  static constexpr int kOwnedFragments = kIsSpread ? (kConsumerWarps + kCluster - 1) / kCluster : 1;
+  static constexpr int kOwnedFragments = (kConsumerWarps + kCluster - 1) / kCluster;
   static constexpr int kFragmentFloats = kFragmentRows * kMaxTokens;
   static constexpr int kPartialBuffers = kMaxTokens <= 16 ? 2 : 1;
-  static constexpr int kBufferFloats = kIsSpread ? kOwnedFragments * kCluster * kFragmentFloats : 4;
+  static constexpr int kBufferFloats = kOwnedFragments * kCluster * kFragmentFloats;
   static constexpr int kPartialFloats = kPartialBuffers * kBufferFloats;
   static constexpr int kSharedBytes = kBlocksPerMultiprocessor == 2 ? kSharedHalfBytes : kSharedLimitBytes;
   static constexpr int kRingBytes = kSharedBytes - kSharedReserveBytes - kPartialFloats * 4;
   static constexpr int kFittingStages = kRingBytes / (kProductTileBytes + kTokenBytes);
   static constexpr int kStages = kFittingStages < 12 ? kFittingStages : 12;
   static_assert(kStages >= 3, "the ring needs three stages");
-  static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 128, "a token tile is at most 128 tokens");
+  static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 64, "a token tile is at most 64 tokens");
 };
 
 template <class Shape>
 struct SharedPlan {
   alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
-  alignas(128) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
+  alignas(1024) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
   alignas(128) float partials[Shape::kPartialFloats];
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
@@ -84,7 +83,7 @@ struct DenseWalk {
   int32_t num_tokens;
   int32_t max_tokens;
 
-  __device__ __forceinline__ int num_tiles() const {
+  __host__ __device__ __forceinline__ int num_tiles() const {
     return num_row_tiles * ((num_tokens + max_tokens - 1) / max_tokens);
   }
 

@@ -2,6 +2,8 @@
 
 #include <cuda_bf16.h>
 
+#include <cmath>
+
 #include "cuda/attention.h"
 #include "cuda/kernels/dependent.cuh"
 #include "cuda/kernels/reduce.cuh"
@@ -10,29 +12,43 @@
 namespace glint::cuda {
 
 inline constexpr int kRotateWarps = 4;
+inline constexpr float kBf16Limit = 0x1.ffp127F;
 
-template <int kHeadDim>
+template <int kPaddedDim>
 struct HeadLane {
-  static constexpr int kDims = kHeadDim / kWarpLanes;
+  static constexpr int kDims = kPaddedDim / kWarpLanes;
   float values[kDims];
 
   __device__ static int first_dim() { return static_cast<int>(threadIdx.x) % kWarpLanes * kDims; }
 
-  __device__ __forceinline__ void load(const float* g_head) {
+  __device__ __forceinline__ void load(const float* g_head, int head_dim) {
 #pragma unroll
     for (int index = 0; index < kDims; index += 2) {
-      const float2 pair = *reinterpret_cast<const float2*>(g_head + first_dim() + index);
+      const int dim = first_dim() + index;
+      const float2 pair = dim < head_dim ? *reinterpret_cast<const float2*>(g_head + dim) : make_float2(0.0F, 0.0F);
       values[index] = pair.x;
       values[index + 1] = pair.y;
     }
   }
 
-  __device__ __forceinline__ void normalise(const HeadLane& weight, float epsilon) {
+  __device__ __forceinline__ void fill(float value) {
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) values[index] = value;
+  }
+
+  __device__ __forceinline__ bool is_finite_in_bf16() const {
+    bool holds = true;
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) holds = holds && fabsf(values[index]) < kBf16Limit;
+    return __all_sync(kWholeWarp, holds);
+  }
+
+  __device__ __forceinline__ void normalise(const HeadLane& weight, float inverse_dim, float epsilon) {
     float sum = 0.0F;
 #pragma unroll
     for (int index = 0; index < kDims; ++index) sum = fmaf(values[index], values[index], sum);
     sum = reduce_warp(sum, SumOf());
-    const float factor = __fdiv_rn(1.0F, __fsqrt_rn(sum / kHeadDim + epsilon));
+    const float factor = __fdiv_rn(1.0F, __fsqrt_rn(sum * inverse_dim + epsilon));
 #pragma unroll
     for (int index = 0; index < kDims; ++index) values[index] = weight.values[index] * values[index] * factor;
   }
@@ -62,23 +78,25 @@ struct HeadLane {
   }
 };
 
-template <int kHeadDim>
+template <int kPaddedDim>
 __device__ __forceinline__ std::byte* slot_target(std::byte* g_pages, const PagePool& pages, int64_t slot,
                                                   int kv_head) {
   const int64_t page = slot / kPageTokens;
   return g_pages + page * pages.page_bytes + kv_head * pages.head_bytes +
-         swizzled_offset(static_cast<int>(slot % kPageTokens), HeadLane<kHeadDim>::first_dim());
+         swizzled_offset(static_cast<int>(slot % kPageTokens), HeadLane<kPaddedDim>::first_dim());
 }
 
-template <int kHeadDim>
+template <int kPaddedDim>
 struct HeadWork {
-  HeadLane<kHeadDim> values;
-  HeadLane<kHeadDim> weight;
+  HeadLane<kPaddedDim> values;
+  HeadLane<kPaddedDim> weight;
   int head;
   int kv_head;
   bool is_query;
   bool is_key;
   bool has_norm;
+  bool has_finite_value = true;
+  float inverse_dim;
 
   __device__ __forceinline__ void prepare(const RotateCall& call, int head_index) {
     head = head_index;
@@ -87,39 +105,47 @@ struct HeadWork {
     is_key = !is_query && head < call.num_heads + call.num_kv_heads;
     const float* g_norm = is_query ? call.query_norm : call.key_norm;
     has_norm = (is_query || is_key) && g_norm != nullptr;
-    if (has_norm) weight.load(g_norm);
+    inverse_dim = __frcp_rn(static_cast<float>(call.head_dim));
+    if (has_norm) weight.load(g_norm, call.head_dim);
   }
 
   __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
-    values.load(is_query ? call.query + row * call.query_stride + int64_t{head} * kHeadDim
-                         : (is_key ? call.key : call.value) + row * call.key_stride + int64_t{kv_head} * kHeadDim);
+    if (is_query) {
+      return values.load(call.query + row * call.query_stride + int64_t{head} * call.head_dim, call.head_dim);
+    }
+    const int64_t first = row * call.key_stride + int64_t{kv_head} * call.head_dim;
+    HeadLane<kPaddedDim> value;
+    value.load(call.value + first, call.head_dim);
+    values.load((is_key ? call.key : call.value) + first, call.head_dim);
+    has_finite_value = value.is_finite_in_bf16();
   }
 
   __device__ __forceinline__ void store(const RotateCall& call, int64_t row, float* s_head) {
-    if (has_norm) values.normalise(weight, call.epsilon);
+    if (has_norm) values.normalise(weight, inverse_dim, call.epsilon);
     const int64_t table_row = row * (call.rotary_dim / 2);
     if (is_query || is_key) values.rotate(s_head, call.cosines + table_row, call.sines + table_row, call.rotary_dim);
+    if (!has_finite_value) values.fill(is_key ? NAN : 0.0F);
     values.store(target(call, row));
   }
 
   __device__ __forceinline__ std::byte* target(const RotateCall& call, int64_t row) const {
     if (is_query) {
-      return reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kHeadDim +
-                                          HeadLane<kHeadDim>::first_dim());
+      return reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kPaddedDim +
+                                          HeadLane<kPaddedDim>::first_dim());
     }
-    return slot_target<kHeadDim>(is_key ? call.pages.keys : call.pages.values, call.pages, call.slots[row], kv_head);
+    return slot_target<kPaddedDim>(is_key ? call.pages.keys : call.pages.values, call.pages, call.slots[row], kv_head);
   }
 };
 
-template <int kHeadDim>
+template <int kPaddedDim>
 __global__ void __launch_bounds__(kRotateWarps* kWarpLanes) rotate_and_store_kernel(const RotateCall call) {
-  __shared__ float s_heads[kRotateWarps][kHeadDim];
+  __shared__ float s_heads[kRotateWarps][kPaddedDim];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int heads_per_row = call.num_heads + 2 * call.num_kv_heads;
   const int64_t task = int64_t{blockIdx.x} * kRotateWarps + warp;
   const int64_t row = task / heads_per_row;
   if (row >= call.count) return;
-  HeadWork<kHeadDim> work;
+  HeadWork<kPaddedDim> work;
   let_next_kernel_start();
   work.prepare(call, static_cast<int>(task % heads_per_row));
   wait_for_previous_kernel();

@@ -13,6 +13,7 @@ inline constexpr int kLaneChunks = kRouterStepCols / kRouterChunkCols / 4;
 inline constexpr int kLaneCols = kLaneChunks * kRouterChunkCols;
 inline constexpr int kStepProducts = kRouterStepCols / 16;
 inline constexpr int kTermCount = 3;
+inline constexpr int kTermWords = kStepProducts * kTermCount * 2;
 
 __device__ __forceinline__ int router_lane() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 
@@ -106,6 +107,21 @@ struct LaneTerms {
         terms[pair_index / 2][term].regs[pair_index % 2] = pair;
       }
     }
+  }
+
+  __device__ __forceinline__ uint32_t& word(int index) {
+    return terms[index / 2 / kTermCount][index / 2 % kTermCount].regs[index % 2];
+  }
+
+  __device__ __forceinline__ uint4 get(int vector) {
+    return make_uint4(word(4 * vector), word(4 * vector + 1), word(4 * vector + 2), word(4 * vector + 3));
+  }
+
+  __device__ __forceinline__ void set(int vector, const uint4& words) {
+    word(4 * vector) = words.x;
+    word(4 * vector + 1) = words.y;
+    word(4 * vector + 2) = words.z;
+    word(4 * vector + 3) = words.w;
   }
 };
 

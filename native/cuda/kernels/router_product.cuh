@@ -6,7 +6,8 @@ namespace glint::cuda {
 
 inline constexpr int kPieceSteps = kRouterPieceCols / kRouterStepCols;
 inline constexpr int kFewExpertTiles = 2;
-inline constexpr int kFewRowTiles = 2;
+inline constexpr int kFewExperts = 16 * kFewExpertTiles;
+inline constexpr int kFewMostThreads = kMaxRouterExperts / kFewExperts * kWarpLanes;
 inline constexpr int kManyExpertTiles = 5;
 inline constexpr int kManyHalves = 2;
 inline constexpr int kManyExperts = kManyHalves * kManyExpertTiles * 16;
@@ -42,40 +43,57 @@ __device__ __forceinline__ void load_few_weights(FewWeights& weights, const Rout
   }
 }
 
-__device__ __forceinline__ void add_few_steps(FragmentC (&sums)[kFewExpertTiles][kFewRowTiles],
-                                              const FewWeights& weights, const RouterCall& call, int64_t row_first,
-                                              int piece_first) {
-  LaneInputs inputs[kPieceSteps][kFewRowTiles];
-#pragma unroll
-  for (int index = 0; index < kPieceSteps * kFewRowTiles; ++index) {
-    const int64_t row = row_first + index % kFewRowTiles * 8 + router_lane() / 4;
-    inputs[index / kFewRowTiles][index % kFewRowTiles].load(call, row,
-                                                            piece_first + index / kFewRowTiles * kRouterStepCols);
-  }
-#pragma unroll
-  for (int step = 0; step < kPieceSteps; ++step) {
-    LaneTerms terms[kFewRowTiles];
-#pragma unroll
-    for (int row_tile = 0; row_tile < kFewRowTiles; ++row_tile) terms[row_tile].split(inputs[step][row_tile]);
-    multiply(sums, weights[step], terms);
-  }
-}
+template <int kRowTiles>
+struct FewTerms {
+  uint4 words[kPieceSteps][kRowTiles][kTermWords / 4][kWarpLanes];
 
-__global__ void __launch_bounds__(kWarpLanes) router_few_kernel(const RouterCall call) {
-  const int expert_first = static_cast<int>(blockIdx.x) * 16 * kFewExpertTiles;
-  const int64_t row_first = int64_t{blockIdx.z} * 8 * kFewRowTiles;
-  const int piece_first = static_cast<int>(blockIdx.y) * kRouterPieceCols;
-  FragmentC sums[kFewExpertTiles][kFewRowTiles] = {};
+  __device__ __forceinline__ void split(const RouterCall& call, int64_t row_first, int piece_first) {
+    const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
+    for (int unit = static_cast<int>(threadIdx.x) / kWarpLanes; unit < kPieceSteps * kRowTiles; unit += num_warps) {
+      const int step = unit / kRowTiles;
+      const int row_tile = unit % kRowTiles;
+      LaneInputs inputs;
+      LaneTerms terms;
+      inputs.load(call, row_first + row_tile * 8 + router_lane() / 4, piece_first + step * kRouterStepCols);
+      terms.split(inputs);
+#pragma unroll
+      for (int index = 0; index < kTermWords / 4; ++index) {
+        words[step][row_tile][index][router_lane()] = terms.get(index);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void read(LaneTerms& terms, int step, int row_tile) const {
+#pragma unroll
+    for (int index = 0; index < kTermWords / 4; ++index) terms.set(index, words[step][row_tile][index][router_lane()]);
+  }
+};
+
+template <int kRowTiles>
+__global__ void __launch_bounds__(kFewMostThreads) router_few_kernel(const RouterCall call) {
+  __shared__ FewTerms<kRowTiles> s_terms;
+  const int expert_first = static_cast<int>(threadIdx.x) / kWarpLanes * kFewExperts;
+  const int piece_first = static_cast<int>(blockIdx.x) * kRouterPieceCols;
+  const int64_t row_first = int64_t{blockIdx.y} * 8 * kRowTiles;
+  FragmentC sums[kFewExpertTiles][kRowTiles] = {};
   FewWeights weights;
   let_next_kernel_start();
   load_few_weights(weights, call, expert_first, piece_first);
   wait_for_previous_kernel();
-  add_few_steps(sums, weights, call, row_first, piece_first);
-  float* g_piece = call.pieces + int64_t{blockIdx.y} * call.count * call.num_experts;
+  s_terms.split(call, row_first, piece_first);
+  __syncthreads();
 #pragma unroll
-  for (int tile = 0; tile < kFewExpertTiles * kFewRowTiles; ++tile) {
-    store_sums(g_piece, sums[tile / kFewRowTiles][tile % kFewRowTiles], call, expert_first + tile / kFewRowTiles * 16,
-               row_first + tile % kFewRowTiles * 8);
+  for (int step = 0; step < kPieceSteps; ++step) {
+    LaneTerms terms[kRowTiles];
+#pragma unroll
+    for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) s_terms.read(terms[row_tile], step, row_tile);
+    multiply(sums, weights[step], terms);
+  }
+  float* g_piece = call.pieces + int64_t{blockIdx.x} * call.count * call.num_experts;
+#pragma unroll
+  for (int tile = 0; tile < kFewExpertTiles * kRowTiles; ++tile) {
+    store_sums(g_piece, sums[tile / kRowTiles][tile % kRowTiles], call, expert_first + tile / kRowTiles * 16,
+               row_first + tile % kRowTiles * 8);
   }
 }
 

@@ -12,6 +12,32 @@ inline constexpr int kRowThreads = 256;
 inline constexpr int kVectorFloats = 4;
 inline constexpr float kCodeMax = 448.0F;
 
+struct PlainDivision {
+  float divisor;
+
+  __device__ __forceinline__ float operator()(float value) const { return __fdiv_rn(value, divisor); }
+};
+
+struct ReciprocalDivision {
+  float divisor;
+  float reciprocal;
+
+  __device__ __forceinline__ static bool is_exact_for(float divisor) {
+    return divisor > 0x1p-60F && divisor < 0x1p60F;
+  }
+
+  __device__ __forceinline__ float operator()(float value) const {
+    const float near = value * reciprocal;
+    const float nearer = fmaf(fmaf(-near, divisor, value), reciprocal, near);
+    return copysignf(fmaf(fmaf(-nearer, divisor, value), reciprocal, nearer), value);
+  }
+};
+
+template <typename Division>
+__device__ __forceinline__ uint32_t code_pair(float low, float high, const Division& division) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(division(low), division(high)), __NV_SATFINITE, __NV_E4M3);
+}
+
 template <int kVectors>
 struct RowTile {
   float values[kVectors][kVectorFloats];
@@ -32,38 +58,39 @@ struct RowTile {
   }
 
   __device__ __forceinline__ void load(const float* g_row, int64_t width, bool is_aligned) {
+    if (is_aligned) {
 #pragma unroll
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const int64_t start = first(vector);
-      if (is_aligned && start + kVectorFloats <= width) {
-        const float4 loaded = *reinterpret_cast<const float4*>(g_row + start);
+      for (int vector = 0; vector < kVectors; ++vector) {
+        float4 loaded = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+        if (first(vector) < width) loaded = *reinterpret_cast<const float4*>(g_row + first(vector));
         values[vector][0] = loaded.x;
         values[vector][1] = loaded.y;
         values[vector][2] = loaded.z;
         values[vector][3] = loaded.w;
-      } else {
+      }
+      return;
+    }
 #pragma unroll
-        for (int element = 0; element < kVectorFloats; ++element) {
-          values[vector][element] = start + element < width ? g_row[start + element] : 0.0F;
-        }
+    for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll
+      for (int element = 0; element < kVectorFloats; ++element) {
+        const int64_t index = first(vector) + element;
+        values[vector][element] = index < width ? g_row[index] : 0.0F;
       }
     }
   }
 
   __device__ __forceinline__ void store(float* g_row, int64_t width, bool is_aligned) const {
+    if (is_aligned) {
 #pragma unroll
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const int64_t start = first(vector);
-      if (is_aligned && start + kVectorFloats <= width) {
-        *reinterpret_cast<float4*>(g_row + start) =
+      for (int vector = 0; vector < kVectors; ++vector) {
+        if (first(vector) >= width) continue;
+        *reinterpret_cast<float4*>(g_row + first(vector)) =
             make_float4(values[vector][0], values[vector][1], values[vector][2], values[vector][3]);
-      } else {
-#pragma unroll
-        for (int element = 0; element < kVectorFloats; ++element) {
-          if (start + element < width) g_row[start + element] = values[vector][element];
-        }
       }
+      return;
     }
+    for_each(width, [&](int vector, int element, int64_t index) { g_row[index] = values[vector][element]; });
   }
 
   __device__ __forceinline__ float sum_of_squares() const {
@@ -92,12 +119,23 @@ struct RowTile {
 
   __device__ __forceinline__ void store_codes(uint8_t* g_codes, int64_t width, int64_t stride, float scale,
                                               bool is_aligned) const {
+    if (ReciprocalDivision::is_exact_for(scale)) {
+      store_quotients(g_codes, width, is_aligned, ReciprocalDivision{scale, __frcp_rn(scale)});
+    } else {
+      store_quotients(g_codes, width, is_aligned, PlainDivision{scale});
+    }
+    for (int64_t index = width + threadIdx.x; index < stride; index += kRowThreads) g_codes[index] = 0;
+  }
+
+ private:
+  template <typename Division>
+  __device__ __forceinline__ void store_quotients(uint8_t* g_codes, int64_t width, bool is_aligned,
+                                                  const Division& division) const {
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t start = first(vector);
-      const uint32_t low = code_pair(values[vector][0], values[vector][1], scale);
-      const uint32_t high = code_pair(values[vector][2], values[vector][3], scale);
-      const uint32_t codes = low | (high << 16U);
+      const uint32_t low = code_pair(values[vector][0], values[vector][1], division);
+      const uint32_t codes = low | (code_pair(values[vector][2], values[vector][3], division) << 16U);
       if (is_aligned && start + kVectorFloats <= width) {
         *reinterpret_cast<uint32_t*>(g_codes + start) = codes;
       } else {
@@ -107,12 +145,6 @@ struct RowTile {
         }
       }
     }
-    for (int64_t index = width + threadIdx.x; index < stride; index += kRowThreads) g_codes[index] = 0;
-  }
-
-  __device__ __forceinline__ static uint32_t code_pair(float low, float high, float scale) {
-    const float2 scaled = make_float2(__fdiv_rn(low, scale), __fdiv_rn(high, scale));
-    return __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
   }
 };
 

@@ -24,16 +24,14 @@ struct Accumulator {
     using Product = hopper::Wgmma<Shape::kElement, kTokens>;
     float r_stage[kRegisters];
     const uint64_t rows = hopper::wgmma_descriptor(
-        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * Shape::kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens =
-        hopper::wgmma_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]), Shape::kTokenColumnBytes, 128);
+        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
     hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
     hopper::fence_proxy_async();
     hopper::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      Product::multiply(r_stage, rows + step * (2048 / 16), tokens + step * (2 * Shape::kTokenColumnBytes / 16),
-                        step == 0 ? 0 : 1);
+      Product::multiply(r_stage, rows + step * (2048 / 16), tokens + step * (32 / 16), step == 0 ? 0 : 1);
     }
     hopper::wgmma_commit_group();
     hopper::wgmma_wait_group<0>();
@@ -63,54 +61,32 @@ __device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const f
   }
 }
 
-template <class Shape, int kTokens, class Finish>
-__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, const ProductInputs& inputs,
-                                              const Finish& finish, const ProductTile& tile, RingPlace& ring,
+template <class Shape, int kTokens>
+__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num_steps, RingPlace& ring,
                                               const RingPlace& buffer) {
   const int warpgroup = threadIdx.x / 128 - 1;
   Accumulator<Shape, kTokens> piece;
   piece.clear();
-  for (int k_step = 0; k_step < inputs.piece_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
-  if constexpr (Shape::kIsSpread) {
-    send_partials<Shape, kTokens>(s_plan, piece.r_sum, buffer);
-  } else {
-    Accumulator<Shape, kTokens> total = piece;
-    for (int index = 1; index < inputs.num_pieces; ++index) {
-      piece.clear();
-      for (int k_step = 0; k_step < inputs.piece_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
-      total.add(piece.r_sum);
-    }
-    const int fragment = threadIdx.x / 32 - 4;
-    const typename Finish::RowFacts r_rows = finish.row_facts(tile, fragment);
-#pragma unroll
-    for (int group = 0; group < kTokens / kGroupTokens; ++group) {
-      const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
-      const float2 scales = {finish.token_scale(tile, column), finish.token_scale(tile, column + 1)};
-      finish.store_group(tile, fragment, column, total.r_sum + group * 4, r_rows, scales);
-    }
-  }
+  for (int k_step = 0; k_step < num_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
+  send_partials<Shape, kTokens>(s_plan, piece.r_sum, buffer);
 }
 
-template <class Shape, class Walk, class Finish>
-__device__ __forceinline__ void multiply_tiles(SharedPlan<Shape>& s_plan, const ProductInputs& inputs,
-                                               const Walk& walk, const Finish& finish, int cluster,
+template <class Shape, class Walk>
+__device__ __forceinline__ void multiply_tiles(SharedPlan<Shape>& s_plan, int num_steps, const Walk& walk, int cluster,
                                                int num_clusters) {
   const int num_tiles = walk.num_tiles();
   RingPlace ring;
   RingPlace buffer;
   for (int index = cluster; index < num_tiles; index += num_clusters, buffer.advance(Shape::kPartialBuffers)) {
-    const ProductTile tile = walk.tile(index);
-    const int count = tile.tokens.row_count;
+    const int count = walk.tile(index).tokens.row_count;
     if (Shape::kMaxTokens <= 8 || count <= 8) {
-      multiply_tile<Shape, 8>(s_plan, inputs, finish, tile, ring, buffer);
+      multiply_tile<Shape, 8>(s_plan, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 16 || count <= 16) {
-      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, inputs, finish, tile, ring, buffer);
+      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 32 || count <= 32) {
-      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, inputs, finish, tile, ring, buffer);
-    } else if (Shape::kMaxTokens <= 64 || count <= 64) {
-      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, inputs, finish, tile, ring, buffer);
+      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, num_steps, ring, buffer);
     } else {
-      multiply_tile<Shape, Shape::kMaxTokens < 128 ? 8 : 128>(s_plan, inputs, finish, tile, ring, buffer);
+      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, num_steps, ring, buffer);
     }
   }
 }
@@ -214,20 +190,16 @@ __global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocess
   if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   if (threadIdx.x < 128) {
-    if constexpr (Shape::kMaxTokens == 128) hopper::setmaxnreg_decrease<72>();
     if (threadIdx.x < Shape::kGatherThreads) {
       load_tiles(s_plan, inputs, walk, cluster, num_clusters);
-    } else if constexpr (Shape::kIsSpread) {
+    } else {
       finish_tiles(s_plan, walk, finish, cluster, num_clusters);
     }
   } else {
-    if constexpr (Shape::kMaxTokens == 128) hopper::setmaxnreg_increase<216>();
-    multiply_tiles(s_plan, inputs, walk, finish, cluster, num_clusters);
+    multiply_tiles(s_plan, inputs.piece_steps, walk, cluster, num_clusters);
   }
-  if constexpr (Shape::kIsSpread) {
-    __syncwarp();
-    hopper::cluster_sync_relaxed();
-  }
+  __syncwarp();
+  hopper::cluster_sync_relaxed();
 }
 
 }

@@ -1,0 +1,85 @@
+find_package(CUDAToolkit 13.0 REQUIRED)
+
+set(cuda_folder ${CMAKE_SOURCE_DIR}/native/cuda)
+set(hopper_flags -gencode=arch=compute_90a,code=sm_90a)
+set(portable_flags
+  -gencode=arch=compute_90,code=[sm_90,compute_90]
+  -gencode=arch=compute_100,code=sm_100)
+set(hopper_flags_spill_bytes 160)
+set(portable_flags_spill_bytes 512)
+set(bench_flags ${hopper_flags})
+set(bench_flags_spill_bytes 100000)
+set(cuda_flags -std=c++20 -O3 --expt-relaxed-constexpr --Werror all-warnings -Xptxas -v -Xcompiler -fPIC
+  -Xcompiler -fvisibility=hidden -I${CMAKE_SOURCE_DIR}/native -I${CMAKE_SOURCE_DIR}/native/include)
+
+set(hopper_sources
+  ${cuda_folder}/attention_hopper.cu
+  ${cuda_folder}/kernels/dense_product.cu
+  ${cuda_folder}/kernels/expert_down.cu
+  ${cuda_folder}/kernels/expert_gate_up.cu)
+file(GLOB portable_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cu ${cuda_folder}/kernels/*.cu)
+list(REMOVE_ITEM portable_sources ${hopper_sources})
+file(GLOB bench_sources CONFIGURE_DEPENDS ${cuda_folder}/bench/*.cu)
+file(GLOB cuda_host_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cpp)
+
+function(compile_cuda objects architectures)
+  foreach(source IN LISTS ARGN)
+    file(RELATIVE_PATH name ${cuda_folder} ${source})
+    set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+    get_filename_component(folder ${object} DIRECTORY)
+    file(MAKE_DIRECTORY ${folder})
+    add_custom_command(OUTPUT ${object} DEPENDS ${source} ${CMAKE_SOURCE_DIR}/scripts/nvcc_strict.sh DEPFILE ${object}.d
+      COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc_strict.sh ${${architectures}_spill_bytes} ${CUDAToolkit_NVCC_EXECUTABLE}
+              -ccbin ${CMAKE_CXX_COMPILER} ${cuda_flags} ${${architectures}} -MD -MF ${object}.d -c ${source} -o ${object}
+      COMMENT "nvcc ${name}" VERBATIM)
+    list(APPEND made ${object})
+  endforeach()
+  set(${objects} ${made} PARENT_SCOPE)
+endfunction()
+
+compile_cuda(hopper_objects hopper_flags ${hopper_sources})
+compile_cuda(portable_objects portable_flags ${portable_sources})
+compile_cuda(bench_objects bench_flags ${bench_sources})
+
+add_library(glint_cuda_objects OBJECT ${cuda_host_sources})
+target_link_libraries(glint_cuda_objects PUBLIC glint_core)
+target_include_directories(glint_cuda_objects SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+add_custom_target(glint_cuda_kernels DEPENDS ${hopper_objects} ${portable_objects})
+
+function(add_cuda_library name)
+  add_library(${name} SHARED ${hopper_objects} ${portable_objects} ${ARGN})
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(${name} PRIVATE glint_core glint_cuda_objects CUDA::cudart_static)
+  add_dependencies(${name} glint_cuda_kernels)
+endfunction()
+
+add_cuda_library(glint_cuda)
+install(TARGETS glint_cuda LIBRARY DESTINATION glint/lib COMPONENT engine)
+if(GLINT_TESTING)
+  add_cuda_library(glint_cuda_test ${GLINT_ANY_TEST_SOURCES})
+endif()
+
+file(GLOB program_sources CONFIGURE_DEPENDS ${cuda_folder}/bench/*.cpp)
+set(products_check_parts expert measure products_check experts_check)
+set(step_check_parts step_)
+set(portable_check_parts portable measure)
+foreach(program IN ITEMS products_check step_check portable_check)
+  set(parts)
+  foreach(part IN LISTS ${program}_parts)
+    foreach(file IN LISTS program_sources bench_objects)
+      get_filename_component(file_name ${file} NAME)
+      if(file_name MATCHES "^${part}")
+        list(APPEND parts ${file})
+      endif()
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES parts)
+  add_executable(${program} ${parts} ${hopper_objects} ${portable_objects})
+  add_dependencies(${program} glint_cuda_kernels)
+  target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/native ${CMAKE_SOURCE_DIR}/native/include)
+  target_include_directories(${program} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_options(${program} PRIVATE ${GLINT_ARITHMETIC})
+  target_link_libraries(${program} PRIVATE CUDA::cudart_static Threads::Threads)
+  set_target_properties(${program} PROPERTIES LINKER_LANGUAGE CXX)
+endforeach()
+target_sources(step_check PRIVATE native/cpu/sampling.cpp)

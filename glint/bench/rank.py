@@ -1,0 +1,233 @@
+"""`glint bench rank`: one rank of a model at its true shapes on one GPU, with synthetic weights."""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from glint.bench.machine import check_writable
+from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, project, show, write_json
+from glint.bench.rank_shapes import RankShape, find_model, shape_rank
+from glint.checkpoint.table import NATIVE_TENSOR
+from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
+from glint.engine_options import kernels_name, native_options
+from glint.errors import EngineError, RequestError
+from glint.loading import shown_loading
+from glint.native import abi
+from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
+from glint.request import ActiveRequest
+from glint.sampling import SamplingParams
+from glint.sizing import plan_gpu
+
+SYNTHETIC_SEED = 1
+CEILING_BYTES = 2**30
+PREFILL_REPEATS = 5
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measures every row, prints the tables, and writes JSON where asked."""
+    if chosen.json is not None:
+        check_writable(chosen.json)
+    shape = shape_rank(find_model(chosen.model), chosen.tp, chosen.expert_layout)
+    settings = rank_settings(chosen, shape)
+    with open_rank(chosen, shape, settings) as native:
+        ceiling = native.measure_read(CEILING_BYTES)
+        bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
+        prefills = []
+        for tokens in chosen.prefill:
+            for cached in chosen.cached:
+                say(f"prefill of {tokens} tokens over {cached}")
+                prefills.append(bench.measure_prefill(tokens, cached))
+        decodes = []
+        for context in chosen.context:
+            for batch in chosen.batch:
+                say(f"decode of {batch} requests at context {context}")
+                decodes.append(bench.measure_decode(batch, context, chosen.warm_up, chosen.steps, shape.num_moe_layers))
+        stats = native.stats()
+    report = RankReport(
+        model=chosen.model,
+        shape=shape,
+        device=chosen.device,
+        kernels=kernels_name(stats.kernels),
+        weight_bytes=stats.weight_bytes_placed,
+        ceiling_bytes_per_second=ceiling,
+        decodes=tuple(decodes),
+        prefills=tuple(prefills),
+        all_reduce_us=chosen.all_reduce_us,
+        exchange_gbs=chosen.exchange_gbs,
+    )
+    projection = project(report, chosen.requests, chosen.prompt_len, chosen.gen_len)
+    show(report, projection)
+    if chosen.json is not None:
+        write_json(chosen.json, report, projection)
+    return 0
+
+
+def say(text: str) -> None:
+    """One line of progress on standard error."""
+    print(f"glint: {text}", file=sys.stderr, flush=True)
+
+
+def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSettings:
+    """Settings with room for the largest row, and steps as long as the longest prefill."""
+    page_tokens = DEFAULT_PAGE_TOKENS[chosen.device]
+    new_tokens = chosen.warm_up + chosen.steps + 3
+    longest = max(max(chosen.context) + new_tokens, max(chosen.prefill) + max(chosen.cached) + 1)
+    if longest > shape.model.max_positions:
+        raise RequestError(
+            f"--context, --cached and --prefill need up to {longest} positions, the model knows "
+            f"{shape.model.max_positions}; lower the largest"
+        )
+    decode_pages = max(chosen.batch) * (-(-(max(chosen.context) + new_tokens) // page_tokens) + 1)
+    return EngineSettings.resolve(
+        Path(chosen.model),
+        shape.model,
+        device=chosen.device,
+        kernels=chosen.kernels,
+        threads=chosen.threads,
+        expert_layout=chosen.expert_layout,
+        num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
+        max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
+        max_step_items=max(chosen.batch),
+        max_model_len=longest,
+    )
+
+
+def open_rank(chosen: argparse.Namespace, shape: RankShape, settings: EngineSettings) -> NativeEngine:
+    """Make the engine of one rank with synthetic weights, having checked and shown that it fits."""
+    library = open_library(settings.device, chosen.engine)
+    options = native_options(settings, shape.model, ())
+    options.synthetic_seed = SYNTHETIC_SEED
+    options.local_experts = shape.local_experts if shape.expert_layout == "ep" else 0
+    plan = plan_gpu(library, settings, options, chosen.gpu_memory_utilization)
+    if plan.fitting_pages < settings.num_pages:
+        raise plan.refuse(
+            f"the rank and {settings.num_pages:,} pages for the largest --batch and --context do not fit:",
+            "lower --batch or --context",
+        )
+    plan.show(settings)
+    with shown_loading(lambda: load_progress(library), say):
+        return NativeEngine(library, options, np.zeros(0, NATIVE_TENSOR))
+
+
+class RankBench:
+    """Times steps of an engine. Prompts are random and never repeat, so nothing is found in the prefix cache."""
+
+    def __init__(self, native: NativeEngine, vocab_size: int, max_step_tokens: int) -> None:
+        self._native = native
+        self._vocab_size = vocab_size
+        self._max_step_tokens = max_step_tokens
+        self._random = random.Random(0)
+
+    def measure_decode(self, batch: int, context: int, warm_up: int, steps: int, num_moe_layers: int) -> DecodeRow:
+        """Time `steps` decode steps of `batch` requests, one submitted before the one ahead of it is collected."""
+        requests = [self._add(context, warm_up + steps + 3) for _ in range(batch)]
+        self._fill(requests, context)
+        self._decode(requests, warm_up)
+        before = self._native.stats()
+        collected_at = self._decode(requests, steps + 1)
+        after = self._native.stats()
+        self._free(requests)
+        seconds = sorted(later - earlier for earlier, later in pairwise(collected_at))
+        layer_steps = num_moe_layers * (steps + 1)
+        return DecodeRow(
+            batch=batch,
+            context=context,
+            mean_context=context + 1 + warm_up + (steps + 1) / 2,
+            median_ms=1e3 * statistics.median(seconds),
+            p10_ms=1e3 * percentile(seconds, 0.1),
+            p90_ms=1e3 * percentile(seconds, 0.9),
+            experts_per_layer=(after.experts_read - before.experts_read) / layer_steps if layer_steps else 0.0,
+            steps_timed=steps,
+            share_replayed=(after.steps_replayed - before.steps_replayed) / (steps + 1),
+        )
+
+    def measure_prefill(self, tokens: int, cached: int) -> PrefillRow:
+        """Time the last `tokens` tokens of a prompt as one step, the `cached` ones before them being there already."""
+        seconds = []
+        for _ in range(PREFILL_REPEATS + 1):
+            request = self._add(cached + tokens, 1)
+            if cached:
+                self._fill([request], cached)
+            started = time.perf_counter()
+            self._step([(request, tokens)])
+            seconds.append(time.perf_counter() - started)
+            self._free([request])
+        return PrefillRow(tokens=tokens, cached=cached, median_ms=1e3 * statistics.median(seconds[1:]))
+
+    def _add(self, prompt_tokens: int, max_new_tokens: int) -> int:
+        request = ActiveRequest(
+            request_id=0,
+            prompt_tokens=tuple(self._random.choices(range(self._vocab_size), k=prompt_tokens)),
+            params=SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True),
+            seed=0,
+            choice_index=0,
+            cache_salt=0,
+            stop_tokens=(),
+            max_new_tokens=max_new_tokens,
+            text=None,
+        )
+        return self._native.add_request(request.to_native())
+
+    def _free(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            self._native.free_request(request)
+
+    def _fill(self, requests: Sequence[int], tokens: int) -> None:
+        """Compute the first `tokens` tokens of every prompt in steps as full as they may be."""
+        room = self._max_step_tokens
+        items: list[tuple[int, int]] = []
+        for request in requests:
+            missing = tokens
+            while missing:
+                advance = min(missing, room)
+                items.append((request, advance))
+                missing -= advance
+                room -= advance
+                if not room:
+                    self._step(items)
+                    room, items = self._max_step_tokens, []
+        if items:
+            self._step(items)
+
+    def _step(self, items: Sequence[tuple[int, int]]) -> None:
+        ticket = self._native.submit_step(items)
+        self._native.sample_step(ticket)
+        self._check(self._native.collect_step(ticket))
+
+    def _decode(self, requests: Sequence[int], count: int) -> list[float]:
+        """Run `count` decode steps as the engine's own loop does; gives when each was collected."""
+        items = [(request, 1) for request in requests]
+        collected_at = []
+        ticket = self._native.submit_step(items)
+        self._native.sample_step(ticket)
+        for index in range(count):
+            following = self._native.submit_step(items) if index + 1 < count else None
+            outcome = self._native.collect_step(ticket)
+            collected_at.append(time.perf_counter())
+            self._check(outcome, new_tokens=len(requests))
+            if following is not None:
+                self._native.sample_step(following)
+                ticket = following
+        return collected_at
+
+    def _check(self, outcome: StepOutcome, new_tokens: int | None = None) -> None:
+        """Refuse to time steps that fail or bring too few tokens."""
+        failed = sum(item.finish_reason == abi.FINISH_FAILED for item in outcome.items)
+        found = sum(len(item.tokens) for item in outcome.items)
+        if failed or (new_tokens is not None and found != new_tokens):
+            raise EngineError(
+                f"a step of {len(outcome.items)} requests failed {failed} of them and brought {found} tokens; the "
+                "figures would mean nothing, check the engine with scripts/gpu_check.sh correct"
+            )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value at this share of sorted values."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,86 @@
+"""The flags of `glint bench rank` and `glint bench kernels`."""
+
+import argparse
+
+from glint.bench.serving_flags import count, counts, natural, positive
+from glint.flags import add_device, add_expert_layout, add_kernels, path
+
+
+def add_rank_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds every flag of `glint bench rank`."""
+    model = parser.add_argument_group("model and engine")
+    model.add_argument(
+        "--model",
+        metavar="NAME",
+        default="glm-4.7",
+        help="shapes to measure: glm-4.7, or a folder whose config.json says them (default: glm-4.7)",
+    )
+    model.add_argument("--tp", metavar="N", type=count, default=8, help="ranks, one of which is measured (default: 8)")
+    add_expert_layout(model)
+    model.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
+    add_device(model, "cuda")
+    add_kernels(model)
+    model.add_argument(
+        "--threads", metavar="N", type=count, help="CPU threads (default: the cores this process may use)"
+    )
+    model.add_argument(
+        "--gpu-memory-utilization", metavar="SHARE", type=positive, default=0.9, help="share to use (default: 0.9)"
+    )
+    _add_measured(parser.add_argument_group("what is measured"))
+    _add_projected(parser.add_argument_group("what is projected"))
+    parser.add_argument("--json", metavar="FILE", type=path, help="also write the figures to this file as JSON")
+
+
+def _add_measured(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--batch", metavar="N[,N]", type=counts, default=(1, 8, 64, 256), help="requests (default: 1,8,64,256)"
+    )
+    group.add_argument(
+        "--context", metavar="N[,N]", type=counts, default=(512, 4096), help="tokens before (default: 512,4096)"
+    )
+    group.add_argument(
+        "--steps", metavar="N", type=count, default=60, help="decode steps to time for each row (default: 60)"
+    )
+    group.add_argument("--warm-up", metavar="N", type=count, default=20, help="steps before them (default: 20)")
+    group.add_argument(
+        "--prefill", metavar="N[,N]", type=counts, default=(4096,), help="tokens of a prefill step (default: 4096)"
+    )
+    group.add_argument(
+        "--cached",
+        metavar="N[,N]",
+        type=_naturals,
+        default=(0,),
+        help="tokens of context before each prefill step, such as 0,28672 (default: 0)",
+    )
+
+
+def _add_projected(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--all-reduce-us",
+        metavar="US",
+        type=positive,
+        default=10.0,
+        help="microseconds of one exchange in a decode step, of which a layer has 2 (default: 10)",
+    )
+    group.add_argument(
+        "--exchange-gbs",
+        metavar="GB/S",
+        type=positive,
+        default=300.0,
+        help="rate at which a GPU sends and receives in a prefill step (default: 300)",
+    )
+    group.add_argument("--requests", metavar="N", type=count, default=64, help="requests at once (default: 64)")
+    group.add_argument("--prompt-len", metavar="N", type=count, default=256, help="tokens of a prompt (default: 256)")
+    group.add_argument("--gen-len", metavar="N", type=count, default=256, help="tokens of an answer (default: 256)")
+
+
+def add_kernels_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds every flag of `glint bench kernels`."""
+    add_device(parser, "cuda")
+    parser.add_argument(
+        "--build-dir", metavar="DIR", type=path, help="folder with the check programs (default: build of the checkout)"
+    )
+
+
+def _naturals(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(natural(part.strip()) for part in text.split(",")))

@@ -1,0 +1,235 @@
+"""What `glint bench rank` found: shares of the ceiling, projections, tables and JSON."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from glint.bench.machine import refusing_unwritable
+from glint.bench.rank_shapes import (
+    Projection,
+    RankShape,
+    expected_experts,
+    prefill_operations,
+    project_load,
+    projected_decode_ms,
+    projected_prefill_ms,
+    step_bytes,
+)
+from glint.terminal import print_table
+
+DECODE_COLUMNS = (
+    "decode",
+    "ms/step",
+    "p10",
+    "p90",
+    "experts/layer",
+    "uniform",
+    "GB/step",
+    "GB/s",
+    "of ceiling",
+    "replayed",
+    "tok/s, this rank",
+    "projected ms",
+    "projected tok/s",
+)
+PREFILL_COLUMNS = ("prefill", "ms", "TFLOP", "TFLOP/s", "projected ms")
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """Decode steps of `batch` requests whose prompts had `context` tokens; `mean_context` is over the timed steps."""
+
+    batch: int
+    context: int
+    mean_context: float
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    experts_per_layer: float
+    steps_timed: int
+    share_replayed: float
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """One step of `tokens` tokens of one request after `cached` others."""
+
+    tokens: int
+    cached: int
+    median_ms: float
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Everything one run measured, and what its projections assume."""
+
+    model: str
+    shape: RankShape
+    device: str
+    kernels: str
+    weight_bytes: int
+    ceiling_bytes_per_second: float
+    decodes: tuple[DecodeRow, ...]
+    prefills: tuple[PrefillRow, ...]
+    all_reduce_us: float
+    exchange_gbs: float
+
+    def touched_bytes(self, row: DecodeRow) -> float:
+        """Bytes that a step of this row reads."""
+        return sum(step_bytes(self.shape, row.batch, row.mean_context, row.experts_per_layer).values())
+
+    def decode_ms(self, row: DecodeRow) -> float:
+        """A step of all ranks, projected."""
+        return projected_decode_ms(self.shape, row.median_ms, self.all_reduce_us)
+
+    def prefill_ms(self, row: PrefillRow) -> float:
+        """A prefill step of all ranks, projected."""
+        return projected_prefill_ms(self.shape, row.median_ms, row.tokens, self.exchange_gbs)
+
+    def rate(self, row: PrefillRow) -> float:
+        """TFLOP/s of a prefill step."""
+        return prefill_operations(self.shape, row.tokens, row.cached) / row.median_ms * 1e-9
+
+
+def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens: int) -> Projection | None:
+    """Project a load from the rows that fit it; None where they were not measured.
+
+    The decode row is that of `requests` requests with the shortest context that holds a whole request, so that its
+    steps are rather longer than those of the load; the prefill row is the longest step over no context.
+    """
+    longest = prompt_tokens + output_tokens
+    decodes = [row for row in report.decodes if row.batch == requests and row.context >= longest]
+    prefills = [row for row in report.prefills if row.cached == 0]
+    if not decodes or not prefills:
+        return None
+    decode = min(decodes, key=lambda row: row.context)
+    prefill = max(prefills, key=lambda row: row.tokens)
+    return project_load(
+        requests,
+        prompt_tokens,
+        output_tokens,
+        decode_ms=report.decode_ms(decode),
+        prefill_ms=report.prefill_ms(prefill),
+        prefill_tokens=prefill.tokens,
+    )
+
+
+def show(report: RankReport, projection: Projection | None) -> None:
+    """Print the tables and what must be known to read them."""
+    shape = report.shape
+    print(f"\nrank       1 of {shape.tp} of {report.model}, experts by {shape.expert_layout}, synthetic weights")
+    print(f"engine     device {report.device}, kernels {report.kernels}, {report.weight_bytes / 1e9:.1f} GB of weights")
+    print(f"ceiling    {report.ceiling_bytes_per_second / 1e9:,.0f} GB/s read, measured in this run")
+    for difference in shape.differences:
+        print(f"difference {difference}")
+    print(
+        f"projected  for {shape.tp} such GPUs, not measured: {report.all_reduce_us:g} us for each of two exchanges per "
+        f"layer in a decode step, {report.exchange_gbs:g} GB/s for sending and receiving FP32 rows in a prefill step\n"
+    )
+    if report.decodes:
+        print_table("decode", DECODE_COLUMNS, decode_cells(report))
+    if report.prefills:
+        print_table("prefill", PREFILL_COLUMNS, prefill_cells(report))
+    print()
+    print(describe_projection(report, projection))
+
+
+def describe_projection(report: RankReport, projection: Projection | None) -> str:
+    """The projected load in a sentence, or why there is none."""
+    if projection is None:
+        return (
+            "projected load: none, for it needs a decode row of as many requests (--batch) whose --context holds "
+            "prompt and answer, and a --prefill row over no context"
+        )
+    return (
+        f"projected load on {report.shape.tp} such GPUs, {projection.requests} requests of "
+        f"{projection.prompt_tokens} + {projection.output_tokens} tokens: "
+        f"{projection.tokens_per_second:,.0f} output tok/s "
+        f"({projection.prefill_seconds:.2f} s prefill, {projection.decode_seconds:.2f} s decode)"
+    )
+
+
+def decode_cells(report: RankReport) -> Iterator[tuple[str, ...]]:
+    """The decode table, row by row."""
+    for row in report.decodes:
+        touched = report.touched_bytes(row)
+        rate = touched / row.median_ms * 1e3
+        projected_ms = report.decode_ms(row)
+        yield (
+            f"{row.batch} at {row.context:,}",
+            f"{row.median_ms:.2f}",
+            f"{row.p10_ms:.2f}",
+            f"{row.p90_ms:.2f}",
+            f"{row.experts_per_layer:.1f}",
+            f"{expected_experts(report.shape, row.batch):.1f}",
+            f"{touched / 1e9:.2f}",
+            f"{rate / 1e9:,.0f}",
+            f"{rate / report.ceiling_bytes_per_second:.0%}",
+            f"{row.share_replayed:.0%}",
+            f"{row.batch / row.median_ms * 1e3:,.0f}",
+            f"{projected_ms:.2f}",
+            f"{row.batch / projected_ms * 1e3:,.0f}",
+        )
+
+
+def prefill_cells(report: RankReport) -> Iterator[tuple[str, ...]]:
+    """The prefill table, row by row."""
+    for row in report.prefills:
+        yield (
+            f"{row.tokens:,} over {row.cached:,}",
+            f"{row.median_ms:.2f}",
+            f"{prefill_operations(report.shape, row.tokens, row.cached) / 1e12:.1f}",
+            f"{report.rate(row):,.0f}",
+            f"{report.prefill_ms(row):.2f}",
+        )
+
+
+def as_json(report: RankReport, projection: Projection | None) -> dict[str, Any]:
+    """Everything as plain values; what is projected is called so."""
+    shape = report.shape
+    return {
+        "model": report.model,
+        "tp": shape.tp,
+        "expert_layout": shape.expert_layout,
+        "local_experts": shape.local_experts,
+        "weights": "synthetic",
+        "differences": list(shape.differences),
+        "device": report.device,
+        "kernels": report.kernels,
+        "weight_bytes": report.weight_bytes,
+        "ceiling_bytes_per_second": report.ceiling_bytes_per_second,
+        "decode": [_decode_json(report, row) for row in report.decodes],
+        "prefill": [
+            asdict(row) | {"tflops_per_second": report.rate(row), "projected_ms": report.prefill_ms(row)}
+            for row in report.prefills
+        ],
+        "projected": {
+            "all_reduce_us": report.all_reduce_us,
+            "exchange_gbs": report.exchange_gbs,
+            "load": None
+            if projection is None
+            else asdict(projection) | {"output_tokens_per_second": projection.tokens_per_second},
+        },
+    }
+
+
+def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
+    touched = report.touched_bytes(row)
+    rate = touched / row.median_ms * 1e3
+    return asdict(row) | {
+        "expected_experts_per_layer": expected_experts(report.shape, row.batch),
+        "bytes_per_step": step_bytes(report.shape, row.batch, row.mean_context, row.experts_per_layer),
+        "bytes_per_second": rate,
+        "share_of_ceiling": rate / report.ceiling_bytes_per_second,
+        "tokens_per_second_of_this_rank": row.batch / row.median_ms * 1e3,
+        "projected_ms": report.decode_ms(row),
+        "projected_tokens_per_second": row.batch / report.decode_ms(row) * 1e3,
+    }
+
+
+def write_json(path: Path, report: RankReport, projection: Projection | None) -> None:
+    """Write everything to a file."""
+    with refusing_unwritable(path):
+        path.write_text(json.dumps(as_json(report, projection), indent=2) + "\n", encoding="utf-8")

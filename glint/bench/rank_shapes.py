@@ -1,0 +1,237 @@
+"""One rank of a model: its shapes, the bytes that a step reads, the operations of a prefill, and what N ranks would do.
+
+All of it is arithmetic on shapes and measured times; nothing here runs.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glint.checkpoint.config import ModelConfig, read_config
+from glint.checkpoint.plan import ExpertLayout
+from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
+from glint.errors import RequestError
+
+GLM_47 = ModelConfig(
+    vocab_size=151552,
+    hidden_size=5120,
+    num_layers=92,
+    num_dense_layers=3,
+    num_heads=96,
+    num_kv_heads=8,
+    head_dim=128,
+    rotary_dim=64,
+    dense_width=12288,
+    expert_width=1536,
+    shared_width=1536,
+    num_experts=160,
+    experts_per_token=8,
+    num_groups=1,
+    groups_per_token=1,
+    max_positions=202752,
+    has_qk_norm=True,
+    has_attention_bias=True,
+    normalise_weights=True,
+    weight_scale_kind=ScaleKind.CHANNEL,
+    routed_scaling=2.5,
+    norm_epsilon=1e-5,
+    rope_theta=1e6,
+    eos_token_ids=(151329, 151336, 151338),
+    pad_token_id=151329,
+    dtype="bfloat16",
+    mtp_layers=1,
+    tied_embeddings=False,
+    architecture="Glm4MoeForCausalLM",
+    scale_suffix="weight_scale",
+)
+KNOWN_MODELS = {"glm-4.7": GLM_47}
+FLOAT_BYTES = 4
+BF16_BYTES = 2
+EXCHANGES_PER_LAYER = 2
+EXCHANGE_DIRECTIONS = 2
+
+
+def find_model(name: str) -> ModelConfig:
+    """The shapes of a model that is known by name, or of a folder with a config.json."""
+    if name in KNOWN_MODELS:
+        return KNOWN_MODELS[name]
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise RequestError(f"--model {name} is neither {' nor '.join(KNOWN_MODELS)} nor a folder with a config.json")
+    return read_config(folder)
+
+
+@dataclass(frozen=True)
+class RankShape:
+    """One of `tp` ranks of the model `whole`: `model` has the rank's own widths and heads.
+
+    The rank holds `local_experts` of the `model.num_experts` experts that its router chooses from. `differences` says
+    where the rank is not exactly what a rank of the whole would be.
+    """
+
+    whole: ModelConfig
+    model: ModelConfig
+    tp: int
+    expert_layout: ExpertLayout
+    local_experts: int
+    differences: tuple[str, ...]
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.model.num_layers - self.model.num_dense_layers
+
+
+def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> RankShape:
+    """Cut a model into `tp` equal ranks; the vocabulary is rounded up, all else must divide."""
+    is_ep = expert_layout == "ep"
+    for name, size in (
+        ("num_attention_heads", whole.num_heads),
+        ("intermediate_size", whole.dense_width),
+        ("shared expert width", whole.shared_width),
+        ("n_routed_experts" if is_ep else "moe_intermediate_size", whole.num_experts if is_ep else whole.expert_width),
+    ):
+        if size % tp:
+            raise RequestError(f"--tp is {tp}, which does not divide {name} {size}; choose another")
+    if whole.num_kv_heads % tp and tp % whole.num_kv_heads:
+        raise RequestError(f"--tp is {tp}, which does not go with {whole.num_kv_heads} key/value heads; choose another")
+    differences = ["exchanges between ranks are left out of measured times and added to projected ones"]
+    shared_width = whole.shared_width // tp
+    if is_ep and tp > 1 and whole.num_experts:
+        differences.append(
+            f"the shared expert has its whole width {whole.expert_width} on this rank instead of {shared_width}: the "
+            "kernels run it beside the routed ones, as wide as they are"
+        )
+        shared_width = whole.expert_width
+    model = replace(
+        whole,
+        num_heads=whole.num_heads // tp,
+        num_kv_heads=max(1, whole.num_kv_heads // tp),
+        dense_width=whole.dense_width // tp,
+        expert_width=whole.expert_width if is_ep else whole.expert_width // tp,
+        shared_width=shared_width,
+        vocab_size=-(-whole.vocab_size // tp),
+    )
+    local = whole.num_experts // tp if is_ep else whole.num_experts
+    return RankShape(whole, model, tp, expert_layout, local, tuple(differences))
+
+
+def expected_experts(shape: RankShape, batch: int) -> float:
+    """Different experts of this rank that `batch` tokens need in one layer, were every choice equally likely."""
+    model = shape.model
+    return shape.local_experts * (1.0 - (1.0 - model.experts_per_token / model.num_experts) ** batch)
+
+
+def product_bytes(model: ModelConfig, rows: int, cols: int) -> int:
+    """Bytes of one weight matrix of the layers, with its scales as FP32."""
+    kind = model.weight_scale_kind
+    if kind is ScaleKind.NONE:
+        return rows * cols * BF16_BYTES
+    tiles = -(-rows // TILE_SIZE) * -(-cols // TILE_SIZE)
+    scales = {ScaleKind.CHANNEL: rows, ScaleKind.TENSOR: 1, ScaleKind.TILE: tiles}[kind]
+    return rows * cols + scales * FLOAT_BYTES
+
+
+def swiglu_bytes(model: ModelConfig, width: int) -> int:
+    """Bytes of gate, up and down of one expert or dense layer."""
+    return 2 * product_bytes(model, width, model.hidden_size) + product_bytes(model, model.hidden_size, width)
+
+
+def attention_bytes(model: ModelConfig) -> int:
+    """Bytes of the weights of one attention: query, key and value with their bias, and output."""
+    query_width = model.num_heads * model.head_dim
+    kv_width = model.num_kv_heads * model.head_dim
+    bias = (query_width + 2 * kv_width) * FLOAT_BYTES if model.has_attention_bias else 0
+    inputs = product_bytes(model, query_width, model.hidden_size) + 2 * product_bytes(
+        model, kv_width, model.hidden_size
+    )
+    return inputs + bias + product_bytes(model, model.hidden_size, query_width)
+
+
+def step_bytes(shape: RankShape, batch: int, context: float, experts_per_layer: float) -> dict[str, float]:
+    """Bytes that one decode step reads, by part: every weight once, the experts it needs, and keys and values.
+
+    `context` is the mean length of the requests, `experts_per_layer` how many different experts a layer needs.
+    """
+    model = shape.model
+    norms = 2 * model.num_layers + 1
+    head_norms = 2 * model.num_layers * model.head_dim if model.has_qk_norm else 0
+    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * BF16_BYTES
+    return {
+        "attention": model.num_layers * attention_bytes(model),
+        "dense layers": model.num_dense_layers * swiglu_bytes(model, model.dense_width),
+        "shared experts": shape.num_moe_layers * swiglu_bytes(model, model.shared_width),
+        "routed experts": shape.num_moe_layers * experts_per_layer * swiglu_bytes(model, model.expert_width),
+        "router": shape.num_moe_layers * model.num_experts * (model.hidden_size * BF16_BYTES + FLOAT_BYTES),
+        "norms": (norms * model.hidden_size + head_norms) * FLOAT_BYTES,
+        "embedding": batch * model.hidden_size * BF16_BYTES,
+        "lm_head": model.vocab_size * model.hidden_size * BF16_BYTES,
+        "keys and values": batch * context * token_bytes,
+    }
+
+
+def prefill_operations(shape: RankShape, tokens: int, cached: int) -> float:
+    """Floating-point operations of one step of `tokens` tokens of one request after `cached` others.
+
+    Each token sees itself and all before it. Only the last row goes through lm_head. Experts of other ranks are left
+    out, every expert being equally likely.
+    """
+    model = shape.model
+    hidden = model.hidden_size
+    heads_width = model.num_heads * model.head_dim
+    attention = hidden * (2 * heads_width + 2 * model.num_kv_heads * model.head_dim)
+    experts_per_token = model.experts_per_token * shape.local_experts / model.num_experts
+    moe = 3 * hidden * (experts_per_token * model.expert_width + model.shared_width) + hidden * model.num_experts
+    dense = 3 * hidden * model.dense_width
+    products = model.num_layers * attention + model.num_dense_layers * dense + shape.num_moe_layers * moe
+    pairs = tokens * cached + tokens * (tokens + 1) / 2
+    return 2 * (tokens * products + model.vocab_size * hidden) + 4 * heads_width * pairs * model.num_layers
+
+
+def projected_decode_ms(shape: RankShape, step_ms: float, all_reduce_us: float) -> float:
+    """A decode step of all ranks together: the measured step of one, and two exchanges per layer."""
+    if shape.tp == 1:
+        return step_ms
+    return step_ms + EXCHANGES_PER_LAYER * shape.model.num_layers * all_reduce_us * 1e-3
+
+
+def projected_prefill_ms(shape: RankShape, step_ms: float, tokens: int, exchange_gbs: float) -> float:
+    """A prefill step of all ranks together: each of two exchanges per layer sends and receives every row in FP32."""
+    if shape.tp == 1:
+        return step_ms
+    exchange_bytes = EXCHANGE_DIRECTIONS * tokens * shape.model.hidden_size * FLOAT_BYTES
+    return step_ms + EXCHANGES_PER_LAYER * shape.model.num_layers * exchange_bytes / (exchange_gbs * 1e6)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What `tp` such GPUs would do for a load of equal requests that come together: projected, not measured."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the whole time."""
+        return self.requests * self.output_tokens / (self.prefill_seconds + self.decode_seconds)
+
+
+def project_load(
+    requests: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    decode_ms: float,
+    prefill_ms: float,
+    prefill_tokens: int,
+) -> Projection:
+    """All prompts in whole prefill steps, which bring the first token of each, then the others in decode steps."""
+    prefill_steps = -(-requests * prompt_tokens // prefill_tokens)
+    return Projection(
+        requests=requests,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefill_seconds=prefill_steps * prefill_ms * 1e-3,
+        decode_seconds=(output_tokens - 1) * decode_ms * 1e-3,
+    )

@@ -1,0 +1,201 @@
+"""How large an engine is made: on the CPU by its settings alone, on a GPU by the memory that the GPU has."""
+
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from glint.checkpoint.config import ModelConfig
+from glint.checkpoint.shards import CheckpointFile
+from glint.config import DEFAULT_PAGE_TOKENS, MAX_PAGES, Device, EngineSettings
+from glint.engine_options import native_options
+from glint.errors import EngineError
+from glint.native import abi
+from glint.native.library import open_library, plan_engine
+from glint.terminal import plain_table, print_table
+
+DEFAULT_UTILIZATION = 0.9
+COLUMNS = ("", "", "")
+LEFT_COLUMNS = (0, 2)
+_SIZES_OF_PAGES = ("num_pages", "kv_cache_bytes", "max_model_len")
+GIB = 2**30
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """What one GPU has and what an engine takes of it, in bytes unless the name says otherwise.
+
+    `utilization` is the share of the whole memory that may be in use once the engine is there; what others already
+    use counts. `wanted_pages` would hold `max_requests` requests of `context_tokens` tokens at once: more is not taken.
+    """
+
+    device_name: str
+    memory_total: int
+    memory_free: int
+    utilization: float
+    weight_bytes: int
+    workspace_bytes: int
+    pinned_bytes: int
+    bytes_per_page: int
+    page_tokens: int
+    context_tokens: int
+    max_requests: int
+
+    @property
+    def used_bytes(self) -> int:
+        """What others use already."""
+        return self.memory_total - self.memory_free
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left for pages; negative where not even the weights and the workspace fit."""
+        share = int(self.memory_total * self.utilization)
+        return share - self.used_bytes - self.weight_bytes - self.workspace_bytes
+
+    @property
+    def fitting_pages(self) -> int:
+        """Pages that fit."""
+        return max(0, self.room_bytes // self.bytes_per_page)
+
+    @property
+    def context_pages(self) -> int:
+        """Pages that one request of the longest context holds."""
+        return -(-self.context_tokens // self.page_tokens)
+
+    @property
+    def wanted_pages(self) -> int:
+        """Pages for all requests at once, each of the longest context."""
+        return self.context_pages * self.max_requests
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that are taken."""
+        return min(self.fitting_pages, self.wanted_pages, MAX_PAGES)
+
+    def rows(self, num_pages: int, context_tokens: int) -> Iterator[tuple[str, str, str]]:
+        """The arithmetic as rows of name, amount and remark, for an engine of so many pages and so long a context."""
+        yield "GPU memory", _gib(self.memory_total), self.device_name
+        yield "share to use", _gib(int(self.memory_total * self.utilization)), f"{self.utilization:g} of it"
+        yield "- in use already", _gib(self.used_bytes), "by other processes and the driver"
+        yield "- weights", _gib(self.weight_bytes), ""
+        yield "- workspace", _gib(self.workspace_bytes), ""
+        yield "= left for pages", _gib(self.room_bytes), f"{self.fitting_pages:,} pages fit"
+        yield "one page", f"{self.bytes_per_page / MIB:,.2f} MiB", f"{self.page_tokens} tokens"
+        yield "page cache", _gib(num_pages * self.bytes_per_page), f"{num_pages:,} pages"
+        yield "tokens in it", f"{num_pages * self.page_tokens:,} tokens", f"{context_tokens:,} for the longest request"
+        yield "pinned host memory", _gib(self.pinned_bytes), "outside the GPU"
+
+    def show(self, settings: EngineSettings) -> None:
+        """Print the arithmetic for an engine of these settings on standard error."""
+        rows = self.rows(settings.num_pages, settings.max_model_len)
+        print_table("memory plan", COLUMNS, rows, sys.stderr, LEFT_COLUMNS)
+
+    def refuse(self, reason: str, *ways: str) -> EngineError:
+        """The error for what does not fit, with the arithmetic and the ways out, those that always help among them."""
+        ways += (
+            f"raise --gpu-memory-utilization ({self.utilization:g})",
+            "free memory that other processes use",
+            "use a GPU with more memory",
+        )
+        table = plain_table(COLUMNS, self.rows(self.fitting_pages, self.context_tokens), LEFT_COLUMNS)
+        return EngineError(f"{reason}\n{table}\n{'; '.join(ways)}")
+
+
+class SizedEngine(NamedTuple):
+    """Settings that fit, and on a GPU the plan that they come from."""
+
+    settings: EngineSettings
+    plan: GpuPlan | None
+
+    def show(self) -> None:
+        """Print the plan, where there is one, on standard error."""
+        if self.plan is not None:
+            self.plan.show(self.settings)
+
+
+def size_engine(
+    model_dir: str | Path,
+    model: ModelConfig,
+    files: Sequence[CheckpointFile],
+    library_path: str | Path | None = None,
+    *,
+    device: Device = "cpu",
+    gpu_memory_utilization: float | None = None,
+    **wishes: Any,
+) -> SizedEngine:
+    """Settle every size before an engine is made; `wishes` are those of `EngineSettings.resolve`.
+
+    On a GPU the page cache takes `num_pages`, else `kv_cache_bytes`, else what weights and workspace leave of the share
+    `gpu_memory_utilization` of its memory. Raises `EngineError` with the arithmetic where something does not fit.
+    """
+    if device != "cuda":
+        if gpu_memory_utilization is not None:
+            raise EngineError(
+                f"gpu_memory_utilization is {gpu_memory_utilization}, but device is {device!r}; leave it out, "
+                "--kv-cache-memory-bytes sizes the page cache there, or use --device cuda"
+            )
+        return SizedEngine(EngineSettings.resolve(model_dir, model, device=device, **wishes), None)
+    utilization = DEFAULT_UTILIZATION if gpu_memory_utilization is None else gpu_memory_utilization
+    if not 0.0 < utilization <= 1.0:
+        raise EngineError(f"gpu_memory_utilization is {utilization}; it is a share over 0 and up to 1, such as 0.9")
+    num_pages, cache_bytes, context = (wishes.pop(name, None) for name in _SIZES_OF_PAGES)
+    page_tokens = DEFAULT_PAGE_TOKENS["cuda"]
+    longest = -(-(model.max_positions if context is None else context) // page_tokens)
+    draft = EngineSettings.resolve(model_dir, model, device=device, num_pages=longest, max_model_len=context, **wishes)
+    library = open_library(device, library_path)
+    plan = plan_gpu(library, draft, native_options(draft, model, files), utilization)
+    chosen = choose_pages(plan, num_pages, cache_bytes, is_context_asked=context is not None)
+    fitting_context = min(draft.max_model_len, chosen * page_tokens)
+    return SizedEngine(replace(draft, num_pages=chosen, max_model_len=fitting_context), plan)
+
+
+def plan_gpu(library: ctypes.CDLL, settings: EngineSettings, options: abi.EngineOptions, utilization: float) -> GpuPlan:
+    """Ask the library what an engine of these settings takes, pages aside, and what the device has."""
+    without_pages = abi.EngineOptions.from_buffer_copy(options)
+    without_pages.num_pages = 1
+    found = plan_engine(library, without_pages)
+    return GpuPlan(
+        device_name=found.device_name.decode(),
+        memory_total=found.memory_total,
+        memory_free=found.memory_free,
+        utilization=utilization,
+        weight_bytes=found.weight_bytes,
+        workspace_bytes=found.workspace_bytes,
+        pinned_bytes=found.pinned_bytes,
+        bytes_per_page=found.bytes_per_page,
+        page_tokens=settings.page_tokens,
+        context_tokens=settings.max_model_len,
+        max_requests=settings.max_requests,
+    )
+
+
+def choose_pages(plan: GpuPlan, num_pages: int | None, cache_bytes: int | None, is_context_asked: bool) -> int:
+    """The pages of the cache: as many as asked for, else as many as the plan takes; refused where they do not fit."""
+    if num_pages is not None and cache_bytes is not None:
+        raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {cache_bytes} are both given; give one")
+    if cache_bytes is not None:
+        num_pages = cache_bytes // plan.bytes_per_page
+        if num_pages == 0:
+            raise EngineError(
+                f"kv_cache_bytes is {cache_bytes}, less than one page of {plan.bytes_per_page}; ask for more"
+            )
+    smaller = "lower --max-num-batched-tokens or --max-num-seqs, which size the workspace"
+    if plan.fitting_pages == 0:
+        raise plan.refuse("the model does not fit into the memory of the GPU with one page of cache:", smaller)
+    if num_pages is not None and num_pages > plan.fitting_pages:
+        raise plan.refuse(f"a page cache of {num_pages:,} pages does not fit, only {plan.fitting_pages:,} do:", smaller)
+    chosen = plan.num_pages if num_pages is None else num_pages
+    if is_context_asked and chosen < plan.context_pages:
+        raise plan.refuse(
+            f"a context of {plan.context_tokens:,} tokens needs {plan.context_pages:,} pages, there are {chosen:,}:",
+            f"lower --max-model-len to {chosen * plan.page_tokens} or less",
+            smaller,
+        )
+    return chosen
+
+
+def _gib(byte_count: int) -> str:
+    return f"{byte_count / GIB:,.2f} GiB"

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "cpu/backend.h"
+
+namespace glint::cpu {
+
+struct SlicedProduct {
+  float* out;
+  int64_t part_stride;
+  ProductInput input;
+  int64_t input_count;
+  int64_t input_first;
+  int64_t count;
+  Weight weight;
+  int32_t slices;
+};
+
+int64_t max_product_calls(const glint_model& model, int32_t row_slices);
+ProductInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
+                     int32_t slices);
+ProductInput prepare_normed(Backend& backend);
+ProductInput prepare_normed_floats(Backend& backend, int64_t count);
+void add_product(Backend& backend, float* out, const ProductInput& input, int64_t count, const Weight& weight,
+                 const float* bias);
+void add_sliced_product(Backend& backend, const SlicedProduct& product);
+void run_calls(Backend& backend);
+void project_to_hidden(Backend& backend, const float* in, int64_t width, const Weight& weight);
+void join_and_add(Backend& backend);
+
+}

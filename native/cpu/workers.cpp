@@ -1,0 +1,96 @@
+#include "cpu/workers.h"
+
+#include <algorithm>
+
+#include "base/contract.h"
+
+namespace glint {
+
+namespace {
+
+bool can_run(const KernelSet& kernels) {
+  switch (kernels.id) {
+#if defined(GLINT_ARM64)
+    case GLINT_KERNELS_NEON:
+      return true;
+#endif
+#if defined(GLINT_X86)
+    case GLINT_KERNELS_AVX2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    case GLINT_KERNELS_AVX512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    case GLINT_KERNELS_AMX:
+      return amx_is_available();
+#endif
+    default:
+      return true;
+  }
+}
+
+std::vector<const KernelSet*> kernels_by_speed() {
+  return {
+#if defined(GLINT_X86)
+      &amx_kernels(), &avx512_kernels(), &avx2_kernels(),
+#endif
+#if defined(GLINT_ARM64)
+      &neon_kernels(),
+#endif
+      &plain_kernels(), &exact_kernels()};
+}
+
+int64_t scratch_bytes_per_thread(const cpu::WorkerOptions& options) {
+  constexpr int64_t kPageBytes = 4096;
+  const int64_t queries = cpu::query_rows_per_tile(options.group_heads) * options.group_heads;
+  const int64_t bytes = std::max(product_scratch_bytes(options.max_cols),
+                                 attention_scratch_bytes(queries, options.head_dim, options.page_tokens));
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+}
+
+const KernelSet& choose_kernels(int32_t requested) {
+  require_argument(requested >= GLINT_KERNELS_AUTO && requested <= GLINT_KERNELS_HOPPER, "options.kernels is ",
+                   requested, ", which names no kernels");
+  for (const KernelSet* kernels : kernels_by_speed()) {
+    const bool is_wanted = requested == GLINT_KERNELS_AUTO || requested == kernels->id;
+    if (is_wanted && can_run(*kernels)) return *kernels;
+  }
+  throw Failure(GLINT_STATUS_UNSUPPORTED, text("kernels ", requested, " need instructions that this processor or this ",
+                                               "build does not have; use kernels auto"));
+}
+
+int64_t product_scratch_bytes(int64_t max_cols) {
+  constexpr int64_t kBytesPerColumn = 160;
+  return (max_cols + 2 * kOperandAlignment) * kBytesPerColumn;
+}
+
+int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens) {
+  const int64_t slab_tokens = (page_tokens + kOperandAlignment - 1) / kOperandAlignment * kOperandAlignment;
+  const int64_t floats = queries * (kSplitPositions + kOperandAlignment + 4 * head_dim + 4) + slab_tokens * head_dim;
+  return (floats + 16 * kOperandAlignment) * static_cast<int64_t>(sizeof(float));
+}
+
+namespace cpu {
+
+int64_t query_rows_per_tile(int64_t group_heads) { return std::max<int64_t>(1, kMaxQueriesPerTile / group_heads); }
+
+uint64_t Workers::bytes_for(const WorkerOptions& options) {
+  const uint64_t bytes_per_thread =
+      static_cast<uint64_t>(scratch_bytes_per_thread(options)) + SamplerScratch::bytes_for(options.vocab_size);
+  return bytes_per_thread * static_cast<uint64_t>(options.num_threads);
+}
+
+Workers::Workers(const WorkerOptions& options)
+    : kernels_(choose_kernels(options.kernels)),
+      scratch_bytes_(scratch_bytes_per_thread(options)),
+      scratch_(static_cast<uint64_t>(scratch_bytes_) * static_cast<uint64_t>(options.num_threads)),
+      team_(options.num_threads) {
+  samplers_.reserve(static_cast<size_t>(options.num_threads));
+  for (int thread = 0; thread < options.num_threads; ++thread) samplers_.emplace_back(options.vocab_size);
+  task_ends_.reserve(static_cast<size_t>(std::max(options.max_product_calls, options.max_step_items)));
+}
+
+}
+
+}

@@ -1,0 +1,243 @@
+#include "cuda/backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda/bandwidth.h"
+#include "cuda/check.h"
+#include "cuda/layers.h"
+#include "cuda/loader.h"
+
+namespace glint {
+
+namespace cuda {
+
+namespace {
+
+constexpr int32_t kHopperMajor = 9;
+
+int32_t choose_kernels(int32_t requested, int32_t compute_major) {
+  const bool is_hopper = compute_major == kHopperMajor;
+  if (requested == GLINT_KERNELS_AUTO) return is_hopper ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE;
+  require(requested == GLINT_KERNELS_PORTABLE || (requested == GLINT_KERNELS_HOPPER && is_hopper),
+          GLINT_STATUS_UNSUPPORTED, "options.kernels is ", requested,
+          ", which this GPU cannot run: CUDA has the kernels portable, and hopper on compute capability 9");
+  return requested;
+}
+
+int32_t local_experts(const glint_model& model, const glint_engine_options& options) {
+  require_argument(options.local_experts >= 0 && options.local_experts <= model.num_experts,
+                   "options.local_experts is ", options.local_experts, ", expected 0 (all) to ", model.num_experts);
+  return options.local_experts == 0 ? model.num_experts : options.local_experts;
+}
+
+PlacementOptions placement_options(const glint_model& model, const glint_engine_options& options,
+                                   const DeviceFacts& device) {
+  return {.kernels = device.kernels,
+          .num_local_experts = local_experts(model, options),
+          .num_multiprocessors = device.num_multiprocessors};
+}
+
+bool has_hopper_experts(const PlacedWeights& weights) {
+  return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.experts.is_hopper; });
+}
+
+void check_options(const glint_model& model, const glint_engine_options& options) {
+  require_argument(options.page_tokens == kPageTokens, "options.page_tokens is ", options.page_tokens,
+                   "; on CUDA a page has ", kPageTokens, " tokens");
+  require(options.row_slices == options.num_ranks, GLINT_STATUS_UNSUPPORTED, "options.row_slices is ",
+          options.row_slices, "; on CUDA it equals num_ranks, ", options.num_ranks);
+  require(model.head_dim <= kMaxHeadDim && model.num_heads / model.num_kv_heads <= kMaxGroupHeads,
+          GLINT_STATUS_UNSUPPORTED, "head_dim ", model.head_dim, " with ", model.num_heads / model.num_kv_heads,
+          " query heads per KV head: CUDA attention takes head_dim up to ", kMaxHeadDim, " and up to ",
+          kMaxGroupHeads, " query heads per KV head");
+}
+
+uint64_t weight_bytes(const glint_model& model, const PlacementOptions& options) {
+  Arena arena;
+  place_weights(model, options, arena);
+  return arena.used();
+}
+
+uint64_t workspace_bytes(const glint_model& model, const StepLimits& limits) {
+  Arena arena;
+  lay_out_activations(model, limits, arena);
+  return arena.used();
+}
+
+PlacedWeights load(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device,
+                   const ModelWeights& source, std::byte* memory) {
+  Arena arena(memory);
+  PlacedWeights placed = place_weights(model, placement_options(model, options, device), arena);
+  if (options.synthetic_seed != 0) {
+    fill_synthetic_weights(placed, model, options.synthetic_seed);
+  } else {
+    load_weights(placed, model, source);
+  }
+  return placed;
+}
+
+}
+
+DeviceFacts find_device(int32_t requested_kernels) {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED, "no NVIDIA GPU can be used: ",
+          error == cudaSuccess ? "none is visible" : cudaGetErrorString(error),
+          "; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu");
+  cudaDeviceProp properties{};
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  int device = 0;
+  GLINT_CHECK_CUDA(cudaGetDevice(&device));
+  GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
+  require(properties.major >= kHopperMajor, GLINT_STATUS_UNSUPPORTED, properties.name, " has compute capability ",
+          properties.major, ".", properties.minor, "; the kernels are built for 9.0 (Hopper) and newer");
+  GLINT_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return {.name = properties.name,
+          .kernels = choose_kernels(requested_kernels, properties.major),
+          .num_multiprocessors = properties.multiProcessorCount,
+          .memory_total = total_bytes,
+          .memory_free = free_bytes};
+}
+
+StepLimits step_limits(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device) {
+  check_options(model, options);
+  Arena counter;
+  const PlacedWeights weights = place_weights(model, placement_options(model, options, device), counter);
+  return {.max_tokens = std::max(options.max_step_tokens, options.max_step_items),
+          .max_items = options.max_step_items,
+          .max_context_tokens = options.max_context_tokens,
+          .num_local_experts = local_experts(model, options),
+          .has_hopper_experts = has_hopper_experts(weights)};
+}
+
+int64_t bytes_per_page(const glint_model& model) {
+  return int64_t{2} * model.num_layers * model.num_kv_heads * kPageTokens * padded_head_dim(model.head_dim) *
+         static_cast<int64_t>(sizeof(uint16_t));
+}
+
+}
+
+Backend::Backend(const glint_model& model_sizes, const glint_engine_options& options, const ModelWeights& source)
+    : model(model_sizes),
+      device(cuda::find_device(options.kernels)),
+      limits(cuda::step_limits(model_sizes, options, device)),
+      num_pages(options.num_pages),
+      weight_memory(cuda::weight_bytes(model, cuda::placement_options(model, options, device)), "weights"),
+      weights(cuda::load(model, options, device, source, weight_memory.data())),
+      page_memory(static_cast<uint64_t>((num_pages + 1) * cuda::bytes_per_page(model)), "pages"),
+      workspace_memory(cuda::workspace_bytes(model, limits), "workspace"),
+      staging(model, limits),
+      graphs(limits.max_items) {
+  cuda::Arena arena(workspace_memory.data());
+  places = cuda::lay_out_activations(model, limits, arena);
+  GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+}
+
+Backend::~Backend() {
+  if (stream == nullptr) return;
+  cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+}
+
+cuda::PagePool Backend::pages(int64_t layer) const {
+  const int64_t head_bytes =
+      cuda::kPageTokens * cuda::padded_head_dim(model.head_dim) * static_cast<int64_t>(sizeof(uint16_t));
+  const int64_t page_bytes = model.num_kv_heads * head_bytes;
+  std::byte* keys = page_memory.data() + 2 * layer * (num_pages + 1) * page_bytes;
+  return {.keys = keys,
+          .values = keys + (num_pages + 1) * page_bytes,
+          .page_bytes = page_bytes,
+          .head_bytes = head_bytes};
+}
+
+cuda::Operand Backend::operand(int64_t width) const {
+  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  return {.rows = places.operand_rows,
+          .scales = has_codes ? places.operand_scales : nullptr,
+          .stride_bytes = cuda::operand_row_bytes(model, width)};
+}
+
+bool Backend::has_attended_codes() const {
+  const bool only_decodes = is_capturing || num_prefill_tasks == 0;
+  return only_decodes && model.num_kv_heads == 1 && cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+}
+
+void BackendDeleter::operator()(Backend* backend) const { delete backend; }
+
+BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights) {
+  return BackendOwner(new Backend(model, options, weights));
+}
+
+glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options) {
+  const DeviceFacts device = cuda::find_device(options.kernels);
+  const cuda::StepLimits limits = cuda::step_limits(model, options, device);
+  glint_engine_plan plan{};
+  plan.struct_bytes = sizeof(glint_engine_plan);
+  plan.kernels = device.kernels;
+  std::strncpy(plan.device_name, device.name.c_str(), sizeof(plan.device_name) - 1);
+  plan.memory_total = device.memory_total;
+  plan.memory_free = device.memory_free;
+  plan.weight_bytes = cuda::weight_bytes(model, cuda::placement_options(model, options, device));
+  plan.workspace_bytes = cuda::workspace_bytes(model, limits) + static_cast<uint64_t>(cuda::bytes_per_page(model));
+  plan.pinned_bytes = cuda::Staging::pinned_bytes(model, limits) + cuda::loader_pinned_bytes();
+  plan.bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(model));
+  return plan;
+}
+
+const char* backend_name() { return "cuda"; }
+
+bool backend_checks_codes() { return true; }
+
+void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
+  stats.kernels = backend.device.kernels;
+  stats.page_bytes = backend.page_memory.byte_count();
+  stats.workspace_bytes = backend.workspace_memory.byte_count();
+  stats.weight_bytes_placed = backend.weight_memory.byte_count();
+  stats.experts_read = backend.experts_read;
+  stats.steps_replayed = backend.steps_replayed;
+}
+
+namespace ops {
+
+double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
+  const cuda::DeviceMemory memory(byte_count, "the read measurement");
+  return cuda::measure_read(memory, backend.stream);
+}
+
+void read_hidden(Backend& backend, float* out) {
+  cuda::add_update(backend);
+  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.places.hidden,
+                              static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
+                              cudaMemcpyDeviceToHost));
+}
+
+void write_hidden(Backend& backend, const float* in) {
+  cuda::add_update(backend);
+  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  GLINT_CHECK_CUDA(cudaMemcpy(backend.places.hidden, in,
+                              static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
+                              cudaMemcpyHostToDevice));
+}
+
+void read_logits(Backend& backend, float* out, int64_t count) {
+  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.places.logits,
+                              static_cast<size_t>(count * backend.model.vocab_size) * sizeof(float),
+                              cudaMemcpyDeviceToHost));
+}
+
+void fill_pages(Backend& backend, std::byte value) {
+  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  GLINT_CHECK_CUDA(
+      cudaMemset(backend.page_memory.data(), std::to_integer<int>(value), backend.page_memory.byte_count()));
+}
+
+}
+
+}

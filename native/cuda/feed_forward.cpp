@@ -1,0 +1,195 @@
+#include <algorithm>
+
+#include "cuda/layers.h"
+#include "cuda/portable.h"
+#include "cuda/quantise.h"
+#include "cuda/router.h"
+
+namespace glint {
+
+namespace cuda {
+
+namespace {
+
+int64_t max_tiles(const Backend& backend) {
+  const int64_t tiles =
+      max_token_tiles(backend.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);
+  return std::min(tiles, backend.num_rows * (backend.model.experts_per_token + 1));
+}
+
+void run_feed_forward(Backend& backend, const PlacedFeedForward& weights, float* out) {
+  run_sections(backend, weights.gate_up, backend.operand(backend.model.hidden_size), backend.places.gate_up,
+               2 * weights.width);
+  const Operand gated = prepare_gated(backend, weights.width);
+  run_product(backend, weights.down, nullptr, gated, out, backend.model.hidden_size, backend.num_rows);
+}
+
+void group_tokens(Backend& backend, bool has_shared) {
+  launch_group_tokens({.grouped = backend.places.moe.grouped,
+                       .experts = backend.places.moe.experts,
+                       .weights = backend.places.moe.weights,
+                       .num_tokens = static_cast<int32_t>(backend.num_rows),
+                       .experts_per_token = backend.model.experts_per_token,
+                       .expert_first = 0,
+                       .expert_last = backend.limits.num_local_experts,
+                       .has_shared = has_shared ? 1 : 0,
+                       .num_real_tokens = backend.places.step.counts + kRowCount,
+                       .experts_touched = backend.places.moe.experts_touched},
+                      backend.stream);
+}
+
+void run_hopper_experts(Backend& backend, const PlacedExperts& experts) {
+  const ExpertActivations& moe = backend.places.moe;
+  const Operand operand = backend.operand(backend.model.hidden_size);
+  launch_expert_gate_up({.hidden = moe.hidden,
+                         .grouped = moe.grouped,
+                         .packed_weights = experts.packed_gate_up,
+                         .gate_scales = experts.gate_scales,
+                         .up_scales = experts.up_scales,
+                         .activations = operand.rows,
+                         .token_scales = operand.scales,
+                         .width = backend.model.expert_width,
+                         .k_bytes = backend.model.hidden_size,
+                         .num_tokens = backend.num_rows,
+                         .max_tiles = max_tiles(backend)},
+                        backend.stream);
+  launch_expert_down({.out = backend.places.update,
+                      .records = moe.records,
+                      .arrivals = moe.arrivals,
+                      .grouped = moe.grouped,
+                      .packed_weights = experts.packed_down,
+                      .row_scales = experts.down_scales,
+                      .hidden = moe.hidden,
+                      .width = backend.model.expert_width,
+                      .hidden_size = backend.model.hidden_size,
+                      .num_tokens = backend.num_rows},
+                     backend.stream);
+}
+
+void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& operand, const int32_t* row_tokens,
+                 float* out) {
+  const ExpertActivations& moe = backend.places.moe;
+  launch_portable_product({.out = out,
+                           .out_stride = weight.rows,
+                           .weight = portable_weight(weight),
+                           .bias = nullptr,
+                           .activations = operand.rows,
+                           .activation_stride_bytes = operand.stride_bytes,
+                           .token_scales = operand.scales,
+                           .num_tokens = backend.num_rows,
+                           .row_tokens = row_tokens,
+                           .tiles = moe.grouped.gate_up_tiles,
+                           .num_tiles = moe.grouped.num_gate_up_tiles,
+                           .max_tiles = max_tiles(backend),
+                           .tile_tokens = plan_tiles(backend.num_rows).gate_up_tokens},
+                          backend.stream);
+}
+
+Operand gate_expert_rows(Backend& backend) {
+  const ExpertActivations& moe = backend.places.moe;
+  const int64_t width = backend.model.expert_width;
+  const int64_t rows = backend.num_rows * backend.model.experts_per_token;
+  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
+  launch_swiglu({.out = has_codes ? nullptr : moe.gate,
+                 .codes = has_codes ? moe.operand.rows : nullptr,
+                 .scales = moe.operand.scales,
+                 .gate = moe.gate,
+                 .up = moe.up,
+                 .in_stride = width,
+                 .count = rows,
+                 .width = width,
+                 .row_slices = 1,
+                 .slice_stride = moe.operand.stride_bytes},
+                backend.stream);
+  if (has_codes) return moe.operand;
+  launch_to_bf16({.out = moe.operand.rows,
+                  .in = moe.gate,
+                  .in_stride = width,
+                  .count = rows,
+                  .width = width,
+                  .out_stride_bytes = moe.operand.stride_bytes},
+                 backend.stream);
+  return {.rows = moe.operand.rows, .scales = nullptr, .stride_bytes = moe.operand.stride_bytes};
+}
+
+void combine_rows(Backend& backend) {
+  const ExpertActivations& moe = backend.places.moe;
+  launch_place_rows({.token_rows = moe.token_rows,
+                     .row_tokens = moe.grouped.row_tokens,
+                     .tiles = moe.grouped.gate_up_tiles,
+                     .num_tiles = moe.grouped.num_gate_up_tiles,
+                     .max_tiles = max_tiles(backend),
+                     .experts = moe.experts,
+                     .experts_per_token = backend.model.experts_per_token,
+                     .expert_first = 0,
+                     .expert_last = backend.limits.num_local_experts},
+                    backend.stream);
+  launch_combine_rows({.out = backend.places.update,
+                       .routed = moe.routed,
+                       .row_weights = moe.grouped.row_weights,
+                       .token_rows = moe.token_rows,
+                       .experts = moe.experts,
+                       .shared = moe.shared,
+                       .num_tokens = backend.num_rows,
+                       .hidden_size = backend.model.hidden_size,
+                       .experts_per_token = backend.model.experts_per_token,
+                       .expert_first = 0,
+                       .expert_last = backend.limits.num_local_experts,
+                       .has_shared = 0},
+                      backend.stream);
+}
+
+void run_portable_experts(Backend& backend, const PlacedLayer& layer) {
+  const ExpertActivations& moe = backend.places.moe;
+  const Operand operand = backend.operand(backend.model.hidden_size);
+  run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
+  run_grouped(backend, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
+  run_feed_forward(backend, layer.shared, moe.shared);
+  run_grouped(backend, layer.experts.down, gate_expert_rows(backend), nullptr, moe.routed);
+  combine_rows(backend);
+}
+
+}
+
+}
+
+namespace ops {
+
+void dense_feed_forward(Backend& backend, int64_t layer) {
+  cuda::run_feed_forward(backend, backend.layer(layer).dense, backend.places.update);
+  backend.has_update = true;
+}
+
+void route(Backend& backend, int64_t layer) {
+  const glint_model& model = backend.model;
+  cuda::launch_router({.experts = backend.places.moe.experts,
+                       .weights = backend.places.moe.weights,
+                       .pieces = backend.places.moe.router_pieces,
+                       .in = backend.places.normed,
+                       .weight = backend.layer(layer).router,
+                       .bias = backend.layer(layer).router_bias,
+                       .count = backend.num_rows,
+                       .width = model.hidden_size,
+                       .num_experts = model.num_experts,
+                       .num_groups = model.num_groups,
+                       .groups_per_token = model.groups_per_token,
+                       .experts_per_token = model.experts_per_token,
+                       .routed_scaling = model.routed_scaling,
+                       .normalises = model.normalise_weights != 0},
+                      backend.stream);
+}
+
+void expert_feed_forward(Backend& backend, int64_t layer) {
+  const cuda::PlacedLayer& weights = backend.layer(layer);
+  cuda::group_tokens(backend, weights.experts.is_hopper);
+  if (weights.experts.is_hopper) {
+    cuda::run_hopper_experts(backend, weights.experts);
+  } else {
+    cuda::run_portable_experts(backend, weights);
+  }
+  backend.has_update = true;
+}
+
+}
+
+}

@@ -1,0 +1,40 @@
+#include "cuda/graphs.h"
+
+#include <algorithm>
+
+#include "cuda/check.h"
+
+namespace glint::cuda {
+
+std::vector<int64_t> captured_sizes(int64_t max_items) {
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size < max_items; size += size < 4 ? size : size < 16 ? 4 : size < 128 ? 8 : 32) {
+    sizes.push_back(size);
+  }
+  sizes.push_back(max_items);
+  return sizes;
+}
+
+Graphs::~Graphs() {
+  for (const cudaGraphExec_t graph : captured_) cudaGraphExecDestroy(graph);
+}
+
+void Graphs::add(cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t captured = nullptr;
+  GLINT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  const cudaError_t error = cudaGraphInstantiate(&captured, graph, 0);
+  cudaGraphDestroy(graph);
+  check(error, "cudaGraphInstantiate");
+  captured_.push_back(captured);
+  GLINT_CHECK_CUDA(cudaGraphUpload(captured, stream));
+}
+
+int64_t Graphs::padded_size(int64_t count) const { return *std::ranges::lower_bound(sizes_, count); }
+
+void Graphs::launch(int64_t count, cudaStream_t stream) const {
+  const auto place = std::ranges::lower_bound(sizes_, count) - sizes_.begin();
+  GLINT_CHECK_CUDA(cudaGraphLaunch(captured_[static_cast<size_t>(place)], stream));
+}
+
+}

@@ -1,0 +1,338 @@
+#include "cuda/layers.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/portable.h"
+#include "cuda/quantise.h"
+#include "cuda/rows.h"
+
+namespace glint {
+
+namespace cuda {
+
+namespace {
+
+constexpr int64_t kMostRowsToPrefetchFor = 256;
+constexpr int64_t kFewestRowsThatMeetMostExperts = 32;
+constexpr int64_t kExpertBytesToPrefetch = int64_t{24} << 20U;
+
+bool prefetches(const Backend& backend) {
+  static const bool is_on = std::getenv("GLINT_NO_PREFETCH") == nullptr;
+  return is_on && backend.num_rows <= kMostRowsToPrefetchFor;
+}
+
+PrefetchRange whole(const PlacedWeight& weight) { return {weight.packed, weight.matrix_bytes}; }
+
+void prefetch_behind_attention(const Backend& backend, const PlacedLayer& layer, NormCall& call) {
+  if (!prefetches(backend)) return;
+  call.prefetch[0] = whole(layer.output);
+  if (layer.router == nullptr) return;
+  call.prefetch[1] = {reinterpret_cast<const uint8_t*>(layer.router),
+                      int64_t{2} * backend.model.num_experts * backend.model.hidden_size / 16 * 16};
+  if (layer.experts.is_hopper && backend.num_rows >= kFewestRowsThatMeetMostExperts) {
+    const int64_t bytes = (layer.experts.num_experts + 1) *
+                          packed_gate_up_bytes(backend.model.expert_width, backend.model.hidden_size);
+    call.prefetch[2] = {layer.experts.packed_gate_up, std::min(bytes, kExpertBytesToPrefetch)};
+  }
+}
+
+void prefetch_next_layer(const Backend& backend, int64_t layer, NormCall& call) {
+  if (!prefetches(backend) || backend.num_rows >= kFewestRowsThatMeetMostExperts) return;
+  if (layer + 1 < backend.model.num_layers) {
+    call.prefetch[0] = whole(backend.layer(layer + 1).query_key_value.front().weight);
+  }
+}
+
+NormCall norm_call(const Backend& backend, const float* weight, bool keeps_normed) {
+  const glint_model& model = backend.model;
+  const Activations& places = backend.places;
+  const Operand operand = backend.operand(model.hidden_size);
+  const bool has_codes = weight_element(model) == ProductElement::kE4m3;
+  return {.hidden = places.hidden,
+          .normed = keeps_normed || !has_codes ? places.normed : nullptr,
+          .codes = has_codes ? operand.rows : nullptr,
+          .scales = operand.scales,
+          .code_stride = operand.stride_bytes,
+          .parts = backend.has_update ? places.update : nullptr,
+          .part_stride = 0,
+          .num_parts = backend.has_update ? 1 : 0,
+          .weight = weight,
+          .count = backend.num_rows,
+          .width = model.hidden_size,
+          .epsilon = static_cast<float>(model.norm_epsilon)};
+}
+
+void run_norm(Backend& backend, const NormCall& call) {
+  launch_norm(call, backend.stream);
+  backend.has_update = false;
+  if (call.codes == nullptr) prepare_rows(backend, backend.places.normed, backend.model.hidden_size);
+}
+
+void finish_logits(Backend& backend, const float* normed, int64_t count) {
+  const int64_t hidden = backend.model.hidden_size;
+  const Operand operand = {.rows = backend.places.logit_operand,
+                           .scales = nullptr,
+                           .stride_bytes = portable_row_bytes(hidden, ProductElement::kBf16)};
+  launch_to_bf16({.out = operand.rows,
+                  .in = normed,
+                  .in_stride = hidden,
+                  .count = count,
+                  .width = hidden,
+                  .out_stride_bytes = operand.stride_bytes},
+                 backend.stream);
+  run_product(backend, backend.weights.lm_head, nullptr, operand, backend.places.logits, backend.model.vocab_size,
+              count);
+}
+
+void norm_for_logits(Backend& backend, float* hidden, const float* update, int64_t count) {
+  launch_norm({.hidden = hidden,
+               .normed = backend.places.logit_normed,
+               .codes = nullptr,
+               .scales = nullptr,
+               .code_stride = 0,
+               .parts = update,
+               .part_stride = 0,
+               .num_parts = update == nullptr ? 0 : 1,
+               .weight = backend.weights.final_norm,
+               .count = count,
+               .width = backend.model.hidden_size,
+               .epsilon = static_cast<float>(backend.model.norm_epsilon)},
+              backend.stream);
+}
+
+}
+
+PortableWeight portable_weight(const PlacedWeight& weight) {
+  return {.packed = weight.packed,
+          .scales = weight.scales,
+          .rows = weight.rows,
+          .cols = weight.cols,
+          .element = weight.element,
+          .scale_kind = weight.scale_kind,
+          .scale_stride = weight.scale_stride,
+          .matrix_bytes = weight.matrix_bytes,
+          .matrix_scales = weight.matrix_scales};
+}
+
+void run_product(Backend& backend, const PlacedWeight& weight, const float* bias, const Operand& operand, float* out,
+                 int64_t out_stride, int64_t count) {
+  if (weight.is_hopper) {
+    launch_dense_product({.out = out,
+                          .out_stride = out_stride,
+                          .packed_weights = weight.packed,
+                          .row_scales = weight.scales,
+                          .bias = bias,
+                          .activations = operand.rows,
+                          .token_scales = operand.scales,
+                          .rows = weight.rows,
+                          .k_bytes = operand.stride_bytes,
+                          .num_tokens = count,
+                          .element = weight.element},
+                         backend.stream);
+    return;
+  }
+  launch_portable_product({.out = out,
+                           .out_stride = out_stride,
+                           .weight = portable_weight(weight),
+                           .bias = bias,
+                           .activations = operand.rows,
+                           .activation_stride_bytes = operand.stride_bytes,
+                           .token_scales = operand.scales,
+                           .num_tokens = count,
+                           .row_tokens = nullptr,
+                           .tiles = nullptr,
+                           .num_tiles = nullptr,
+                           .max_tiles = 0,
+                           .tile_tokens = 0},
+                          backend.stream);
+}
+
+void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, const Operand& operand, float* out,
+                  int64_t out_stride) {
+  for (const PlacedSection& section : sections) {
+    run_product(backend, section.weight, section.bias, operand, out + section.out_first, out_stride, backend.num_rows);
+  }
+}
+
+Operand prepare_rows(Backend& backend, const float* rows, int64_t width) {
+  const Operand operand = backend.operand(width);
+  if (weight_element(backend.model) == ProductElement::kE4m3) {
+    launch_quantise({.codes = operand.rows,
+                     .scales = operand.scales,
+                     .in = rows,
+                     .in_stride = width,
+                     .count = backend.num_rows,
+                     .width = width,
+                     .row_slices = 1,
+                     .slice_stride = operand.stride_bytes},
+                    backend.stream);
+  } else {
+    launch_to_bf16({.out = operand.rows,
+                    .in = rows,
+                    .in_stride = width,
+                    .count = backend.num_rows,
+                    .width = width,
+                    .out_stride_bytes = operand.stride_bytes},
+                   backend.stream);
+  }
+  return operand;
+}
+
+Operand prepare_gated(Backend& backend, int64_t width) {
+  const Operand operand = backend.operand(width);
+  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
+  launch_swiglu({.out = has_codes ? nullptr : backend.places.gated,
+                 .codes = has_codes ? operand.rows : nullptr,
+                 .scales = operand.scales,
+                 .gate = backend.places.gate_up,
+                 .up = backend.places.gate_up + width,
+                 .in_stride = 2 * width,
+                 .count = backend.num_rows,
+                 .width = width,
+                 .row_slices = 1,
+                 .slice_stride = operand.stride_bytes},
+                backend.stream);
+  return has_codes ? operand : prepare_rows(backend, backend.places.gated, width);
+}
+
+void add_update(Backend& backend) {
+  if (!backend.has_update) return;
+  launch_add_rows(backend.places.hidden, backend.places.update, backend.num_rows * backend.model.hidden_size,
+                  backend.stream);
+  backend.has_update = false;
+}
+
+void compute_all_logits(Backend& backend) {
+  norm_for_logits(backend, backend.places.hidden, backend.has_update ? backend.places.update : nullptr,
+                  backend.num_rows);
+  backend.has_update = false;
+  finish_logits(backend, backend.places.logit_normed, backend.num_rows);
+}
+
+void compute_row_logits(Backend& backend, int64_t count) {
+  launch_gather_rows({.out = backend.places.logit_hidden,
+                      .in = backend.places.hidden,
+                      .rows = backend.places.step.logit_rows,
+                      .count = count,
+                      .width = backend.model.hidden_size,
+                      .update = backend.has_update ? backend.places.update : nullptr},
+                     backend.stream);
+  norm_for_logits(backend, backend.places.logit_hidden, nullptr, count);
+  finish_logits(backend, backend.places.logit_normed, count);
+}
+
+}
+
+namespace ops {
+
+void embed(Backend& backend) {
+  const cuda::StepPlaces& step = backend.places.step;
+  cuda::launch_embed({.hidden = backend.places.hidden,
+                      .table = backend.weights.embedding,
+                      .tokens = step.tokens,
+                      .count = backend.num_rows,
+                      .width = backend.model.hidden_size,
+                      .sampled = backend.places.sampling.results[0],
+                      .vocab_size = backend.model.vocab_size},
+                     backend.stream);
+  cuda::launch_rotary_table({.cosines = backend.places.cosines,
+                             .sines = backend.places.sines,
+                             .positions = step.positions,
+                             .count = backend.num_rows,
+                             .rotary_dim = backend.model.rotary_dim,
+                             .theta = backend.model.rope_theta},
+                            backend.stream);
+}
+
+void norm_before_attention(Backend& backend, int64_t layer) {
+  cuda::NormCall call = cuda::norm_call(backend, backend.layer(layer).input_norm, false);
+  cuda::prefetch_behind_attention(backend, backend.layer(layer), call);
+  cuda::run_norm(backend, call);
+}
+
+void project_query_key_value(Backend& backend, int64_t layer) {
+  const int64_t width = (int64_t{backend.model.num_heads} + 2 * backend.model.num_kv_heads) * backend.model.head_dim;
+  cuda::run_sections(backend, backend.layer(layer).query_key_value, backend.operand(backend.model.hidden_size),
+                     backend.places.query_key_value, width);
+}
+
+void rotate_and_store(Backend& backend, int64_t layer) {
+  const glint_model& model = backend.model;
+  const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
+  const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
+  const int64_t stride = query_width + 2 * kv_width;
+  const float* query = backend.places.query_key_value;
+  cuda::launch_rotate_and_store({.query_out = backend.places.query,
+                                 .pages = backend.pages(layer),
+                                 .query = query,
+                                 .key = query + query_width,
+                                 .value = query + query_width + kv_width,
+                                 .query_stride = stride,
+                                 .key_stride = stride,
+                                 .query_norm = backend.layer(layer).query_norm,
+                                 .key_norm = backend.layer(layer).key_norm,
+                                 .cosines = backend.places.cosines,
+                                 .sines = backend.places.sines,
+                                 .slots = backend.places.step.slots,
+                                 .count = backend.num_rows,
+                                 .num_heads = model.num_heads,
+                                 .num_kv_heads = model.num_kv_heads,
+                                 .head_dim = model.head_dim,
+                                 .rotary_dim = model.rotary_dim,
+                                 .epsilon = static_cast<float>(model.norm_epsilon)},
+                                backend.stream);
+}
+
+void attend(Backend& backend, int64_t layer) {
+  const cuda::StepPlaces& step = backend.places.step;
+  const cuda::Operand operand = backend.operand(int64_t{backend.model.num_heads} * backend.model.head_dim);
+  const bool gives_codes = backend.has_attended_codes();
+  const cuda::AttendCall call = {.out = gives_codes ? nullptr : backend.places.attended,
+                                 .query = backend.places.query,
+                                 .pages = backend.pages(layer),
+                                 .page_table = step.page_table,
+                                 .num_heads = backend.model.num_heads,
+                                 .num_kv_heads = backend.model.num_kv_heads,
+                                 .head_dim = backend.model.head_dim};
+  if (backend.is_capturing || backend.num_decode_tasks > 0) {
+    cuda::launch_attention_decode({.attend = call,
+                                   .tasks = step.decode_tasks,
+                                   .num_tasks = step.counts + cuda::kDecodeCount,
+                                   .max_tasks = static_cast<int32_t>(backend.limits.max_decode_tasks()),
+                                   .partials = backend.places.partials,
+                                   .arrivals = backend.places.arrivals,
+                                   .only_last_is_new = true,
+                                   .codes = gives_codes ? operand.rows : nullptr,
+                                   .scales = gives_codes ? operand.scales : nullptr,
+                                   .code_stride = operand.stride_bytes},
+                                  backend.stream);
+  }
+  if (!backend.is_capturing && backend.num_prefill_tasks > 0) {
+    cuda::launch_attention_prefill({.attend = call,
+                                    .tasks = step.prefill_tasks,
+                                    .num_tasks = step.counts + cuda::kPrefillCount},
+                                   backend.stream);
+  }
+}
+
+void project_attended(Backend& backend, int64_t layer) {
+  const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
+  const cuda::Operand operand = backend.has_attended_codes()
+                                    ? backend.operand(width)
+                                    : cuda::prepare_rows(backend, backend.places.attended, width);
+  cuda::run_product(backend, backend.layer(layer).output, nullptr, operand, backend.places.update,
+                    backend.model.hidden_size, backend.num_rows);
+  backend.has_update = true;
+}
+
+void norm_before_feed_forward(Backend& backend, int64_t layer) {
+  cuda::NormCall call =
+      cuda::norm_call(backend, backend.layer(layer).post_attention_norm, layer >= backend.model.num_dense_layers);
+  cuda::prefetch_next_layer(backend, layer, call);
+  cuda::run_norm(backend, call);
+}
+
+}
+
+}

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "cuda/backend.h"
+#include "cuda/portable.h"
+
+namespace glint::cuda {
+
+PortableWeight portable_weight(const PlacedWeight& weight);
+void run_product(Backend& backend, const PlacedWeight& weight, const float* bias, const Operand& operand, float* out,
+                 int64_t out_stride, int64_t count);
+void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, const Operand& operand, float* out,
+                  int64_t out_stride);
+Operand prepare_rows(Backend& backend, const float* rows, int64_t width);
+Operand prepare_gated(Backend& backend, int64_t width);
+void add_update(Backend& backend);
+void compute_all_logits(Backend& backend);
+void compute_row_logits(Backend& backend, int64_t count);
+
+}

@@ -1,0 +1,165 @@
+#include <algorithm>
+#include <functional>
+
+#include "cuda/backend.h"
+#include "cuda/check.h"
+#include "cuda/layers.h"
+
+namespace glint {
+
+namespace {
+
+using cuda::DecodeTask;
+using cuda::PrefillTask;
+using cuda::StepPlaces;
+
+template <typename T>
+void upload(Backend& backend, T* target, const T* source, int64_t count) {
+  if (count == 0) return;
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(target, source, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice,
+                                   backend.stream));
+}
+
+struct StepWriter {
+  Backend& backend;
+  const StepPlaces& places;
+  int64_t num_pages = 0;
+
+  void add_rows(const StepBatch& batch) {
+    std::ranges::copy(batch.tokens, places.tokens);
+    std::ranges::copy(batch.positions, places.positions);
+    for (const BatchRequest& request : batch.requests) {
+      for (int32_t row = 0; row < request.row_count; ++row) {
+        const int32_t position = request.first_position + row;
+        places.slots[request.row_first + row] =
+            request.pages[position / cuda::kPageTokens] * cuda::kPageTokens + position % cuda::kPageTokens;
+      }
+    }
+  }
+
+  void pad_rows(int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      places.tokens[row] = 0;
+      places.positions[row] = 0;
+      places.slots[row] = static_cast<int32_t>(backend.num_pages * cuda::kPageTokens);
+    }
+  }
+
+  void add_decode_tasks(const BatchRequest& request) {
+    const int32_t num_positions = request.first_position + 1;
+    const int32_t num_splits = (num_positions + cuda::kSplitTokens - 1) / cuda::kSplitTokens;
+    const auto partial_first = static_cast<int32_t>(backend.num_decode_tasks);
+    const int32_t num_request_pages = (num_positions + cuda::kPageTokens - 1) / cuda::kPageTokens;
+    for (int32_t split = 0; split < num_splits; ++split) {
+      DecodeTask& task = places.decode_tasks[backend.num_decode_tasks++];
+      task.row = request.row_first;
+      task.num_positions = num_positions;
+      task.split = split;
+      task.num_splits = num_splits;
+      task.partial_first = partial_first;
+      const int32_t page_first = split * cuda::kSplitPages;
+      std::copy_n(request.pages + page_first, std::min(cuda::kSplitPages, num_request_pages - page_first), task.pages);
+    }
+  }
+
+  void add_prefill_tasks(const BatchRequest& request) {
+    const int32_t group_heads = backend.model.num_heads / backend.model.num_kv_heads;
+    const int32_t last_position = request.first_position + request.row_count;
+    const int32_t page_count = (last_position + cuda::kPageTokens - 1) / cuda::kPageTokens;
+    std::copy_n(request.pages, page_count, places.page_table + num_pages);
+    for (int32_t query = 0; query < request.row_count * group_heads; query += cuda::kPrefillTileQueries) {
+      places.prefill_tasks[backend.num_prefill_tasks++] = {.row_first = request.row_first,
+                                                           .row_count = request.row_count,
+                                                           .first_position = request.first_position,
+                                                           .page_first = static_cast<int32_t>(num_pages),
+                                                           .query_first = query};
+    }
+    num_pages += page_count;
+  }
+
+  void sort_prefill_tasks() {
+    const int32_t group_heads = backend.model.num_heads / backend.model.num_kv_heads;
+    const auto last_position = [group_heads](const PrefillTask& task) {
+      return task.first_position + task.query_first / group_heads;
+    };
+    std::ranges::stable_sort(std::span(places.prefill_tasks, static_cast<size_t>(backend.num_prefill_tasks)),
+                             std::ranges::greater(), last_position);
+  }
+};
+
+bool samples_every_row(const StepBatch& batch) {
+  return batch.requests.size() == batch.tokens.size() && batch.logit_rows.size() == batch.tokens.size();
+}
+
+}
+
+namespace ops {
+
+bool keeps_sampled_tokens(const Backend&) { return true; }
+
+void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
+  const StepPlaces& host = backend.staging.steps[slot];
+  const StepPlaces& device = backend.places.step;
+  StepWriter writer{backend, host};
+  backend.slot = slot;
+  backend.num_rows = static_cast<int64_t>(batch.tokens.size());
+  backend.num_decode_tasks = 0;
+  backend.num_prefill_tasks = 0;
+  backend.has_update = false;
+  backend.has_logits = false;
+  backend.samples_all_rows = samples_every_row(batch);
+  const int64_t padded_rows =
+      backend.samples_all_rows ? backend.graphs.padded_size(backend.num_rows) : backend.num_rows;
+  writer.add_rows(batch);
+  writer.pad_rows(backend.num_rows, padded_rows);
+  for (const BatchRequest& request : batch.requests) {
+    if (request.row_count == 1) {
+      writer.add_decode_tasks(request);
+    } else {
+      writer.add_prefill_tasks(request);
+    }
+  }
+  writer.sort_prefill_tasks();
+  host.counts[cuda::kRowCount] = static_cast<int32_t>(backend.num_rows);
+  host.counts[cuda::kDecodeCount] = static_cast<int32_t>(backend.num_decode_tasks);
+  host.counts[cuda::kPrefillCount] = static_cast<int32_t>(backend.num_prefill_tasks);
+  upload(backend, device.counts, host.counts, host.slots + padded_rows - host.counts);
+  upload(backend, device.decode_tasks, host.decode_tasks, backend.num_decode_tasks);
+  upload(backend, device.prefill_tasks, host.prefill_tasks, backend.num_prefill_tasks);
+  upload(backend, device.page_table, host.page_table, writer.num_pages);
+}
+
+bool replay_step(Backend& backend) {
+  if (!backend.samples_all_rows || !backend.graphs.is_complete()) return false;
+  backend.graphs.launch(backend.num_rows, backend.stream);
+  backend.has_logits = true;
+  ++backend.steps_replayed;
+  return true;
+}
+
+bool begin_capture(Backend& backend) {
+  if (backend.graphs.is_complete()) return false;
+  backend.is_capturing = true;
+  backend.num_rows = backend.graphs.next_size();
+  backend.has_update = false;
+  GLINT_CHECK_CUDA(cudaStreamBeginCapture(backend.stream, cudaStreamCaptureModeThreadLocal));
+  return true;
+}
+
+void end_capture(Backend& backend) {
+  cuda::compute_all_logits(backend);
+  backend.graphs.add(backend.stream);
+  backend.is_capturing = false;
+}
+
+void compute_logits(Backend& backend, std::span<const int32_t> rows) {
+  if (backend.has_logits) return;
+  const StepPlaces& host = backend.staging.steps[backend.slot];
+  std::ranges::copy(rows, host.logit_rows);
+  upload(backend, backend.places.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
+  cuda::compute_row_logits(backend, static_cast<int64_t>(rows.size()));
+}
+
+}
+
+}

@@ -1,0 +1,159 @@
+"""One rank of GLM-4.7 in numbers: shapes, bytes, operations and projections against figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from glint.bench.rank import percentile
+from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, describe_projection, project, show
+from glint.bench.rank_shapes import (
+    GLM_47,
+    expected_experts,
+    find_model,
+    prefill_operations,
+    project_load,
+    projected_decode_ms,
+    projected_prefill_ms,
+    shape_rank,
+    step_bytes,
+    swiglu_bytes,
+)
+from glint.checkpoint.config import read_config
+from glint.errors import RequestError
+from tests.pure.checkpoint_files import small_folder
+
+CEILING = 4.55e12
+TP = shape_rank(GLM_47, 8, "tp")
+EP = shape_rank(GLM_47, 8, "ep")
+
+
+def report(*decodes: DecodeRow, prefills: tuple[PrefillRow, ...] = ()) -> RankReport:
+    """A report with these rows, of a rank whose experts are sliced."""
+    return RankReport("glm-4.7", TP, "cuda", "hopper", 44_000_000_000, CEILING, decodes, prefills, 10.0, 300.0)
+
+
+def decode_row(batch: int, context: int, ms: float) -> DecodeRow:
+    """A row in which every step took the same time and read the expected experts."""
+    return DecodeRow(batch, context, context, ms, ms, ms, expected_experts(TP, batch), 60, 1.0)
+
+
+def test_a_rank_of_eight_has_the_widths_of_the_design() -> None:
+    model = TP.model
+    assert (model.num_heads, model.num_kv_heads, model.vocab_size) == (12, 1, 18944)
+    assert (model.dense_width, model.expert_width, model.shared_width) == (1536, 192, 192)
+    assert (model.num_experts, TP.local_experts, TP.num_moe_layers) == (160, 160, 89)
+    assert (EP.model.expert_width, EP.model.shared_width, EP.local_experts) == (1536, 1536, 20)
+    assert len(TP.differences) == 1
+    assert "whole width 1536 on this rank instead of 192" in EP.differences[1]
+    assert shape_rank(GLM_47, 1, "tp").model == GLM_47
+
+
+@pytest.mark.parametrize(("tp", "layout", "named"), [(7, "tp", "num_attention_heads"), (12, "tp", "key/value heads")])
+def test_a_cut_that_does_not_divide_is_refused(tp: int, layout: str, named: str) -> None:
+    with pytest.raises(RequestError, match=named):
+        shape_rank(GLM_47, tp, layout)
+
+
+def test_models_are_found_by_name_and_by_folder(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path)
+    assert find_model("glm-4.7") is GLM_47
+    assert find_model(str(folder)) == read_config(folder)
+
+
+@pytest.mark.parametrize(("batch", "experts"), [(1, 8.0), (8, 53.85), (64, 153.996), (256, 159.9997)])
+def test_experts_that_uniform_routing_needs(batch: int, experts: float) -> None:
+    assert expected_experts(TP, batch) == pytest.approx(experts, rel=1e-4)
+    assert expected_experts(EP, batch) == pytest.approx(experts / 8, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "lowest", "highest"), [(1, 23.5, 24.0), (8, 151, 161), (32, 375, 386), (64, 453, 458), (256, 472, 476)]
+)
+def test_bytes_of_routed_experts_are_those_of_the_design(batch: int, lowest: float, highest: float) -> None:
+    for shape in (TP, EP):
+        touched = expected_experts(shape, batch) * swiglu_bytes(shape.model, shape.model.expert_width)
+        assert lowest <= touched / 1e6 <= highest
+
+
+@pytest.mark.parametrize(("batch", "context", "floor_ms"), [(64, 512, 9.7), (1, 512, 0.96), (64, 4096, 12.1)])
+def test_floors_of_a_decode_step_are_those_of_the_design(batch: int, context: int, floor_ms: float) -> None:
+    touched = sum(step_bytes(TP, batch, context, expected_experts(TP, batch)).values())
+    assert touched / CEILING * 1e3 == pytest.approx(floor_ms, rel=0.01)
+
+
+def test_the_parts_of_a_step() -> None:
+    parts = step_bytes(TP, 64, 512, 154.0)
+    qkv = 1792 * 5120 + 4 * 1792 + 4 * 1792
+    output = 5120 * 1536 + 4 * 5120
+    assert parts["attention"] == 92 * (qkv + output)
+    assert parts["dense layers"] == 3 * (3 * 1536 * 5120 + 4 * (2 * 1536 + 5120))
+    assert parts["shared experts"] == 89 * (3 * 192 * 5120 + 4 * (2 * 192 + 5120))
+    assert parts["routed experts"] == 154 * parts["shared experts"]
+    assert parts["router"] == 89 * 160 * (2 * 5120 + 4)
+    assert parts["lm_head"] == 18944 * 5120 * 2
+    assert parts["keys and values"] == 64 * 512 * 2 * 92 * 128 * 2
+    assert parts["norms"] == 4 * (185 * 5120 + 2 * 92 * 128)
+
+
+def test_operations_of_a_prefill() -> None:
+    per_token = 92 * 5120 * (1792 + 1536) + 3 * 3 * 5120 * 1536 + 89 * (3 * 5120 * 192 * 9 + 5120 * 160)
+    attention = 4 * 1536 * 92
+    head = 2 * 18944 * 5120
+    assert prefill_operations(TP, 1, 0) == 2 * per_token + attention + head
+    assert prefill_operations(TP, 4096, 0) == 2 * 4096 * per_token + attention * 4096 * 4097 // 2 + head
+    more = prefill_operations(TP, 4096, 28672) - prefill_operations(TP, 4096, 0)
+    assert more == attention * 4096 * 28672
+    assert prefill_operations(EP, 4096, 0) > prefill_operations(TP, 4096, 0)
+
+
+def test_projections_add_the_exchanges() -> None:
+    assert projected_decode_ms(TP, 11.0, 10.0) == pytest.approx(11.0 + 184 * 0.010)
+    assert projected_decode_ms(shape_rank(GLM_47, 1, "tp"), 11.0, 10.0) == 11.0
+    row_bytes = 4096 * 5120 * 4
+    assert projected_prefill_ms(TP, 50.0, 4096, 300.0) == pytest.approx(50.0 + 184 * 2 * row_bytes / 300e9 * 1e3)
+    assert projected_prefill_ms(shape_rank(GLM_47, 1, "tp"), 50.0, 4096, 300.0) == 50.0
+
+
+def test_the_projected_load() -> None:
+    found = project_load(64, 256, 256, decode_ms=13.0, prefill_ms=150.0, prefill_tokens=4096)
+    assert found.prefill_seconds == pytest.approx(4 * 0.150)
+    assert found.decode_seconds == pytest.approx(255 * 0.013)
+    assert found.tokens_per_second == pytest.approx(64 * 256 / (0.6 + 3.315))
+    assert project_load(3, 100, 1, 13.0, 150.0, 128).prefill_seconds == pytest.approx(3 * 0.150)
+
+
+def test_the_load_is_projected_from_the_rows_that_hold_it() -> None:
+    decodes = (decode_row(64, 4096, 16.0), decode_row(64, 512, 11.0), decode_row(8, 512, 5.0))
+    prefills = (PrefillRow(1024, 0, 20.0), PrefillRow(4096, 0, 50.0), PrefillRow(4096, 28672, 300.0))
+    whole = report(*decodes, prefills=prefills)
+    found = project(whole, 64, 256, 256)
+    assert found is not None
+    assert found.decode_seconds == pytest.approx(255 * (11.0 + 1.84) * 1e-3)
+    assert found.prefill_seconds == pytest.approx(4 * whole.prefill_ms(prefills[1]) * 1e-3)
+    assert project(whole, 64, 512, 256) is not None and project(whole, 64, 4096, 256) is None
+    assert project(whole, 32, 256, 256) is None
+    assert project(report(*decodes), 64, 256, 256) is None
+    assert "projected load: none" in describe_projection(whole, None)
+
+
+def test_the_report_names_what_is_projected(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = report(decode_row(64, 512, 11.0), prefills=(PrefillRow(4096, 0, 50.0),))
+    projection = project(whole, 64, 256, 256)
+    show(whole, projection)
+    printed = capsys.readouterr().out
+    assert "for 8 such GPUs, not measured" in printed and "projected load on 8 such GPUs" in printed
+    (line,) = (line for line in printed.splitlines() if "64 at 512" in line)
+    cells = line.split("  ")
+    assert "11.00" in line and f"{64 / 0.011:,.0f}" in line and f"{64 / 0.01284:,.0f}" in line and "89%" in line, cells
+    document = json.loads(json.dumps(as_json(whole, projection)))
+    assert document["decode"][0]["share_of_ceiling"] == pytest.approx(9.784 / 11.0, rel=1e-3)
+    assert document["projected"]["load"]["output_tokens_per_second"] == projection.tokens_per_second
+    assert document["prefill"][0]["tflops_per_second"] == pytest.approx(38.11 / 0.050, rel=1e-3)
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    ordered = [float(value) for value in range(1, 11)]
+    assert (percentile(ordered, 0.1), percentile(ordered, 0.9), percentile([3.0], 0.9)) == (2.0, 10.0, 3.0)
