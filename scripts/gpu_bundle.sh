@@ -4,6 +4,7 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 usage: scripts/gpu_bundle.sh [--out DIR] [--python VERSION] [--glibc VERSION] [--model DIR] [--without NAMES]
+                             [--with NAMES]
 
 Gathers what a GPU machine (Linux, x86-64) without access to packages needs to run glint:
 
@@ -19,6 +20,7 @@ There, install with: pip install --no-index --find-links DIR/wheels DIR/wheels/*
   --model DIR        model folder to pack (default: the sample model, made if it is not there)
   --without NAMES    requirements which that machine already has, between commas
                      (default: numpy,transformers)
+  --with NAMES       further packages, between commas (default: openai, the client that gpu_check.sh serve uses)
 TEXT
 }
 
@@ -33,6 +35,7 @@ version=3.12
 glibc=2.31
 model=""
 without="numpy,transformers"
+further="openai"
 part_mib=56
 while (($# > 0)); do
   case "$1" in
@@ -41,6 +44,7 @@ while (($# > 0)); do
     --glibc) glibc="${2:?--glibc needs a version, such as 2.31}"; shift 2 ;;
     --model) model="${2:?--model needs a folder}"; shift 2 ;;
     --without) without="${2?--without needs names}"; shift 2 ;;
+    --with) further="${2?--with needs names}"; shift 2 ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; fail "unknown flag '$1'" ;;
   esac
@@ -77,6 +81,8 @@ PY
 rm -rf "$out/wheels" "$out/model" "$out/join.sh"
 mkdir -p "$out/wheels" "$out/model"
 mapfile -t wanted <<<"$requirements"
+IFS=, read -ra more <<<"$further"
+wanted+=("${more[@]}")
 platforms=(--platform any --platform manylinux2014_x86_64)
 for ((minor = 17; minor <= ${glibc#2.}; ++minor)); do
   platforms+=(--platform "manylinux_2_${minor}_x86_64")

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 
 #include "base/fp8.h"
 #include "cpu/kernels.h"
@@ -58,19 +59,21 @@ double stored_value(const std::byte* data, int64_t index, int32_t dtype) {
 }
 
 struct SplitSum {
-  float highest;
+  double exponent;
   double weight_sum;
 };
 
 SplitSum weigh_split(float* scores, int64_t count, bool rounds_weights) {
-  const float highest = *std::max_element(scores, scores + count);
+  const auto highest = static_cast<double>(*std::max_element(scores, scores + count));
+  const double exponent = std::ceil(highest * std::numbers::log2e);
   double weight_sum = 0;
   for (int64_t index = 0; index < count; ++index) {
-    const auto weight = static_cast<float>(std::exp(static_cast<double>(scores[index]) - static_cast<double>(highest)));
+    const auto weight =
+        static_cast<float>(std::exp(static_cast<double>(scores[index]) - exponent * std::numbers::ln2));
     weight_sum += static_cast<double>(weight);
     scores[index] = rounds_weights ? round_to_bf16(weight) : weight;
   }
-  return {highest, weight_sum};
+  return {exponent, weight_sum};
 }
 
 struct QueryRow {
@@ -85,7 +88,7 @@ void attend_query(const AttentionTile& tile, const QueryRow& row, float* scores,
     return base + tile.pages[position / tile.page_tokens] * tile.page_bytes;
   };
   std::fill(sums, sums + tile.head_dim, 0.0);
-  SplitSum total{-std::numeric_limits<float>::infinity(), 0.0};
+  SplitSum total{-std::numeric_limits<double>::infinity(), 0.0};
   for (int64_t first = 0; first < row.positions; first += kSplitPositions) {
     const int64_t count = std::min(kSplitPositions, row.positions - first);
     for (int64_t index = 0; index < count; ++index) {
@@ -106,11 +109,11 @@ void attend_query(const AttentionTile& tile, const QueryRow& row, float* scores,
         split_sums[dim] += static_cast<double>(scores[index]) * stored_value(values, offset + dim, tile.dtype);
       }
     }
-    const float highest = std::max(total.highest, split.highest);
-    const double keep = static_cast<double>(std::exp(total.highest - highest));
-    const double take = static_cast<double>(std::exp(split.highest - highest));
+    const double exponent = std::max(total.exponent, split.exponent);
+    const double keep = std::exp2(total.exponent - exponent);
+    const double take = std::exp2(split.exponent - exponent);
     for (int64_t dim = 0; dim < tile.head_dim; ++dim) sums[dim] = sums[dim] * keep + split_sums[dim] * take;
-    total = {highest, total.weight_sum * keep + split.weight_sum * take};
+    total = {exponent, total.weight_sum * keep + split.weight_sum * take};
   }
   for (int64_t dim = 0; dim < tile.head_dim; ++dim) row.out[dim] = static_cast<float>(sums[dim] / total.weight_sum);
 }

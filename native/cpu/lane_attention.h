@@ -1,5 +1,7 @@
 #pragma once
 
+#include <numbers>
+
 #include "cpu/lanes.h"
 
 namespace glint {
@@ -18,7 +20,7 @@ class LaneAttention {
     const Workspace work(tile, scratch);
     const int64_t queries = tile.row_count * tile.group_heads;
     for (int64_t query = 0; query < queries; ++query) {
-      work.highest[query] = -std::numeric_limits<float>::infinity();
+      work.exponent[query] = -std::numeric_limits<float>::infinity();
       work.weight_sum[query] = 0.0F;
       std::fill_n(work.sums + query * tile.head_dim, tile.head_dim, 0.0F);
     }
@@ -52,18 +54,18 @@ class LaneAttention {
       sums = take(queries * tile.head_dim);
       split_sums = take(queries * tile.head_dim);
       slab = take(round_up(tile.page_tokens, Isa::kLanes) * tile.head_dim);
-      highest = take(queries);
+      exponent = take(queries);
       weight_sum = take(queries);
-      split_highest = take(queries);
+      split_exponent = take(queries);
       split_weight_sum = take(queries);
     }
     float* scores;
     float* sums;
     float* split_sums;
     float* slab;
-    float* highest;
+    float* exponent;
     float* weight_sum;
-    float* split_highest;
+    float* split_exponent;
     float* split_weight_sum;
   };
 
@@ -150,10 +152,13 @@ class LaneAttention {
     float highest = -std::numeric_limits<float>::infinity();
     for (int64_t index = 0; index < count; ++index) highest = std::max(highest, scores[index]);
     for (int64_t index = count; index < round_up(count, Isa::kLanes); ++index) scores[index] = -1000.0F + highest;
+    const double power = static_cast<double>(highest) * std::numbers::log2e;
+    const double exponent = std::ceil(power);
+    const auto largest_weight = static_cast<float>(std::exp2(power - exponent));
     Floats sums = {};
     const Floats zeros = {};
     for (int64_t index = 0; index < count; index += Isa::kLanes) {
-      Floats weights = Lane::exponential(Lane::load(scores + index) - highest);
+      Floats weights = Lane::exponential(Lane::load(scores + index) - highest, largest_weight);
       for (int64_t lane = count - index; lane < Isa::kLanes; ++lane) weights[lane] = zeros[lane];
       sums += weights;
       Lane::store(scores + index, weights);
@@ -161,7 +166,7 @@ class LaneAttention {
     if (tile.dtype == GLINT_DTYPE_BF16) {
       for (int64_t index = 0; index < count; ++index) scores[index] = round_to_bf16(scores[index]);
     }
-    work.split_highest[query] = highest;
+    work.split_exponent[query] = static_cast<float>(exponent);
     work.split_weight_sum[query] = Isa::sum(sums);
   }
 
@@ -201,14 +206,14 @@ class LaneAttention {
 
   static void join_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first) {
     if (visible_positions(tile, query, first, first + 1) == 0) return;
-    const float highest = std::max(work.highest[query], work.split_highest[query]);
-    const float keep = std::exp(work.highest[query] - highest);
-    const float take = std::exp(work.split_highest[query] - highest);
+    const float exponent = std::max(work.exponent[query], work.split_exponent[query]);
+    const float keep = std::exp2(work.exponent[query] - exponent);
+    const float take = std::exp2(work.split_exponent[query] - exponent);
     float* sums = work.sums + query * tile.head_dim;
     const float* split_sums = work.split_sums + query * tile.head_dim;
     for (int64_t dim = 0; dim < tile.head_dim; ++dim) sums[dim] = sums[dim] * keep + split_sums[dim] * take;
     work.weight_sum[query] = work.weight_sum[query] * keep + work.split_weight_sum[query] * take;
-    work.highest[query] = highest;
+    work.exponent[query] = exponent;
   }
 };
 

@@ -54,7 +54,7 @@ struct Lanes {
 
   static void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }
 
-  static Floats exponential(Floats value) {
+  static Floats exponential(Floats value, float factor = 1.0F) {
     constexpr float kLog2E = 1.44269504088896340736F;
     constexpr float kLn2High = 0.693359375F;
     constexpr float kLn2Low = -2.12194440e-4F;
@@ -74,7 +74,7 @@ struct Lanes {
     series = series * rest + 1.6666665459e-1F;
     series = series * rest + 5.0000001201e-1F;
     series = series * rest * rest + rest + 1.0F;
-    const Ints bits = (power + 127) << 23;
+    const Ints bits = (power << 23) + std::bit_cast<int32_t>(factor);
     return series * std::bit_cast<Floats>(bits);
   }
 };

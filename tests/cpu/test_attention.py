@@ -6,6 +6,7 @@ Bounds and what was seen: exact 1e-7 (0); fast over float32 pages 2e-6 (4e-7), o
 weight between two bfloat16 numbers may be rounded to the other one; the median of any 1e-7 (1.5e-8).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -121,7 +122,7 @@ def make_scene(name: str, dtype: str, has_norms: bool, spans: tuple[tuple[int, i
 
 
 def attention_in_splits(scene: Scene, request: PagedRequest, row: int, query: FloatArray, is_bf16: bool) -> FloatArray:
-    """One row's attention in float64, its context cut in splits with their own highest score."""
+    """One row's attention in float64, its context cut in splits with their own power of two above the weights."""
     keys, values = scene.context(request)
     allowed = request.first_position + row + 1
     group = scene.heads.num_heads // scene.heads.num_kv_heads
@@ -129,17 +130,21 @@ def attention_in_splits(scene: Scene, request: PagedRequest, row: int, query: Fl
     for head in range(scene.heads.num_heads):
         own_keys, own_values = (part[:allowed, head // group].astype(np.float64) for part in (keys, values))
         scores = (own_keys @ query[head].astype(np.float64) * scene.heads.head_dim**-0.5).astype(np.float32)
-        highest = float(scores.max())
         above, below = np.zeros(scene.heads.head_dim), 0.0
         for first in range(0, allowed, SPLIT):
-            part = scores[first : first + SPLIT].astype(np.float64)
-            raw = np.exp(part - part.max()).astype(np.float32)
-            share = float(np.exp(np.float32(part.max() - highest)))
+            part = scores[first : first + SPLIT]
+            raw = numpy_ops.softmax_weights(part)
+            share = 2.0 ** (covering_exponent(part) - covering_exponent(scores))
             weights = numpy_ops.round_bf16(raw) if is_bf16 else raw
             above += share * (weights.astype(np.float64) @ own_values[first : first + SPLIT])
             below += share * raw.astype(np.float64).sum()
         result[head] = above / below
     return result
+
+
+def covering_exponent(scores: FloatArray) -> int:
+    """The least whole k with exp(score) of at most 2^k for all scores."""
+    return math.ceil(float(scores.max()) / math.log(2.0))
 
 
 def assert_attention(operations: Operations, scene: Scene, dtype: str) -> None:

@@ -18,10 +18,13 @@ from tests.reference.shapes import SCALE_KINDS
 class NumpyModel:
     """One decoder layer at a time, as NumPy sentences over the tensors of a folder."""
 
-    def __init__(self, folder: Path, weights: Weights, config: reference.Glm4MoeConfig) -> None:
+    def __init__(
+        self, folder: Path, weights: Weights, config: reference.Glm4MoeConfig, backend: rounded_parts.Backend
+    ) -> None:
         self.config = config
         self.weights = weights
         self.has_fp8 = weights != "bf16"
+        self.has_bf16_inputs = weights == "bf16" and backend == "cuda"
         self.tensors: dict[str, NDArray] = {}
         for path in folder.glob("*.safetensors"):
             with safetensors.safe_open(path, framework="pt") as file:
@@ -34,7 +37,7 @@ class NumpyModel:
         """The named projection of the rows."""
         weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
         if not self.has_fp8:
-            return ops.product_bf16(rows, weight, bias)
+            return ops.product_bf16(ops.round_bf16(rows) if self.has_bf16_inputs else rows, weight, bias)
         scale, kind = self.tensors[f"{name}.weight_scale"], SCALE_KINDS[self.weights]
         return ops.product_fp8(ops.quantise(rows), weight, scale, kind, bias)
 
@@ -46,6 +49,7 @@ class NumpyModel:
     def attention(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """Attention of the rows among themselves."""
         config, positions = self.config, np.arange(len(rows))
+        is_bf16 = self.has_fp8 or self.has_bf16_inputs
         rope = config.rope_parameters
         heads = {}
         for part in ("q", "k", "v"):
@@ -55,8 +59,8 @@ class NumpyModel:
                     values = ops.rms_norm(values, self.tensors[f"{name}.{part}_norm.weight"], config.rms_norm_eps)
                 rotary_dim = int(config.head_dim * rope["partial_rotary_factor"])
                 values = ops.rotary(values, positions, rotary_dim, rope["rope_theta"])
-            heads[part] = ops.round_bf16(values) if self.has_fp8 else values
-        mixed = ops.attention(heads["q"], heads["k"], heads["v"], positions, is_bf16=self.has_fp8)
+            heads[part] = ops.round_bf16(values) if is_bf16 else values
+        mixed = ops.attention(heads["q"], heads["k"], heads["v"], positions, is_bf16)
         return self.product(mixed.reshape(len(rows), -1), f"{name}.o_proj")
 
     def experts(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
@@ -89,13 +93,15 @@ class NumpyModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_each_layer_from_the_same_hidden_state(tmp_path: Path, family: Family, weights: Weights) -> None:
+@pytest.mark.parametrize(("weights", "backend"), [*((weights, "cpu") for weights in WEIGHTS), ("bf16", "cuda")])
+def test_each_layer_from_the_same_hidden_state(
+    tmp_path: Path, family: Family, weights: Weights, backend: rounded_parts.Backend
+) -> None:
     folder = make_checkpoint(tmp_path, family, weights)
-    model = reference.Reference(folder)
+    model = reference.Reference(folder, rounds_like=backend)
     prompt = make_prompts(model.config.vocab_size)[2]
     states = model.hidden_states(prompt)
-    numpy_model = NumpyModel(folder, weights, model.config)
+    numpy_model = NumpyModel(folder, weights, model.config, backend)
     for index in range(model.config.num_hidden_layers):
         result = numpy_model.layer(states[index], index)
         np.testing.assert_allclose(result, states[index + 1], rtol=1e-6, atol=1e-6)
@@ -114,7 +120,7 @@ def test_fp8_products(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind)
     bias = source.standard_normal(rows).astype(np.float32) if has_bias else None
     matrix = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
     matrix = matrix * reference.expand_scale(torch.from_numpy(scale).double(), matrix.shape)
-    weight = rounded_parts.Weight(matrix, True, sums.Float64Sums())
+    weight = rounded_parts.Weight(matrix, "e4m3", sums.Float64Sums())
     torch_bias = None if bias is None else torch.from_numpy(bias).double()
     expected = torch.nn.functional.linear(torch.from_numpy(inputs), weight, torch_bias)
     result = ops.product_fp8(ops.quantise(inputs), codes, scale, kind, bias)

@@ -41,6 +41,19 @@ def test_bf16_is_close_to_plain_transformers(checkpoints: dict[tuple[Family, Wei
     assert np.abs(patched - plain).max() < 1e-3
 
 
+@pytest.mark.parametrize(("weights", "is_whole_model"), [("bf16", True), ("fp8_channel", False)])
+def test_cuda_rounds_inputs_of_bf16_weights(
+    checkpoints: dict[tuple[Family, Weights], Path], weights: Weights, is_whole_model: bool
+) -> None:
+    on_cpu, on_cuda = (reference.Reference(checkpoints["air", weights], rounds_like=like) for like in ("cpu", "cuda"))
+    prompt = make_prompts(on_cpu.config.vocab_size)[2]
+    assert np.array_equal(on_cpu.hidden_states(prompt), on_cuda.hidden_states(prompt)) != is_whole_model
+    assert 0 < np.median(np.abs(on_cpu.logits(prompt) - on_cuda.logits(prompt))) < 0.05
+    normed = on_cuda.model.model.norm(torch.from_numpy(on_cuda.hidden_states(prompt)[-1]))
+    rounded = normed.to(torch.bfloat16).to(torch.float32)
+    assert torch.equal(on_cuda.model.lm_head(normed), on_cpu.model.lm_head(rounded))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("weights", WEIGHTS[1:])
 def test_fp8_goes_with_plain_transformers(

@@ -151,6 +151,13 @@ def rotary(heads: FloatArray, positions: NDArray[np.int64], rotary_dim: int, the
     return np.concatenate(turned, axis=2).astype(np.float32)
 
 
+def softmax_weights(scores: FloatArray) -> FloatArray:
+    """f32(exp(score) / 2^k) with the least whole k that leaves no weight above 1."""
+    wide = scores.astype(np.float64)
+    exponent = np.ceil(wide.max() * np.log2(np.e))
+    return np.exp(wide - exponent * np.log(2.0)).astype(np.float32)
+
+
 def attention(
     query: FloatArray, key: FloatArray, value: FloatArray, positions: NDArray[np.int64], is_bf16: bool
 ) -> FloatArray:
@@ -168,8 +175,7 @@ def attention(
             keys = key[:allowed, head // group].astype(np.float64)
             values = value[:allowed, head // group].astype(np.float64)
             scores = (keys @ query[token, head].astype(np.float64) * head_dim**-0.5).astype(np.float32)
-            above = scores.astype(np.float64) - float(scores.max())
-            raw = np.exp(above).astype(np.float32)
+            raw = softmax_weights(scores)
             weights = round_bf16(raw) if is_bf16 else raw
             result[token, head] = weights.astype(np.float64) @ values / raw.astype(np.float64).sum()
     return result

@@ -5,9 +5,10 @@ float64 and rounds once. Matrices are replaced by Weight objects, which torch's 
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 
 from tests.reference.sums import Sums
+
+Backend = Literal["cpu", "cuda"]
+InputRounding = Literal["float32", "bfloat16", "e4m3"]
 
 MAX_POSITIONS = 1024
 _ATTENTION = "rounded_eager"
@@ -35,11 +39,11 @@ def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class Weight:
     """A matrix [out, in] in float64 that torch's linear function multiplies by with the rounding points.
 
-    The input is rounded to float32 and, for E4M3 weights, quantised per row; the result is a float32 tensor.
+    The input is rounded to float32 and then to bfloat16 or quantised per row; the result is a float32 tensor.
     """
 
     matrix: torch.Tensor
-    is_fp8: bool
+    input_rounding: InputRounding
     sums: Sums
 
     @classmethod
@@ -54,8 +58,11 @@ class Weight:
     def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """f32(a * sum + bias) for rows [any, in]."""
         rows = rows.to(torch.float32)
-        codes, scale = quantise(rows) if self.is_fp8 else (rows.to(torch.float64), 1.0)
-        result = scale * self.sums.multiply(codes, self.matrix.transpose(0, 1))
+        if self.input_rounding == "e4m3":
+            values, scale = quantise(rows)
+        else:
+            values, scale = rows.to(getattr(torch, self.input_rounding)).to(torch.float64), torch.ones(1)
+        result = scale * self.sums.multiply(values, self.matrix.transpose(0, 1))
         return (result if bias is None else result + bias).to(torch.float32)
 
 
@@ -64,11 +71,11 @@ class WeightStack:
     """The experts' matrices [experts, out, in]; indexing gives one expert's Weight."""
 
     matrices: torch.Tensor
-    is_fp8: bool
+    input_rounding: InputRounding
     sums: Sums
 
     def __getitem__(self, expert: torch.Tensor) -> Weight:
-        return Weight(self.matrices[int(expert)], self.is_fp8, self.sums)
+        return Weight(self.matrices[int(expert)], self.input_rounding, self.sums)
 
 
 class WideSilu(nn.Module):
@@ -119,7 +126,8 @@ def rounded_eager_attention(
     value = glm4_moe.repeat_kv(value, module.num_key_value_groups)
     scores = (policy.sums.multiply(query, key.transpose(2, 3)) * scaling).to(torch.float32)
     scores = scores.masked_fill(attention_mask != 0, float("-inf")).to(torch.float64)
-    raw = torch.exp(scores - scores.amax(-1, keepdim=True)).to(torch.float32)
+    powers = scores * math.log2(math.e)
+    raw = torch.exp2(powers - powers.amax(-1, keepdim=True).ceil()).to(torch.float32)
     total = policy.sums.multiply(raw.double(), torch.ones(raw.shape[-1], 1, dtype=torch.float64))
     weights = policy.cached(raw)
     result = (policy.sums.multiply(weights, value) / total).to(torch.float32)
@@ -132,15 +140,24 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, eager_mask)
 
 @dataclass(frozen=True)
 class Rounding:
-    """How attention rounds: bfloat16 cache and weights for E4M3 checkpoints, float32 for others."""
+    """Where a model rounds: the inputs of its products and of lm_head, and cache and softmax weights to bfloat16."""
 
-    has_fp8: bool
+    products: InputRounding
+    lm_head: InputRounding
+    has_bf16_cache: bool
     sums: Sums
+
+    @classmethod
+    def of(cls, backend: Backend, has_fp8: bool, sums: Sums) -> "Rounding":
+        """The rounding points of a backend for checkpoints with or without E4M3 weights."""
+        of_bf16_weights: InputRounding = "bfloat16" if backend == "cuda" else "float32"
+        products: InputRounding = "e4m3" if has_fp8 else of_bf16_weights
+        return cls(products, of_bf16_weights, products != "float32", sums)
 
     def cached(self, values: torch.Tensor) -> torch.Tensor:
         """The value as the cache or the softmax keeps it, as a float64 tensor."""
         rounded = values.to(torch.float32)
-        return (rounded.to(torch.bfloat16) if self.has_fp8 else rounded).to(torch.float64)
+        return (rounded.to(torch.bfloat16) if self.has_bf16_cache else rounded).to(torch.float64)
 
 
 def router_forward(
@@ -168,25 +185,25 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-def patch(model: Glm4MoeForCausalLM, has_fp8: bool, sums: Sums, has_bias_in_weights: bool = False) -> None:
+def patch(model: Glm4MoeForCausalLM, rounding: Rounding, has_bias_in_weights: bool = False) -> None:
     """Give every part of the model its rounding points."""
-    rounding = Rounding(has_fp8, sums)
+    sums = rounding.sums
     model.config._attn_implementation = _ATTENTION
     model.model.rotary_emb.forward = functools.partial(rotary_forward, model.config)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
-            is_fp8 = has_fp8 and name != "lm_head"
-            replace_parameter(module, "weight", Weight(module.weight.data, is_fp8, sums))
+            input_rounding = rounding.lm_head if name == "lm_head" else rounding.products
+            replace_parameter(module, "weight", Weight(module.weight.data, input_rounding, sums))
         elif isinstance(module, glm4_moe.Glm4MoeRMSNorm):
             module.forward = functools.partial(norm_forward, module, sums)
         elif isinstance(module, glm4_moe.Glm4MoeAttention):
             module.rounding = rounding
         elif isinstance(module, glm4_moe.Glm4MoeTopkRouter):
-            replace_parameter(module, "weight", Weight(module.weight.data, False, sums))
+            replace_parameter(module, "weight", Weight(module.weight.data, "float32", sums))
             module.forward = functools.partial(router_forward, module, has_bias_in_weights)
         elif isinstance(module, glm4_moe.Glm4MoeExperts):
             for stack in ("gate_up_proj", "down_proj"):
-                replace_parameter(module, stack, WeightStack(getattr(module, stack).data, has_fp8, sums))
+                replace_parameter(module, stack, WeightStack(getattr(module, stack).data, rounding.products, sums))
             module.register_forward_pre_hook(lambda _, args: (args[0].to(torch.float64), *args[1:]))
         elif isinstance(module, glm4_moe.Glm4MoeMoE):
             module.register_forward_hook(lambda _, args, output: output.to(torch.float32))

@@ -8,7 +8,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.utils import ModelOutput
 from transformers.utils import logging as transformers_logging
 
-from tests.reference.rounded_parts import patch
+from tests.reference.rounded_parts import Backend, Rounding, patch
 from tests.reference.sums import Float32Sums, Float64Sums
 
 Breakage = Literal[
@@ -126,11 +126,19 @@ def refuse_invisible(stored: StoredModel, break_: Breakage) -> None:
 class Reference:
     """The model of a checkpoint folder with the rounding points, or with one deliberate mistake.
 
-    float32_order takes all sums in float32 in that order instead of in float64.
+    float32_order takes all sums in float32 in that order instead of in float64. rounds_like chooses the backend whose
+    rounding points are taken: with BF16 weights cuda rounds a product's input, the cache and softmax weights to BF16.
     """
 
-    def __init__(self, folder: Path, break_: Breakage | None = None, float32_order: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        break_: Breakage | None = None,
+        float32_order: int | None = None,
+        rounds_like: Backend = "cpu",
+    ) -> None:
         self.folder = Path(folder)
+        self.rounds_like: Backend = rounds_like
         stored = read_checkpoint(self.folder, is_scale_shifted=break_ == "scale_row_shifted")
         self.config = stored.config
         self.has_fp8 = stored.has_fp8
@@ -139,7 +147,8 @@ class Reference:
             refuse_invisible(stored, break_)
             break_model(self.model, break_)
         sums = Float64Sums() if float32_order is None else Float32Sums(float32_order)
-        patch(self.model, stored.has_fp8, sums, has_bias_in_weights=break_ == "bias_in_weights")
+        rounding = Rounding.of(rounds_like, stored.has_fp8, sums)
+        patch(self.model, rounding, has_bias_in_weights=break_ == "bias_in_weights")
 
     @torch.no_grad()
     def forward(self, model: Glm4MoeForCausalLM, token_ids: list[int], cache: Cache | None = None) -> ModelOutput:
@@ -194,12 +203,12 @@ class Reference:
         """Mean KL over all positions of the token sequences and all pairs of orders of float32 sums."""
         rows = []
         for order in orders:
-            model = Reference(self.folder, float32_order=order)
+            model = Reference(self.folder, float32_order=order, rounds_like=self.rounds_like)
             rows.append(np.concatenate([model.logits(token_ids) for token_ids in sequences]))
         return float(np.mean([mean_kl(first, second) for first, second in itertools.combinations(rows, 2)]))
 
 
-def mean_kl(expected: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def mean_kl(expected: NDArray[np.floating[Any]], other: NDArray[np.floating[Any]]) -> float:
     """Mean over the rows of KL(softmax(expected) || softmax(other)), in nats."""
     left, right = (torch.log_softmax(torch.from_numpy(np.asarray(part, np.float64)), -1) for part in (expected, other))
     return float((left.exp() * (left - right)).sum(-1).mean())
