@@ -39,7 +39,7 @@ void start_rotate(const RotateCall& call, cudaStream_t stream) {
 template <int kHeadDim, bool kIsWhole>
 void start_decode(const DecodeCall& call, cudaStream_t stream) {
   start_persistent<DecodePlan<kHeadDim>>(attention_decode_kernel<kHeadDim, kIsWhole>, call, kDecodeThreads,
-                                         kDecodeBlocksPerSm, stream, kDecodeCluster);
+                                         kDecodeBlocksPerSm, stream);
 }
 
 template <int kHeadDim, bool kIsWhole>
@@ -67,8 +67,6 @@ void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream) {
 
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
-  require_argument(call.codes == nullptr || call.attend.num_kv_heads == 1, "decode attention quantises rows of one KV ",
-                   "head, not of ", call.attend.num_kv_heads, "; leave its codes null and launch quantise behind it");
   if (call.attend.head_dim == kMaxHeadDim) return start_decode<kMaxHeadDim, true>(call, stream);
   if (!is_one_slab(call.attend.head_dim)) return start_decode<kMaxHeadDim, false>(call, stream);
   start_decode<kSlabDims, false>(call, stream);

@@ -77,10 +77,6 @@ struct DecodeCall {
   int32_t max_tasks;
   float* partials;
   int32_t* arrivals;
-  bool only_last_is_new;
-  uint8_t* codes;
-  float* scales;
-  int64_t code_stride;
 };
 
 struct PrefillCall {

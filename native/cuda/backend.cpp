@@ -162,11 +162,6 @@ cuda::Operand Backend::operand(int64_t width) const {
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
-bool Backend::has_attended_codes() const {
-  const bool only_decodes = is_capturing || num_prefill_tasks == 0;
-  return only_decodes && model.num_kv_heads == 1 && cuda::weight_element(model) == cuda::ProductElement::kE4m3;
-}
-
 void BackendDeleter::operator()(Backend* backend) const { delete backend; }
 
 BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights) {

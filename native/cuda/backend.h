@@ -35,7 +35,6 @@ class Backend {
   cuda::PagePool pages(int64_t layer) const;
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
-  bool has_attended_codes() const;
 
   const glint_model model;
   const DeviceFacts device;

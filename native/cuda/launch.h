@@ -18,35 +18,30 @@ struct LaunchShape {
   dim3 grid;
   unsigned threads;
   int shared_bytes;
-  unsigned cluster = 1;
 };
 
 template <typename... Wanted, typename... Given>
 void launch_dependent(void (*kernel)(Wanted...), const LaunchShape& shape, cudaStream_t stream, Given&&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {shape.cluster, 1, 1};
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.threads, 1, 1);
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = shape.cluster > 1 ? 2 : 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...));
 }
 
 template <typename Plan, typename Kernel, typename Call>
-void start_persistent(Kernel kernel, const Call& call, int threads, int blocks_per_sm, cudaStream_t stream,
-                      unsigned cluster = 1) {
+void start_persistent(Kernel kernel, const Call& call, int threads, int blocks_per_sm, cudaStream_t stream) {
   constexpr int kPlanAlignment = 1024;
   constexpr auto kSharedBytes = static_cast<int>(sizeof(Plan)) + kPlanAlignment;
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  const auto wanted = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount) * blocks_per_sm);
-  const unsigned thread_blocks = wanted / cluster * cluster;
-  launch_dependent(kernel, {thread_blocks, static_cast<unsigned>(threads), kSharedBytes, cluster}, stream, call);
+  const auto thread_blocks = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount) * blocks_per_sm);
+  launch_dependent(kernel, {thread_blocks, static_cast<unsigned>(threads), kSharedBytes}, stream, call);
 }
 
 }

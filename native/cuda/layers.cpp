@@ -1,8 +1,5 @@
 #include "cuda/layers.h"
 
-#include <algorithm>
-#include <cstdlib>
-
 #include "cuda/portable.h"
 #include "cuda/quantise.h"
 #include "cuda/rows.h"
@@ -13,60 +10,26 @@ namespace cuda {
 
 namespace {
 
-constexpr int64_t kMostRowsToPrefetchFor = 256;
-constexpr int64_t kFewestRowsThatMeetMostExperts = 32;
-constexpr int64_t kExpertBytesToPrefetch = int64_t{24} << 20U;
-
-bool prefetches(const Backend& backend) {
-  static const bool is_on = std::getenv("GLINT_NO_PREFETCH") == nullptr;
-  return is_on && backend.num_rows <= kMostRowsToPrefetchFor;
-}
-
-PrefetchRange whole(const PlacedWeight& weight) { return {weight.packed, weight.matrix_bytes}; }
-
-void prefetch_behind_attention(const Backend& backend, const PlacedLayer& layer, NormCall& call) {
-  if (!prefetches(backend)) return;
-  call.prefetch[0] = whole(layer.output);
-  if (layer.router == nullptr) return;
-  call.prefetch[1] = {reinterpret_cast<const uint8_t*>(layer.router),
-                      int64_t{2} * backend.model.num_experts * backend.model.hidden_size / 16 * 16};
-  if (layer.experts.is_hopper && backend.num_rows >= kFewestRowsThatMeetMostExperts) {
-    const int64_t bytes = (layer.experts.num_experts + 1) *
-                          packed_gate_up_bytes(backend.model.expert_width, backend.model.hidden_size);
-    call.prefetch[2] = {layer.experts.packed_gate_up, std::min(bytes, kExpertBytesToPrefetch)};
-  }
-}
-
-void prefetch_next_layer(const Backend& backend, int64_t layer, NormCall& call) {
-  if (!prefetches(backend) || backend.num_rows >= kFewestRowsThatMeetMostExperts) return;
-  if (layer + 1 < backend.model.num_layers) {
-    call.prefetch[0] = whole(backend.layer(layer + 1).query_key_value.front().weight);
-  }
-}
-
-NormCall norm_call(const Backend& backend, const float* weight, bool keeps_normed) {
+void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
   const glint_model& model = backend.model;
   const Activations& places = backend.places;
   const Operand operand = backend.operand(model.hidden_size);
   const bool has_codes = weight_element(model) == ProductElement::kE4m3;
-  return {.hidden = places.hidden,
-          .normed = keeps_normed || !has_codes ? places.normed : nullptr,
-          .codes = has_codes ? operand.rows : nullptr,
-          .scales = operand.scales,
-          .code_stride = operand.stride_bytes,
-          .parts = backend.has_update ? places.update : nullptr,
-          .part_stride = 0,
-          .num_parts = backend.has_update ? 1 : 0,
-          .weight = weight,
-          .count = backend.num_rows,
-          .width = model.hidden_size,
-          .epsilon = static_cast<float>(model.norm_epsilon)};
-}
-
-void run_norm(Backend& backend, const NormCall& call) {
-  launch_norm(call, backend.stream);
+  launch_norm({.hidden = places.hidden,
+               .normed = keeps_normed || !has_codes ? places.normed : nullptr,
+               .codes = has_codes ? operand.rows : nullptr,
+               .scales = operand.scales,
+               .code_stride = operand.stride_bytes,
+               .parts = backend.has_update ? places.update : nullptr,
+               .part_stride = 0,
+               .num_parts = backend.has_update ? 1 : 0,
+               .weight = weight,
+               .count = backend.num_rows,
+               .width = model.hidden_size,
+               .epsilon = static_cast<float>(model.norm_epsilon)},
+              backend.stream);
   backend.has_update = false;
-  if (call.codes == nullptr) prepare_rows(backend, backend.places.normed, backend.model.hidden_size);
+  if (!has_codes) prepare_rows(backend, places.normed, model.hidden_size);
 }
 
 void finish_logits(Backend& backend, const float* normed, int64_t count) {
@@ -246,9 +209,7 @@ void embed(Backend& backend) {
 }
 
 void norm_before_attention(Backend& backend, int64_t layer) {
-  cuda::NormCall call = cuda::norm_call(backend, backend.layer(layer).input_norm, false);
-  cuda::prefetch_behind_attention(backend, backend.layer(layer), call);
-  cuda::run_norm(backend, call);
+  cuda::run_norm(backend, backend.layer(layer).input_norm, false);
 }
 
 void project_query_key_value(Backend& backend, int64_t layer) {
@@ -286,9 +247,7 @@ void rotate_and_store(Backend& backend, int64_t layer) {
 
 void attend(Backend& backend, int64_t layer) {
   const cuda::StepPlaces& step = backend.places.step;
-  const cuda::Operand operand = backend.operand(int64_t{backend.model.num_heads} * backend.model.head_dim);
-  const bool gives_codes = backend.has_attended_codes();
-  const cuda::AttendCall call = {.out = gives_codes ? nullptr : backend.places.attended,
+  const cuda::AttendCall call = {.out = backend.places.attended,
                                  .query = backend.places.query,
                                  .pages = backend.pages(layer),
                                  .page_table = step.page_table,
@@ -301,11 +260,7 @@ void attend(Backend& backend, int64_t layer) {
                                    .num_tasks = step.counts + cuda::kDecodeCount,
                                    .max_tasks = static_cast<int32_t>(backend.limits.max_decode_tasks()),
                                    .partials = backend.places.partials,
-                                   .arrivals = backend.places.arrivals,
-                                   .only_last_is_new = true,
-                                   .codes = gives_codes ? operand.rows : nullptr,
-                                   .scales = gives_codes ? operand.scales : nullptr,
-                                   .code_stride = operand.stride_bytes},
+                                   .arrivals = backend.places.arrivals},
                                   backend.stream);
   }
   if (!backend.is_capturing && backend.num_prefill_tasks > 0) {
@@ -318,19 +273,14 @@ void attend(Backend& backend, int64_t layer) {
 
 void project_attended(Backend& backend, int64_t layer) {
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
-  const cuda::Operand operand = backend.has_attended_codes()
-                                    ? backend.operand(width)
-                                    : cuda::prepare_rows(backend, backend.places.attended, width);
+  const cuda::Operand operand = cuda::prepare_rows(backend, backend.places.attended, width);
   cuda::run_product(backend, backend.layer(layer).output, nullptr, operand, backend.places.update,
                     backend.model.hidden_size, backend.num_rows);
   backend.has_update = true;
 }
 
 void norm_before_feed_forward(Backend& backend, int64_t layer) {
-  cuda::NormCall call =
-      cuda::norm_call(backend, backend.layer(layer).post_attention_norm, layer >= backend.model.num_dense_layers);
-  cuda::prefetch_next_layer(backend, layer, call);
-  cuda::run_norm(backend, call);
+  cuda::run_norm(backend, backend.layer(layer).post_attention_norm, layer >= backend.model.num_dense_layers);
 }
 
 }

@@ -9,13 +9,6 @@
 namespace glint::cuda {
 
 inline constexpr int32_t kMaxParts = 8;
-inline constexpr int32_t kPrefetchRanges = 3;
-inline constexpr int64_t kPrefetchBytes = 16384;
-
-struct PrefetchRange {
-  const uint8_t* bytes = nullptr;
-  int64_t count = 0;
-};
 
 struct NormCall {
   float* hidden;
@@ -30,7 +23,6 @@ struct NormCall {
   int64_t count;
   int64_t width;
   float epsilon;
-  PrefetchRange prefetch[kPrefetchRanges] = {};
 };
 
 struct EmbedCall {

@@ -124,8 +124,6 @@ bool is_repeatable(const std::function<void(cudaStream_t)>& launch, const void* 
   return count.download()[0] == 0;
 }
 
-void run_decode(Report& report, const Ceiling& ceiling);
-
 }
 
 int main(int argc, char** argv) {
@@ -139,7 +137,6 @@ int main(int argc, char** argv) {
   const auto runs = [&](const char* name) { return wanted == "all" || wanted.find(name) != std::string::npos; };
   if (runs("rows")) run_rows(report, ceiling);
   if (runs("attention")) run_attention(report, ceiling);
-  if (runs("decode")) run_decode(report, ceiling);
   if (runs("router")) run_router(report, ceiling);
   if (runs("sampling")) run_sampling(report, ceiling);
   std::printf("%d checks failed\n", report.num_failures());

@@ -28,6 +28,8 @@ HostRow random_row(RandomSource& random, int32_t vocab_size, int kind) {
   if (kind % 2 == 0) row.settings.top_p = static_cast<float>(0.3 + 0.69 * random.uniform());
   if (kind % 3 == 1) row.settings.top_k = static_cast<int32_t>(1 + random.below(200));
   if (kind % 5 == 2) row.settings.min_p = static_cast<float>(0.2 * random.uniform());
+  if (kind % 20 == 12) row.settings.min_p = 1.0F;
+  if (kind % 20 == 16) row.settings.top_k = 1;
   row.settings.has_logprobs = kind % 2 == 1;
   row.settings.num_logprobs = row.settings.has_logprobs ? kind % 21 : 0;
   if (kind % 6 == 3) {

@@ -78,45 +78,16 @@ struct PageRing {
     return tiles[place.stage];
   }
 
-  __device__ __forceinline__ void load_slab_pair_one_lane(Place& place, const std::byte* g_first,
-                                                          const std::byte* g_second, int tokens) {
-    const int first_tokens = min(tokens, kPageTokens);
-    const int second_tokens = min(max(tokens - kPageTokens, 0), kPageTokens);
-    mbarrier_wait(&released[place.stage], place.phase ^ 1U);
-    mbarrier_expect(&arrived[place.stage], static_cast<uint32_t>((first_tokens + second_tokens) * kSlabRowBytes));
-    copy_bulk_evict_first(tiles[place.stage], g_first, static_cast<uint32_t>(first_tokens * kSlabRowBytes),
-                          &arrived[place.stage]);
-    if (second_tokens > 0) {
-      copy_bulk_evict_first(tiles[place.stage] + kSlabBytes, g_second,
-                            static_cast<uint32_t>(second_tokens * kSlabRowBytes), &arrived[place.stage]);
-    }
-    place.advance();
-  }
-
-  template <int kThreads>
-  __device__ __forceinline__ static void zero_slab_rows(std::byte* s_slab, int tokens) {
-    constexpr int kRowChunks = kSlabRowBytes / kChunkBytes;
-    const int chunks = (kPageTokens - tokens) * kRowChunks;
-    auto* s_tail = reinterpret_cast<uint4*>(s_slab + tokens * kSlabRowBytes);
-    for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) s_tail[chunk] = {};
-  }
-
   template <int kThreads>
   __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
     if (tokens >= kPageTokens) return;
+    constexpr int kRowChunks = kSlabRowBytes / kChunkBytes;
+    const int chunks = (kPageTokens - tokens) * kRowChunks;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      zero_slab_rows<kThreads>(tiles[place.stage] + slab * kSlabBytes, tokens);
+      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kSlabBytes + tokens * kSlabRowBytes);
+      for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) s_tail[chunk] = {};
     }
-    fence_proxy_async();
-    sync_consumers<kThreads>();
-  }
-
-  template <int kThreads>
-  __device__ __forceinline__ void zero_slab_pair_tail(const Place& place, int tokens) {
-    if (tokens >= 2 * kPageTokens) return;
-    const int slab = tokens > kPageTokens ? 1 : 0;
-    zero_slab_rows<kThreads>(tiles[place.stage] + slab * kSlabBytes, tokens - slab * kPageTokens);
     fence_proxy_async();
     sync_consumers<kThreads>();
   }

@@ -50,18 +50,6 @@ __device__ __forceinline__ void scale_by_weight(RowTile<kVectors>& tile, const R
   }
 }
 
-__device__ __forceinline__ void start_prefetch(const NormCall& call) {
-  const int64_t stride = int64_t{gridDim.x} * kRowThreads * kPrefetchBytes;
-  const int64_t first = (int64_t{blockIdx.x} * kRowThreads + threadIdx.x) * kPrefetchBytes;
-#pragma unroll
-  for (const PrefetchRange& range : call.prefetch) {
-    for (int64_t offset = first; offset < range.count; offset += stride) {
-      const auto bytes = static_cast<uint32_t>(min(kPrefetchBytes, range.count - offset));
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(range.bytes + offset), "r"(bytes) : "memory");
-    }
-  }
-}
-
 template <int kVectors, int kParts>
 __global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) {
   __shared__ float s_sums[kRowThreads / kWarpLanes];
@@ -71,7 +59,6 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) 
   RowTile<kVectors> tile;
   RowTile<kVectors> weight;
   let_next_kernel_start();
-  start_prefetch(call);
   weight.load(call.weight, call.width, is_aligned);
   wait_for_previous_kernel();
   tile.load(call.hidden + row * call.width, call.width, is_aligned);

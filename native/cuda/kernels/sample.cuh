@@ -150,7 +150,7 @@ __device__ __forceinline__ KeyLimit choose_limit(SampleSlice& slice, const Sampl
     return keep_by_mass(slice, limit, top_p, total);
   }
   if (row.min_p > 0.0F) {
-    limit.gap_bits = __float_as_uint(fminf(kGumbelReach, static_cast<float>(-log(static_cast<double>(row.min_p)))));
+    limit.gap_bits = __float_as_uint(fminf(kGumbelReach, fabsf(static_cast<float>(log(static_cast<double>(row.min_p))))));
   }
   if (row.top_k > 0 && static_cast<uint64_t>(row.top_k) < kept_count(slice, limit)) {
     limit = Selection<false>(slice, limit, static_cast<uint64_t>(row.top_k)).find();
