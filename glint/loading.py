@@ -72,7 +72,7 @@ class _Watch:
             if bar is None and passed >= SHOWN_AFTER_SECONDS and sys.stderr.isatty():
                 bar = _make_bar(state.bytes_total)
             if bar is not None:
-                bar.update(bar.task_ids[0], completed=state.bytes_done)
+                bar.update(bar.task_ids[0], completed=state.bytes_done, total=state.bytes_total)
             if state.bytes_done >= state.bytes_total > 0 or not state.is_loading:
                 self.seconds, self._is_complete = passed, True
         if bar is not None:

@@ -143,7 +143,7 @@ def size_engine(
         raise EngineError(f"gpu_memory_utilization is {utilization}; it is a share over 0 and up to 1, such as 0.9")
     num_pages, cache_bytes, context = (wishes.pop(name, None) for name in _SIZES_OF_PAGES)
     page_tokens = DEFAULT_PAGE_TOKENS["cuda"]
-    longest = -(-(model.max_positions if context is None else context) // page_tokens)
+    longest = max(1, -(-(model.max_positions if context is None else context) // page_tokens))
     draft = EngineSettings.resolve(model_dir, model, device=device, num_pages=longest, max_model_len=context, **wishes)
     library = open_library(device, library_path)
     plan = plan_gpu(library, draft, native_options(draft, model, files), utilization)
@@ -178,11 +178,11 @@ def choose_pages(plan: GpuPlan, num_pages: int | None, cache_bytes: int | None, 
         raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {cache_bytes} are both given; give one")
     if cache_bytes is not None:
         num_pages = cache_bytes // plan.bytes_per_page
-        if num_pages == 0:
+        if num_pages < 1:
             raise EngineError(
                 f"kv_cache_bytes is {cache_bytes}, less than one page of {plan.bytes_per_page}; ask for more"
             )
-    smaller = "lower --max-num-batched-tokens or --max-num-seqs, which size the workspace"
+    smaller = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, which size the workspace"
     if plan.fitting_pages == 0:
         raise plan.refuse("the model does not fit into the memory of the GPU with one page of cache:", smaller)
     if num_pages is not None and num_pages > plan.fitting_pages:

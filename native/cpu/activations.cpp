@@ -58,6 +58,7 @@ Activations::Activations(const glint_model& model, const glint_engine_options& o
   expert_scales = Buffer<float>(as_size(expert_rows * expert_slices));
   shared_scales = Buffer<float>(as_size(tokens * slices));
   sampled = Buffer<SampledRow>(as_size(kSampleSlots * logit_rows));
+  step_tokens = Buffer<int32_t>(as_size(tokens));
 }
 
 uint64_t Activations::byte_count() const {
@@ -68,7 +69,7 @@ uint64_t Activations::byte_count() const {
          experts.byte_count() + routed_rows.byte_count() + expert_tokens.byte_count() + expert_first.byte_count() +
          operand.byte_count() + float_operand.byte_count() + expert_operand.byte_count() +
          shared_operand.byte_count() + operand_scales.byte_count() + expert_scales.byte_count() +
-         shared_scales.byte_count() + sampled.byte_count();
+         shared_scales.byte_count() + sampled.byte_count() + step_tokens.byte_count();
 }
 
 }

@@ -43,6 +43,7 @@ struct Activations {
   Buffer<float> expert_scales;
   Buffer<float> shared_scales;
   Buffer<SampledRow> sampled;
+  Buffer<int32_t> step_tokens;
 };
 
 }

@@ -60,6 +60,8 @@ uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layo
 
 }
 
+std::atomic<bool> cpu::defers_results = false;
+
 Backend::Backend(const glint_model& the_model, const glint_engine_options& options, const ModelWeights& the_weights)
     : model(the_model),
       weights(the_weights),
@@ -117,7 +119,7 @@ void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
 
 namespace ops {
 
-bool keeps_sampled_tokens(const Backend&) { return false; }
+bool keeps_sampled_tokens(const Backend&) { return cpu::defers_results; }
 
 bool replay_step(Backend&) { return false; }
 

@@ -11,6 +11,12 @@
 
 namespace glint {
 
+namespace cpu {
+
+extern std::atomic<bool> defers_results;
+
+}
+
 class Backend {
  public:
   Backend(const glint_model& the_model, const glint_engine_options& options, const ModelWeights& the_weights);

@@ -17,10 +17,14 @@ void norm_hidden(Backend& backend, const float* weight) {
 
 namespace ops {
 
-void begin_step(Backend& backend, const StepBatch& batch, int32_t) {
-  require(std::ranges::all_of(batch.tokens, [](int32_t token) { return token >= 0; }), GLINT_STATUS_INTERNAL,
-          "the step names a token that is not sampled yet: the CPU backend takes tokens by value only");
+void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
+  const int64_t previous_slot = (slot + 1) % GLINT_MAX_STEPS_IN_FLIGHT;
+  const SampledRow* sampled = backend.activations.sampled.data() + previous_slot * backend.max_step_items;
+  const auto known_token = [sampled](int32_t token) { return token >= 0 ? token : sampled[sampled_row(token)].token; };
+  int32_t* tokens = backend.activations.step_tokens.data();
+  std::ranges::transform(batch.tokens, tokens, known_token);
   backend.batch = batch;
+  backend.batch.tokens = {tokens, batch.tokens.size()};
   backend.calls.clear();
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/check.h"
 #include "cuda/layers.h"
 #include "cuda/loader.h"
+#include "cuda/router.h"
 
 namespace glint {
 
@@ -16,6 +17,9 @@ namespace cuda {
 namespace {
 
 constexpr int32_t kHopperMajor = 9;
+constexpr size_t kNeededSharedBytes = 227 * 1024;
+constexpr int32_t kWidestNorm = 8192;
+constexpr int32_t kWidestCodes = 12288;
 
 int32_t choose_kernels(int32_t requested, int32_t compute_major) {
   const bool is_hopper = compute_major == kHopperMajor;
@@ -29,6 +33,9 @@ int32_t choose_kernels(int32_t requested, int32_t compute_major) {
 int32_t local_experts(const glint_model& model, const glint_engine_options& options) {
   require_argument(options.local_experts >= 0 && options.local_experts <= model.num_experts,
                    "options.local_experts is ", options.local_experts, ", expected 0 (all) to ", model.num_experts);
+  require(options.local_experts == 0 || options.local_experts == model.num_experts || options.synthetic_seed != 0,
+          GLINT_STATUS_UNSUPPORTED, "options.local_experts is ", options.local_experts, " of ", model.num_experts,
+          ": a checkpoint needs all its experts; use 0");
   return options.local_experts == 0 ? model.num_experts : options.local_experts;
 }
 
@@ -43,7 +50,34 @@ bool has_hopper_experts(const PlacedWeights& weights) {
   return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.experts.is_hopper; });
 }
 
+void check_experts(const glint_model& model, const glint_engine_options& options) {
+  if (model.num_dense_layers == model.num_layers) return;
+  const int32_t num_local = local_experts(model, options);
+  require(model.num_experts <= kMaxRouterExperts && num_local < kMaxLocalExperts &&
+              model.experts_per_token <= kMaxExpertsPerToken,
+          GLINT_STATUS_UNSUPPORTED, model.num_experts, " experts, ", num_local, " of them on this rank, ",
+          model.experts_per_token, " for a token: CUDA takes at most ", kMaxRouterExperts, ", ", kMaxLocalExperts - 1,
+          " and ", kMaxExpertsPerToken);
+  const int64_t most_tokens = max_grouped_tokens(int64_t{num_local} + 1);
+  require_argument(std::max(options.max_step_tokens, options.max_step_items) <= most_tokens,
+                   "options.max_step_tokens is ", options.max_step_tokens, " and max_step_items ",
+                   options.max_step_items, "; with ", num_local, " experts a step on CUDA has at most ", most_tokens,
+                   " tokens: lower --max-num-batched-tokens");
+}
+
+void check_widths(const glint_model& model) {
+  const int32_t codes = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
+                                  model.shared_width});
+  require(model.hidden_size <= kWidestNorm && codes <= kWidestCodes, GLINT_STATUS_UNSUPPORTED, "hidden_size ",
+          model.hidden_size, " and a product's input of ", codes, ": CUDA takes up to ", kWidestNorm, " and ",
+          kWidestCodes);
+  require(model.head_dim % 2 == 0, GLINT_STATUS_UNSUPPORTED, "head_dim ", model.head_dim,
+          " is odd: CUDA attention takes even ones");
+}
+
 void check_options(const glint_model& model, const glint_engine_options& options) {
+  check_experts(model, options);
+  check_widths(model);
   require_argument(options.page_tokens == kPageTokens, "options.page_tokens is ", options.page_tokens,
                    "; on CUDA a page has ", kPageTokens, " tokens");
   require(options.row_slices == options.num_ranks, GLINT_STATUS_UNSUPPORTED, "options.row_slices is ",
@@ -93,18 +127,26 @@ DeviceFacts find_device(int32_t requested_kernels) {
   int device = 0;
   GLINT_CHECK_CUDA(cudaGetDevice(&device));
   GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-  require(properties.major >= kHopperMajor, GLINT_STATUS_UNSUPPORTED, properties.name, " has compute capability ",
-          properties.major, ".", properties.minor, "; the kernels are built for 9.0 (Hopper) and newer");
+  require(properties.major >= kHopperMajor && properties.sharedMemPerBlockOptin >= kNeededSharedBytes,
+          GLINT_STATUS_UNSUPPORTED, properties.name, " has compute capability ", properties.major, ".",
+          properties.minor, " and ", properties.sharedMemPerBlockOptin,
+          " bytes of shared memory for a thread block; the kernels need 9.0 (Hopper) or newer and ",
+          kNeededSharedBytes);
   GLINT_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
   return {.name = properties.name,
+          .index = device,
           .kernels = choose_kernels(requested_kernels, properties.major),
           .num_multiprocessors = properties.multiProcessorCount,
           .memory_total = total_bytes,
           .memory_free = free_bytes};
 }
 
-StepLimits step_limits(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device) {
+DeviceFacts find_checked_device(const glint_model& model, const glint_engine_options& options) {
   check_options(model, options);
+  return find_device(options.kernels);
+}
+
+StepLimits step_limits(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device) {
   Arena counter;
   const PlacedWeights weights = place_weights(model, placement_options(model, options, device), counter);
   return {.max_tokens = std::max(options.max_step_tokens, options.max_step_items),
@@ -123,7 +165,7 @@ int64_t bytes_per_page(const glint_model& model) {
 
 Backend::Backend(const glint_model& model_sizes, const glint_engine_options& options, const ModelWeights& source)
     : model(model_sizes),
-      device(cuda::find_device(options.kernels)),
+      device(cuda::find_checked_device(model_sizes, options)),
       limits(cuda::step_limits(model_sizes, options, device)),
       num_pages(options.num_pages),
       weight_memory(cuda::weight_bytes(model, cuda::placement_options(model, options, device)), "weights"),
@@ -140,6 +182,12 @@ Backend::Backend(const glint_model& model_sizes, const glint_engine_options& opt
 
 Backend::~Backend() {
   if (stream == nullptr) return;
+  if (is_capturing) {
+    cudaGraph_t unfinished = nullptr;
+    cudaStreamEndCapture(stream, &unfinished);
+    if (unfinished != nullptr) cudaGraphDestroy(unfinished);
+    cudaGetLastError();
+  }
   cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
 }
@@ -169,7 +217,7 @@ BackendOwner make_backend(const glint_model& model, const glint_engine_options& 
 }
 
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options) {
-  const DeviceFacts device = cuda::find_device(options.kernels);
+  const DeviceFacts device = cuda::find_checked_device(model, options);
   const cuda::StepLimits limits = cuda::step_limits(model, options, device);
   glint_engine_plan plan{};
   plan.struct_bytes = sizeof(glint_engine_plan);

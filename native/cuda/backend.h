@@ -19,6 +19,7 @@ namespace glint {
 
 struct DeviceFacts {
   std::string name;
+  int32_t index;
   int32_t kernels;
   int32_t num_multiprocessors;
   uint64_t memory_total;
@@ -64,6 +65,7 @@ class Backend {
 namespace cuda {
 
 DeviceFacts find_device(int32_t requested_kernels);
+DeviceFacts find_checked_device(const glint_model& model, const glint_engine_options& options);
 StepLimits step_limits(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device);
 int64_t bytes_per_page(const glint_model& model);
 

@@ -7,6 +7,7 @@
 namespace glint::cuda {
 
 inline void check(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) cudaGetLastError();
   require(error == cudaSuccess, GLINT_STATUS_INTERNAL, call, " failed: ", cudaGetErrorString(error));
 }
 

@@ -48,6 +48,7 @@ PinnedMemory::PinnedMemory(uint64_t byte_count) : byte_count_(byte_count) {
   if (byte_count == 0) return;
   void* place = nullptr;
   const cudaError_t error = cudaHostAlloc(&place, byte_count, cudaHostAllocDefault);
+  if (error != cudaSuccess) cudaGetLastError();
   require(error == cudaSuccess, GLINT_STATUS_OUT_OF_MEMORY, "the machine gave no ", byte_count,
           " bytes of pinned memory: ", cudaGetErrorString(error));
   data_ = static_cast<std::byte*>(place);

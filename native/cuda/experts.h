@@ -13,6 +13,7 @@ constexpr int32_t kDownTileK = 192;
 constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
+constexpr int32_t kMaxExpertsPerToken = 8;
 
 struct TilePlan {
   int32_t gate_up_tokens;
@@ -21,6 +22,7 @@ struct TilePlan {
 };
 
 TilePlan plan_tiles(int64_t num_tokens);
+int64_t max_grouped_tokens(int64_t num_experts);
 int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
 
 struct RecordShape {

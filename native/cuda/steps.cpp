@@ -98,6 +98,7 @@ namespace ops {
 bool keeps_sampled_tokens(const Backend&) { return true; }
 
 void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
+  GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
   const StepPlaces& host = backend.staging.steps[slot];
   const StepPlaces& device = backend.places.step;
   StepWriter writer{backend, host};

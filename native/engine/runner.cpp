@@ -110,7 +110,7 @@ bool StepRunner::launch(std::unique_lock<std::mutex>& lock) {
   run_part(lock, step, &StepRunner::run_sampling);
   queue_.erase(queue_.begin());
   sampled_ = &step;
-  if (!overlaps_steps_) finish(lock);
+  if (!overlaps_steps_ || step.failure_status != GLINT_STATUS_OK) finish(lock);
   return true;
 }
 

@@ -207,6 +207,7 @@ void Engine::collect_item(Step& step, size_t index) {
   const PlannedItem& item = step.items[index];
   Request& request = *item.request;
   glint_item_result& result = step.results[index];
+  const bool was_finished = request.is_finished;
   --request.steps_in_flight;
   if (item.samples) --request.pending_tokens;
   if (step.failure_status != GLINT_STATUS_OK) {
@@ -214,7 +215,7 @@ void Engine::collect_item(Step& step, size_t index) {
   }
   if (result.token_count > 0) request.tokens.push_back(result.tokens[0]);
   request.is_finished = request.is_finished || result.finish_reason != GLINT_FINISH_NONE;
-  if (step.failure_status == GLINT_STATUS_OK && !request.is_freed && !item.is_skipped) {
+  if (step.failure_status == GLINT_STATUS_OK && !request.is_freed && !was_finished && !item.is_skipped) {
     register_pages(request, item.first_position + item.count);
   }
   if (request.is_freed && request.steps_in_flight == 0) {

@@ -26,7 +26,8 @@ struct StepBatch {
 inline constexpr int32_t kSampleSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
 inline constexpr int32_t kPromptSlot = GLINT_MAX_STEPS_IN_FLIGHT;
 
-constexpr int32_t sampled_token(int32_t sampled_row) { return -1 - sampled_row; }
+constexpr int32_t sampled_token(int32_t row) { return -1 - row; }
+constexpr int32_t sampled_row(int32_t token) { return -1 - token; }
 
 namespace ops {
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/check.h"
 #include "cuda/experts.h"
 #include "cuda/kernels/hopper.cuh"
@@ -11,7 +13,6 @@ constexpr int kGroupThreads = 1024;
 constexpr int kWordTokens = 32;
 constexpr int kTokensPerThreadBlock = 256;
 constexpr int kLists = kGroupThreads / kMaxLocalExperts;
-constexpr int kMaxExpertsPerToken = 8;
 constexpr int kWordBatch = 8;
 constexpr int kFixedSharedBytes = 6 * 1024;
 
@@ -271,6 +272,12 @@ TilePlan plan_tiles(int64_t num_tokens) {
   return {128, 64, static_cast<int32_t>(block_words * kWordTokens)};
 }
 
+int64_t max_grouped_tokens(int64_t num_experts) {
+  constexpr int64_t kMostRanks = 65535;
+  const int64_t words = (kSharedLimitBytes - kFixedSharedBytes - 16) / (6 * num_experts);
+  return std::min(kMostRanks, ((words - 1) | 1) * kWordTokens);
+}
+
 int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts) {
   const TilePlan plan = plan_tiles(num_tokens);
   const int64_t blocks = (num_tokens + plan.block_tokens - 1) / plan.block_tokens;
@@ -286,8 +293,8 @@ void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
                    " experts, not ", call.experts_per_token);
   const int num_words = words_for(call.num_tokens);
   const auto bytes = static_cast<size_t>(num_experts) * static_cast<size_t>(num_words) * 6 + 16;
-  require_argument(bytes <= kSharedLimitBytes - kFixedSharedBytes, "a step of ", call.num_tokens,
-                   " tokens is too large to group by expert; lower the tokens per step");
+  require_argument(call.num_tokens <= max_grouped_tokens(num_experts), "a step of ", call.num_tokens,
+                   " tokens is too large to group by expert; it has at most ", max_grouped_tokens(num_experts));
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(group_tokens_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         kSharedLimitBytes - kFixedSharedBytes));
   LaunchAttributes launch(kGroupThreads, bytes, 1, stream);
