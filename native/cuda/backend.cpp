@@ -262,10 +262,10 @@ void read_hidden(Backend& backend, float* out) {
 
 void write_hidden(Backend& backend, const float* in) {
   cuda::add_update(backend);
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.places.hidden, in,
+                                   static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
+                                   cudaMemcpyHostToDevice, backend.stream));
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(cudaMemcpy(backend.places.hidden, in,
-                              static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
-                              cudaMemcpyHostToDevice));
 }
 
 void read_logits(Backend& backend, float* out, int64_t count) {
@@ -276,9 +276,9 @@ void read_logits(Backend& backend, float* out, int64_t count) {
 }
 
 void fill_pages(Backend& backend, std::byte value) {
+  GLINT_CHECK_CUDA(cudaMemsetAsync(backend.page_memory.data(), std::to_integer<int>(value),
+                                   backend.page_memory.byte_count(), backend.stream));
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(
-      cudaMemset(backend.page_memory.data(), std::to_integer<int>(value), backend.page_memory.byte_count()));
 }
 
 }

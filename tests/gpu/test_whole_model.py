@@ -13,9 +13,11 @@ product, with 1.3e-4 as Hopper's short accumulator has it, and with the mistakes
 | all rows of a layer | 7e-3 to 1.7e-2, 7.2e-2 with another expert | 3.2e-2 to 7.8e-2 | from 9e-2 |
 | KL over that between orders | 0.9 to 1.0 | 1.3 to 2.2 | from 3.2, but for the router's bias in glm47 |
 
-Seen on an H200: median rows of 3e-3 to 5e-2, all rows 2e-2 to 5e-2 and 1.7e-1 with another expert, KL 0.8 to 1.2 with
-the portable kernels and 0.8 to 2.9 with Hopper's. The bounds lie between that and the mistakes. Median rows of portable
-kernels are larger than the error of their products explains; what else differs from the CPU is not known yet.
+Layers start from rows without ties: an embedding row in BF16 times a norm weight in BF16 has numbers exactly between two
+codes, which the last bit of the norm decides, and the norm on CUDA is within 3e-7 of the CPU's, not equal to it. Seen on an
+H200 from rows with ties: median rows of 3e-3 to 5e-2, all rows 2e-2 to 1.7e-1. A model of the CUDA flow in NumPy gives those
+figures digit by digit, and from rows without ties medians under 1e-6 at small shapes; that was not run on a GPU yet. KL on
+an H200: 0.8 to 1.2 with the portable kernels, 0.8 to 2.9 with Hopper's.
 
 BF16 checkpoints with sums in FP32 have a median row of 2e-4, at rank shapes 2.3e-3. Tokens are counted along whole
 answers: of the 160 positions of five answers the reference with sums in FP32 clearly parts from itself at up to 3, with
@@ -37,6 +39,7 @@ from tests.gpu.cases import (
     BF16_KEYS,
     CUDA_KERNELS,
     FP8_KEYS,
+    TIE_BREAK,
     CaseStore,
     Key,
     cuda_engine,
@@ -44,9 +47,9 @@ from tests.gpu.cases import (
 )
 from tests.reference import transformers_reference as reference
 
-SMALL_MEDIAN_BOUND = {"bf16": 5e-4, "portable": 6e-2, "hopper": 6e-2}
-RANK_MEDIAN_BOUND = {"bf16": 4e-3, "portable": 6e-2, "hopper": 6e-2}
-WHOLE_BOUND = {"bf16": 4e-2, "portable": 2e-1, "hopper": 2e-1}
+SMALL_MEDIAN_BOUND = {"bf16": 5e-4, "portable": 1e-3, "hopper": 6e-2}
+RANK_MEDIAN_BOUND = {"bf16": 4e-3, "portable": 4e-2, "hopper": 6e-2}
+WHOLE_BOUND = {"bf16": 4e-2, "portable": 1e-1, "hopper": 2e-1}
 ALLOWED_RATIO = {"portable": 1.5, "hopper": 3.1}
 CLEAR_SHARE_BOUND = 0.05
 LOGPROB_MEDIAN_BOUND = 0.05
@@ -63,7 +66,7 @@ def test_each_layer_from_the_same_hidden_state(
     with cuda_engine(cases.case(key).folder, kernels) as engine:
         engine.poison_pages()
         got = engine.hidden_states(cases.case(key).tokens, dict(enumerate(states)))
-    np.testing.assert_array_equal(got[0], states[0])
+    np.testing.assert_allclose(got[0], states[0], rtol=0 if key[1] == "bf16" else TIE_BREAK)
     errors = layer_errors(got, states)
     whole, median = max(error.whole for error in errors), max(error.median for error in errors)
     with capsys.disabled():
