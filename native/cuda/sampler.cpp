@@ -16,13 +16,6 @@ bool has_penalties(const SamplingSettings& settings) {
          settings.presence_penalty != 0.0F;
 }
 
-template <typename T>
-void upload(Backend& backend, T* target, const T* source, int64_t count) {
-  if (count == 0) return;
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(target, source, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice,
-                                   backend.stream));
-}
-
 struct SampleWriter {
   Backend& backend;
   const SamplePlaces& host;
@@ -89,11 +82,11 @@ struct SampleWriter {
   }
 
   void send() const {
-    upload(backend, device.settings, host.settings, num_rows);
-    upload(backend, device.mask_words, host.mask_words, num_mask_words);
-    upload(backend, device.bias_tokens, host.bias_tokens, num_biases);
-    upload(backend, device.bias_values, host.bias_values, num_biases);
-    upload(backend, device.history, host.history, num_history);
+    cuda::upload(backend.stream, device.settings, host.settings, num_rows);
+    cuda::upload(backend.stream, device.mask_words, host.mask_words, num_mask_words);
+    cuda::upload(backend.stream, device.bias_tokens, host.bias_tokens, num_biases);
+    cuda::upload(backend.stream, device.bias_values, host.bias_values, num_biases);
+    cuda::upload(backend.stream, device.history, host.history, num_history);
   }
 };
 

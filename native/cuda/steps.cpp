@@ -13,13 +13,6 @@ using cuda::DecodeTask;
 using cuda::PrefillTask;
 using cuda::StepPlaces;
 
-template <typename T>
-void upload(Backend& backend, T* target, const T* source, int64_t count) {
-  if (count == 0) return;
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(target, source, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice,
-                                   backend.stream));
-}
-
 struct StepWriter {
   Backend& backend;
   const StepPlaces& places;
@@ -124,10 +117,10 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   host.counts[cuda::kRowCount] = static_cast<int32_t>(backend.num_rows);
   host.counts[cuda::kDecodeCount] = static_cast<int32_t>(backend.num_decode_tasks);
   host.counts[cuda::kPrefillCount] = static_cast<int32_t>(backend.num_prefill_tasks);
-  upload(backend, device.counts, host.counts, host.slots + padded_rows - host.counts);
-  upload(backend, device.decode_tasks, host.decode_tasks, backend.num_decode_tasks);
-  upload(backend, device.prefill_tasks, host.prefill_tasks, backend.num_prefill_tasks);
-  upload(backend, device.page_table, host.page_table, writer.num_pages);
+  cuda::upload(backend.stream, device.counts, host.counts, host.slots + padded_rows - host.counts);
+  cuda::upload(backend.stream, device.decode_tasks, host.decode_tasks, backend.num_decode_tasks);
+  cuda::upload(backend.stream, device.prefill_tasks, host.prefill_tasks, backend.num_prefill_tasks);
+  cuda::upload(backend.stream, device.page_table, host.page_table, writer.num_pages);
 }
 
 bool replay_step(Backend& backend) {
@@ -157,7 +150,7 @@ void compute_logits(Backend& backend, std::span<const int32_t> rows) {
   if (backend.has_logits) return;
   const StepPlaces& host = backend.staging.steps[backend.slot];
   std::ranges::copy(rows, host.logit_rows);
-  upload(backend, backend.places.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
+  cuda::upload(backend.stream, backend.places.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
   cuda::compute_row_logits(backend, static_cast<int64_t>(rows.size()));
 }
 

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import random
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,6 +210,23 @@ class Session:
                 self.collect()
         while self.tickets:
             self.collect()
+
+
+def run_at_random(session: Session, waiting: list[Ask], source: random.Random) -> dict[int, Ask]:
+    """Run requests to their end in random steps: company, order, chunks, preemption, overlap and coming are drawn."""
+    owners: dict[int, Ask] = {}
+    while waiting or session.running or session.tickets:
+        while waiting and (not session.running or source.random() < 0.5):
+            ask = waiting.pop()
+            owners[session.add(ask)] = ask
+        if session.tickets and (len(session.tickets) == 2 or source.random() < 0.6 or not session.running):
+            session.collect()
+            continue
+        if not session.tickets and source.random() < 0.15:
+            session.engine.release_pages(source.choice(session.running))
+        chosen = source.sample(session.running, source.randint(1, len(session.running)))
+        session.submit([(request_id, source.choice((1, 1, 3, 8, 17, 64))) for request_id in chosen])
+    return owners
 
 
 def answer_all(engine: NativeEngine, asks: Sequence[Ask], chunk: int = 2048) -> list[Answer]:

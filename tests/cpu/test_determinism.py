@@ -24,6 +24,7 @@ from tests.cpu.small_engine import (
     answer_alone,
     make_ask,
     open_engine,
+    run_at_random,
     small_model,
 )
 from tests.cpu.testing_library import declare, load_testing_library
@@ -111,23 +112,6 @@ def run_in_chunks(session: Session, request_id: int, chunks: list[int]) -> None:
         if request_id in session.running:
             session.step([(request_id, chunk)])
     session.run()
-
-
-def run_at_random(session: Session, waiting: list[Ask], source: random.Random) -> dict[int, Ask]:
-    """Run requests to their end in random steps: company, order, chunks, preemption, overlap and coming are drawn."""
-    owners: dict[int, Ask] = {}
-    while waiting or session.running or session.tickets:
-        while waiting and (not session.running or source.random() < 0.5):
-            ask = waiting.pop()
-            owners[session.add(ask)] = ask
-        if session.tickets and (len(session.tickets) == 2 or source.random() < 0.6 or not session.running):
-            session.collect()
-            continue
-        if not session.tickets and source.random() < 0.15:
-            session.engine.release_pages(source.choice(session.running))
-        chosen = source.sample(session.running, source.randint(1, len(session.running)))
-        session.submit([(request_id, source.choice((1, 1, 3, 8, 17, 64))) for request_id in chosen])
-    return owners
 
 
 @every_path

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from glint.native.library import NativeEngine, load_library
-from tests.cpu.small_engine import VOCAB_SIZE, Ask, Session, answer_alone, make_ask, open_engine
+from tests.cpu.small_engine import VOCAB_SIZE, Ask, Session, answer_alone, make_ask, open_engine, run_at_random
 from tests.cpu.testing_library import declare, load_testing_library
 
 pytestmark = pytest.mark.sanitize
@@ -74,20 +74,9 @@ def test_overlapped_answers_are_those_of_requests_alone(chunk: int) -> None:
 def test_no_schedule_changes_an_answer(seed: int) -> None:
     source = random.Random(seed)
     waiting = mixed_asks(8, seed)
-    owners: dict[int, Ask] = {}
     with deferring(num_pages=128) as engine:
         session = Session(engine)
-        while waiting or session.running or session.tickets:
-            while waiting and (not session.running or source.random() < 0.5):
-                ask = waiting.pop()
-                owners[session.add(ask)] = ask
-            if session.tickets and (len(session.tickets) == 2 or source.random() < 0.5 or not session.running):
-                session.collect()
-                continue
-            if not session.tickets and source.random() < 0.15:
-                engine.release_pages(source.choice(session.running))
-            chosen = source.sample(session.running, source.randint(1, len(session.running)))
-            session.submit([(request_id, source.choice((1, 1, 3, 8, 17, 64))) for request_id in chosen])
+        owners = run_at_random(session, waiting, source)
         for request_id, ask in owners.items():
             assert session.answers[request_id] == answer_alone(ask)
         engine.check()

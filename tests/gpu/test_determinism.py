@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
-from tests.cpu.small_engine import Ask, Session, answer_all, make_ask, small_model
+from tests.cpu.small_engine import Ask, Session, answer_all, make_ask, run_at_random, small_model
 from tests.gpu.cases import CaseStore
 from tests.gpu.sessions import PAGE_TOKENS, Alone, kernels_of, open_cuda
 
@@ -156,20 +156,9 @@ def test_no_schedule_changes_an_answer(path: ComputePath) -> None:
     for seed in range(6):
         source = random.Random(seed)
         waiting = mixed_asks(path, 10 + seed)
-        owners: dict[int, Ask] = {}
         with path.engine(num_pages=64) as engine:
             session = Session(engine)
-            while waiting or session.running or session.tickets:
-                while waiting and (not session.running or source.random() < 0.5):
-                    ask = waiting.pop()
-                    owners[session.add(ask)] = ask
-                if session.tickets and (len(session.tickets) == 2 or source.random() < 0.6 or not session.running):
-                    session.collect()
-                    continue
-                if not session.tickets and source.random() < 0.15:
-                    engine.release_pages(source.choice(session.running))
-                chosen = source.sample(session.running, source.randint(1, len(session.running)))
-                session.submit([(request_id, source.choice((1, 1, 3, 8, 17, 64))) for request_id in chosen])
+            owners = run_at_random(session, waiting, source)
             for request_id, ask in owners.items():
                 assert session.answers[request_id] == path.alone(ask)
             engine.check()
