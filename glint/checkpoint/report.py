@@ -1,15 +1,19 @@
 """The text that `glint check` prints."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.plan import ExpertLayout, MemoryPlan, plan_memory
+from glint.checkpoint.placement import ExpertLayout
+from glint.checkpoint.plan import MemoryPlan, TensorKind, plan_memory
 from glint.checkpoint.quantisation import ScaleKind
 from glint.checkpoint.table import Inspection, inspect_checkpoint
+from glint.errors import CheckpointError
 
 _LABEL_WIDTH = 18
+_KIND_COLUMNS = ("tensors", "type", "in the model", "split by", "on a rank", "bytes on a rank")
 _SCALE_TEXTS = {
     ScaleKind.NONE: "none, BF16",
     ScaleKind.CHANNEL: "FP8 E4M3, one scale per output channel",
@@ -19,30 +23,32 @@ _SCALE_TEXTS = {
 
 
 def run_check(model_dir: Path, tp: int, expert_layout: ExpertLayout) -> tuple[str, bool]:
-    """Inspect a model folder without loading weights; give the report and whether the folder can be used."""
+    """Inspect a model folder without loading weights; give the report and whether the folder can be used.
+
+    It can be used where nothing is wrong with it and `tp` ranks can hold it in this layout.
+    """
     inspection = inspect_checkpoint(model_dir)
     plan: MemoryPlan | None = None
-    if inspection.config is not None and inspection.tensors:
-        plan = plan_memory(inspection.config, inspection.tensors, tp, expert_layout)
-    is_usable = plan is not None and not inspection.problems and not plan.problems
-    return render_check(inspection, plan), is_usable
+    if inspection.config is not None:
+        try:
+            plan = plan_memory(inspection.config, inspection.tensors, tp, expert_layout)
+        except CheckpointError as error:
+            inspection = replace(inspection, problems=inspection.problems + error.problems)
+    return render_check(inspection, plan), not inspection.problems
 
 
 def render_check(inspection: Inspection, plan: MemoryPlan | None) -> str:
-    """Write what was found, the memory plan, the notes and all problems, numbered, as plain text."""
+    """Write what was found, where it goes, the notes and all problems, numbered, as plain text."""
     lines = [f"Model folder {inspection.folder}", ""]
     if inspection.config is not None:
         lines.extend(_describe_model(inspection.config))
     lines.extend(_describe_files(inspection))
-    if plan is not None:
-        lines.extend(["", *_describe_plan(plan)])
-    if plan is not None and inspection.config is not None and inspection.config.weight_scale_kind is ScaleKind.NONE:
-        lines.append(_row("", f"{2 * plan.kv_bytes_per_token:,} on the CPU, where BF16 weights go with FP32 KV"))
+    if plan is not None and inspection.config is not None and inspection.tensors:
+        lines.extend(["", *_describe_plan(plan, inspection.config)])
     if inspection.notes:
         lines.extend(["", *_describe_list("Notes", inspection.notes)])
-    problems = inspection.problems + (plan.problems if plan is not None else ())
     lines.append("")
-    lines.extend(_describe_list("Problems", problems) if problems else ["No problems."])
+    lines.extend(_describe_list("Problems", inspection.problems) if inspection.problems else ["No problems."])
     return "\n".join(lines) + "\n"
 
 
@@ -91,13 +97,43 @@ def _describe_files(inspection: Inspection) -> Iterator[str]:
         yield _row("skipped", f"{len(sizes):,}, {format_bytes(sum(sizes))}: {reason}")
 
 
-def _describe_plan(plan: MemoryPlan) -> Iterator[str]:
+def _describe_plan(plan: MemoryPlan, config: ModelConfig) -> Iterator[str]:
     ranks = "1 rank" if plan.num_ranks == 1 else f"each of {plan.num_ranks} ranks"
     yield f"Memory plan for {ranks}, experts by {plan.expert_layout}"
-    for name, byte_count in plan.parts:
-        yield _row(name, format_bytes(byte_count))
-    yield _row("weights", format_bytes(plan.weight_bytes))
-    yield _row("KV cache", f"{plan.kv_bytes_per_token:,} bytes per token in BF16 ({plan.kv_heads} key/value heads)")
+    total = ("weights", "", "", "", "", format_bytes(plan.weight_bytes))
+    yield from _align([_KIND_COLUMNS, *map(_describe_kind, plan.kinds), total])
+    heads = f"{plan.kv_heads} of {config.num_kv_heads} key/value heads"
+    if plan.kv_copies > 1:
+        heads += f", each on {plan.kv_copies} ranks"
+    yield _row("KV cache", f"{plan.kv_bytes_per_token:,} bytes per token in BF16 ({heads})")
+    if config.weight_scale_kind is ScaleKind.NONE:
+        yield _row("", f"{2 * plan.kv_bytes_per_token:,} on the CPU, where BF16 weights go with FP32 KV")
+
+
+def _describe_kind(kind: TensorKind) -> tuple[str, ...]:
+    share = "none" if kind.share is None else f"{kind.rank_count:,} of {kind.share.row_count} x {kind.share.col_count}"
+    return (
+        kind.name,
+        kind.dtype.name,
+        f"{kind.count:,} of {kind.rows} x {kind.cols}",
+        _split_name(kind),
+        share,
+        "in the embedding" if kind.is_view else format_bytes(kind.rank_bytes),
+    )
+
+
+def _split_name(kind: TensorKind) -> str:
+    if kind.share is None or kind.rank_count < kind.count:
+        return "experts"
+    if kind.share.row_count < kind.rows:
+        return "rows"
+    return "columns" if kind.share.col_count < kind.cols else "whole"
+
+
+def _align(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
 def _describe_list(title: str, lines: tuple[str, ...]) -> Iterator[str]:

@@ -1,121 +1,126 @@
-"""The memory plan: arithmetic checked against NumPy slices of the same tensors and the published totals."""
+"""The memory plan and the report of `glint check`, on small model folders."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.layout import Part, Role
-from glint.checkpoint.plan import ExpertLayout, plan_memory
+from glint.checkpoint.placement import ExpertLayout
+from glint.checkpoint.plan import MemoryPlan, plan_memory
 from glint.checkpoint.report import run_check
-from glint.checkpoint.table import Checkpoint, TableEntry, open_checkpoint
+from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.errors import CheckpointError
-from tests.pure.checkpoint_files import small_folder
+from tests.pure.checkpoint_files import SMALL, make_specs, small_folder, spec_bytes, write_folder
 
-ROW_ROLES = {Role.QUERY, Role.KEY, Role.VALUE, Role.GATE, Role.UP, Role.SHARED_GATE, Role.SHARED_UP}
-VOCABULARY = {Role.EMBEDDING, Role.LM_HEAD}
-COL_ROLES = {Role.OUTPUT, Role.DOWN, Role.SHARED_DOWN}
+LAYOUTS: tuple[ExpertLayout, ...] = ("tp", "ep")
 
 
-def slice_bytes(entry: TableEntry, weight: TableEntry, rank: int, ranks: int) -> int:
-    """Count the bytes of one rank's slice by slicing an array of scale coordinates per weight element."""
-    rows, cols = np.indices((weight.rows, weight.cols))
-    split_rows = entry.role in ROW_ROLES | VOCABULARY
-    size = weight.rows if split_rows else weight.cols
-    piece = slice(rank * size // ranks, (rank + 1) * size // ranks)
-    selection = (piece, slice(None)) if split_rows else (slice(None), piece)
-    is_tiled = entry.part is Part.SCALE and (entry.cols > 1 or entry.rows not in (1, weight.rows))
-    row_step = 128 if is_tiled else weight.rows // entry.rows
-    col_step = 128 if is_tiled else weight.cols // entry.cols
-    touched = set(zip((rows[selection] // row_step).flat, (cols[selection] // col_step).flat, strict=True))
-    return len(touched) * entry.byte_count // (entry.rows * entry.cols)
+def plan_of(checkpoint: Checkpoint, ranks: int, layout: ExpertLayout = "tp") -> MemoryPlan:
+    """The plan of a folder that was read."""
+    return plan_memory(checkpoint.config, checkpoint.tensors, ranks, layout)
 
 
-def expected_bytes(checkpoint: Checkpoint, ranks: int) -> int:
-    """Give the largest rank's weight bytes with sliced experts."""
-    weights = {
-        (entry.role, entry.layer, entry.expert): entry for entry in checkpoint.tensors if entry.part is Part.WEIGHT
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_rank_holds_everything_and_tied_embeddings_once(
+    is_tied: bool, layout: ExpertLayout, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(small_folder(tmp_path, tie_word_embeddings=is_tied))
+    plan = plan_of(checkpoint, 1, layout)
+    specs = make_specs(SMALL | {"tie_word_embeddings": is_tied})
+    assert plan.weight_bytes == sum(map(spec_bytes, specs.values()))
+    assert sum(kind.count for kind in plan.kinds) == len(specs) + is_tied
+
+
+def test_a_tied_lm_head_is_a_slice_of_the_embedding_that_takes_no_bytes(tmp_path: Path) -> None:
+    tied = {
+        kind.name: kind for kind in plan_of(open_checkpoint(small_folder(tmp_path, tie_word_embeddings=True)), 2).kinds
     }
-    cache: dict[tuple[int, ...], int] = {}
-    total = 0
-    for entry in checkpoint.tensors:
-        if entry.role not in ROW_ROLES | COL_ROLES | VOCABULARY:
-            total += entry.byte_count
-            continue
-        weight = weights[(entry.role, entry.layer, entry.expert)]
-        if entry.part is Part.BIAS:
-            total += entry.byte_count // ranks
-            continue
-        key = (entry.role, entry.part, entry.rows, entry.cols, weight.rows, weight.cols)
-        if key not in cache:
-            cache[key] = max(slice_bytes(entry, weight, rank, ranks) for rank in range(ranks))
-        total += cache[key]
-    return total
-
-
-@pytest.mark.parametrize("strategy", [None, "channel", "tensor", "block"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_weight_bytes_are_those_of_the_slices(strategy: str | None, ranks: int, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(small_folder(tmp_path, strategy))
-    plan = plan_memory(checkpoint.config, checkpoint.tensors, ranks, "tp")
-    assert not plan.problems
-    assert plan.weight_bytes == expected_bytes(checkpoint, ranks) == sum(count for _, count in plan.parts)
-
-
-def test_one_rank_holds_everything_and_tied_embeddings_once(tmp_path: Path) -> None:
-    for is_tied in (False, True):
-        checkpoint = open_checkpoint(small_folder(tmp_path / str(is_tied), tie_word_embeddings=is_tied))
-        layouts: tuple[ExpertLayout, ...] = ("tp", "ep")
-        for layout in layouts:
-            plan = plan_memory(checkpoint.config, checkpoint.tensors, 1, layout)
-            stored = {(entry.file_offset, entry.byte_count) for entry in checkpoint.tensors}
-            assert plan.weight_bytes == sum(byte_count for _, byte_count in stored)
+    assert tied["lm_head"].is_view and not tied["embedding"].is_view
+    assert tied["lm_head"].share == (0, 48, 0, 192)
+    assert (tied["lm_head"].rank_bytes, tied["embedding"].rank_bytes) == (0, 96 * 192 * 2)
 
 
 def test_whole_experts_take_the_same_room_as_slices_without_scales(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(small_folder(tmp_path))
-    sliced = dict(plan_memory(checkpoint.config, checkpoint.tensors, 2, "tp").parts)
-    whole = dict(plan_memory(checkpoint.config, checkpoint.tensors, 2, "ep").parts)
-    assert sliced == whole
+    sliced, whole = (plan_of(checkpoint, 2, layout) for layout in LAYOUTS)
+    assert [kind.rank_bytes for kind in sliced.kinds] == [kind.rank_bytes for kind in whole.kinds]
 
 
 def test_kv_heads_are_split_and_then_duplicated(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(small_folder(tmp_path))
-    plans = {ranks: plan_memory(checkpoint.config, checkpoint.tensors, ranks, "tp") for ranks in (1, 2, 4)}
-    assert {ranks: plan.kv_heads for ranks, plan in plans.items()} == {1: 2, 2: 1, 4: 1}
+    plans = {ranks: plan_of(checkpoint, ranks) for ranks in (1, 2, 4)}
+    assert {ranks: (plan.kv_heads, plan.kv_copies) for ranks, plan in plans.items()} == {
+        1: (2, 1),
+        2: (1, 1),
+        4: (1, 2),
+    }
     assert {ranks: plan.kv_bytes_per_token for ranks, plan in plans.items()} == {1: 384, 2: 192, 4: 192}
-    assert not plans[4].problems
 
 
-def problems_at(config: ModelConfig, ranks: int, layout: ExpertLayout) -> str:
-    return "\n".join(plan_memory(config, (), ranks, layout).problems)
-
-
-def test_sizes_that_do_not_divide_are_named(tmp_path: Path) -> None:
-    config = open_checkpoint(small_folder(tmp_path)).config
-    for name in ("num_attention_heads 8", "intermediate_size 320", "moe_intermediate_size 160", "vocab_size 96"):
-        assert f"{name} cannot be split over 7 ranks" in problems_at(config, 7, "tp")
-    assert "num_key_value_heads 2 can neither" in problems_at(config, 3, "tp")
-    assert "n_routed_experts 4 cannot be split over 8 ranks" in problems_at(config, 8, "ep")
-    assert "n_routed_experts" not in problems_at(config, 8, "tp")
-    assert "moe_intermediate_size" not in problems_at(config, 7, "ep")
+def test_a_model_that_does_not_split_has_no_plan_and_all_reasons(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(small_folder(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        plan_of(checkpoint, 7)
+    assert len(caught.value.problems) == 6
 
 
 def test_no_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="--tp 1 or more"):
-        run_check(small_folder(tmp_path), 0, "tp")
+    text, is_usable = run_check(small_folder(tmp_path), 0, "tp")
+    assert not is_usable and "  1. a model cannot be split over 0 ranks; choose --tp 1 or more\n" in text
 
 
-def test_the_report_shows_plan_notes_and_numbered_problems(tmp_path: Path) -> None:
-    folder = small_folder(tmp_path / "model", "channel")
-    text, is_usable = run_check(folder, 2, "ep")
+def test_the_report_shows_what_goes_where(tmp_path: Path) -> None:
+    text, is_usable = run_check(small_folder(tmp_path, "channel", tie_word_embeddings=True), 2, "ep")
     assert is_usable and text.endswith("No problems.\n")
-    assert "Memory plan for each of 2 ranks, experts by ep" in text
+    table = text[text.index("Memory plan for each of 2 ranks, experts by ep\n") :].splitlines()[1:]
+    rows = {cells[0]: cells[1:] for cells in (line.strip().split("  ") for line in map(squeeze, table)) if cells[1:]}
+    assert rows["tensors"] == ["type", "in the model", "split by", "on a rank", "bytes on a rank"]
+    assert rows["embedding"] == ["BF16", "1 of 96 x 192", "whole", "1 of 96 x 192", "36,864 bytes"]
+    assert rows["query"] == ["F8_E4M3", "3 of 128 x 192", "rows", "3 of 64 x 192", "36,864 bytes"]
+    assert rows["query bias"] == ["BF16", "3 of 128 x 1", "rows", "3 of 64 x 1", "384 bytes"]
+    assert rows["output"] == ["F8_E4M3", "3 of 192 x 128", "columns", "3 of 192 x 64", "36,864 bytes"]
+    assert rows["output scale"] == ["F32", "3 of 192 x 1", "whole", "3 of 192 x 1", "2,304 bytes"]
+    assert rows["expert down"] == ["F8_E4M3", "8 of 192 x 160", "experts", "4 of 192 x 160", "122,880 bytes"]
+    assert rows["lm_head"] == ["BF16", "1 of 96 x 192", "rows", "1 of 48 x 192", "in the embedding"]
+    assert rows["KV cache"] == ["192 bytes per token in BF16 (1 of 2 key/value heads)"]
+
+
+def squeeze(line: str) -> str:
+    """A line of a table with two spaces between its cells."""
+    while "   " in line:
+        line = line.replace("   ", "  ")
+    return line
+
+
+def test_the_report_shows_notes_and_numbered_problems(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path / "model", "channel")
     (folder / "other.safetensors").write_bytes(b"")
     text, is_usable = run_check(folder, 3, "tp")
-    assert not is_usable
+    assert not is_usable and "Memory plan" not in text
     assert "Notes (1)\n  1. other.safetensors is ignored" in text
     assert "  1. num_attention_heads 8 cannot be split over 3 ranks" in text
     text, is_usable = run_check(tmp_path / "absent", 1, "tp")
     assert not is_usable and "Problems (1)" in text
+
+
+def test_problems_of_the_folder_and_of_the_split_are_listed_together(tmp_path: Path) -> None:
+    document = SMALL | {"quantization_config": None}
+    specs = make_specs(document)
+    del specs["model.layers.2.mlp.experts.1.up_proj.weight"]
+    folder = write_folder(tmp_path, document, specs)
+    text, is_usable = run_check(folder, 8, "ep")
+    assert not is_usable and "Problems (2)" in text
+    assert "experts.1.up_proj.weight is missing" in text and "n_routed_experts 4 cannot be split over 8" in text
+    text, is_usable = run_check(folder, 2, "ep")
+    assert not is_usable and "Problems (1)" in text and "Memory plan for each of 2 ranks" in text
+
+
+def test_ranks_without_any_tensor_of_a_kind_are_shown_so(tmp_path: Path) -> None:
+    document = SMALL | {"quantization_config": None}
+    lost = [f"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight" for layer in (1, 2) for expert in (0, 1)]
+    specs = {name: spec for name, spec in make_specs(document).items() if name not in lost}
+    text, is_usable = run_check(write_folder(tmp_path, document, specs), 2, "ep")
+    assert not is_usable and "Problems (4)" in text
+    assert "  expert down BF16 4 of 192 x 160 experts none 0 bytes" in "\n".join(
+        "  " + " ".join(line.split()) for line in text.splitlines()
+    )
