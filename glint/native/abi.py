@@ -11,7 +11,7 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_LOGPROBS = 20
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -24,6 +24,7 @@ STATUS_FILE = 5
 STATUS_BUSY = 6
 STATUS_UNSUPPORTED = 7
 STATUS_INTERNAL = 8
+STATUS_RANK_FAILED = 9
 
 DTYPE_F32 = 1
 DTYPE_BF16 = 2
@@ -46,6 +47,14 @@ KERNELS_HOPPER = 8
 
 EXPERT_LAYOUT_TP = 0
 EXPERT_LAYOUT_EP = 1
+
+EXCHANGE_AUTO = 0
+EXCHANGE_REPLICATED = 1
+EXCHANGE_SHARDED = 2
+
+ALL_REDUCE_AUTO = 0
+ALL_REDUCE_NCCL = 1
+ALL_REDUCE_CUSTOM = 2
 
 ROLE_EMBEDDING = 1
 ROLE_LM_HEAD = 2
@@ -152,8 +161,11 @@ class Tensor(Structure):
 class EngineOptions(Structure):
     """Everything that is fixed for the life of an engine. `files` has `file_count` elements; all is copied.
 
-    `local_experts` is how many experts of each layer are held, 0 for all. With `synthetic_seed` other than 0 the
-    weights are random, made from it; there are no files and no tensors then. The CPU library takes neither.
+    `local_experts` is how many experts of each layer are held, 0 for all. `exchange` and `all_reduce` choose how
+    several ranks share rows and sums, `kv_dtype` what keys and values are kept in (0: the backend's own); with
+    `shares_devices` several ranks may run on one GPU. With `synthetic_seed` other than 0 the weights are random, made
+    from it; there are no files and no tensors then, and `emulated_ranks` above 1 makes this one rank of as many, whose
+    exchanges are local copies. The CPU library takes none of these.
     """
 
     _fields_ = [
@@ -171,6 +183,12 @@ class EngineOptions(Structure):
         ("max_context_tokens", c_int32),
         ("file_count", c_int32),
         ("local_experts", c_int32),
+        ("exchange", c_int32),
+        ("all_reduce", c_int32),
+        ("kv_dtype", c_int32),
+        ("shares_devices", c_int32),
+        ("emulated_ranks", c_int32),
+        ("reserved", c_int32),
         ("synthetic_seed", c_uint64),
         ("model", POINTER(Model)),
         ("files", POINTER(File)),
@@ -342,7 +360,8 @@ class EngineStats(Structure):
     """Counters. `pages_free + pages_held + pages_cached == num_pages`; `kernels` is the path really chosen.
 
     `weight_bytes_placed` were copied to the device. `experts_read` adds up, over steps and layers, how many different
-    experts were needed. `steps_replayed` ran from a recording of the device's work.
+    experts were needed. `steps_replayed` ran from a recording of the device's work. `collectives_run` and
+    `collective_bytes` count what one rank exchanged with the others.
     """
 
     _fields_ = [
@@ -365,6 +384,8 @@ class EngineStats(Structure):
         ("weight_bytes_placed", c_uint64),
         ("experts_read", c_uint64),
         ("steps_replayed", c_uint64),
+        ("collectives_run", c_uint64),
+        ("collective_bytes", c_uint64),
     ]
 
 

@@ -1,18 +1,21 @@
 """The native library: which file it is, loading it, and calling it with failures as exceptions."""
 
 import ctypes
+import importlib.util
 import os
 import struct
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from glint.errors import EngineError
+from glint.errors import EngineError, RankFailed
 from glint.native import abi
 
 LIBRARY_VARIABLE = "GLINT_ENGINE"
+NCCL_VARIABLE = "GLINT_NCCL"
 BUILD_COMMANDS = {"cpu": "scripts/build.sh", "cuda": "scripts/build.sh --cuda (it needs nvcc of the CUDA toolkit 13)"}
 _LOGPROB = struct.Struct("=iiif")
 _STEP_ITEM = struct.Struct("=Qiiii")
@@ -63,6 +66,7 @@ _EXCEPTIONS: dict[int, type[EngineError]] = {
     abi.STATUS_BUSY: EngineBusy,
     abi.STATUS_UNSUPPORTED: Unsupported,
     abi.STATUS_INTERNAL: InternalFailure,
+    abi.STATUS_RANK_FAILED: RankFailed,
 }
 
 
@@ -115,6 +119,16 @@ def choose_library(device: str, path: str | Path | None = None) -> Path:
     )
 
 
+def name_nccl() -> None:
+    """Let the native library find the NCCL of the wheel nvidia-nccl-cu13, unless $GLINT_NCCL already names a file."""
+    with suppress(ModuleNotFoundError):
+        found = importlib.util.find_spec("nvidia.nccl")
+        folders = [] if found is None else list(found.submodule_search_locations or ())
+        for library in (Path(folder) / "lib" / "libnccl.so.2" for folder in folders):
+            if library.is_file():
+                os.environ.setdefault(NCCL_VARIABLE, str(library))
+
+
 def load_library(path: Path) -> ctypes.CDLL:
     """Load a library, check that it speaks our ABI version, and give every function its types."""
     try:
@@ -137,6 +151,8 @@ def load_library(path: Path) -> ctypes.CDLL:
 def open_library(device: str, path: str | Path | None = None) -> ctypes.CDLL:
     """Find and load the library of a device; one that computes on another device is refused."""
     chosen = choose_library(device, path)
+    if device == "cuda":
+        name_nccl()
     library = load_library(chosen)
     backend = library.glint_backend_name().decode()
     if backend != device:

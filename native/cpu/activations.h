@@ -5,11 +5,12 @@
 #include "base/memory.h"
 #include "include/glint.h"
 #include "model/sampling.h"
+#include "model/slices.h"
 
 namespace glint::cpu {
 
 struct Activations {
-  Activations(const glint_model& model, const glint_engine_options& options);
+  Activations(const RankSlice& slice, const glint_engine_options& options);
 
   uint64_t byte_count() const;
 
@@ -28,9 +29,11 @@ struct Activations {
   Buffer<float> routed;
   Buffer<float> shared;
   Buffer<float> parts;
+  Buffer<float> update;
   Buffer<float> router_logits;
   Buffer<float> expert_weights;
   Buffer<float> logits;
+  Buffer<float> rank_logits;
   Buffer<int32_t> experts;
   Buffer<int32_t> routed_rows;
   Buffer<int32_t> expert_tokens;

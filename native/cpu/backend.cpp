@@ -11,6 +11,12 @@ namespace glint {
 namespace {
 
 void check_options(const glint_model& model, const glint_engine_options& options) {
+  require(options.all_reduce == GLINT_ALL_REDUCE_AUTO, GLINT_STATUS_UNSUPPORTED, "options.all_reduce is ",
+          options.all_reduce, ": ranks of the CPU library share memory and add in one way; use 0");
+  require(options.emulated_ranks == 0, GLINT_STATUS_UNSUPPORTED, "options.emulated_ranks is ", options.emulated_ranks,
+          ": the CPU library runs real ranks; use 0");
+  require(options.shares_devices == 0, GLINT_STATUS_UNSUPPORTED, "options.shares_devices is ", options.shares_devices,
+          ": the CPU library has no devices to share; use 0");
   require(options.synthetic_seed == 0, GLINT_STATUS_UNSUPPORTED, "options.synthetic_seed is ", options.synthetic_seed,
           ": the CPU library computes with the weights of a checkpoint; use 0, or the CUDA library");
   require(options.local_experts == 0 || options.local_experts == model.num_experts, GLINT_STATUS_UNSUPPORTED,
@@ -19,7 +25,7 @@ void check_options(const glint_model& model, const glint_engine_options& options
 }
 
 cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_options& options) {
-  return {.num_threads = options.num_threads,
+  return {.num_threads = std::max(options.num_threads / options.num_ranks, 1),
           .kernels = options.kernels,
           .max_product_calls = cpu::max_product_calls(model, options.row_slices),
           .max_step_items = options.max_step_items,
@@ -49,6 +55,20 @@ uint64_t bytes_per_page(const glint_model& model, const cpu::PageLayout& layout)
   return 2 * static_cast<uint64_t>(model.num_layers) * static_cast<uint64_t>(layout.page_bytes());
 }
 
+void sample_all(Backend& backend, SampledRow* out, std::span<const SamplingRow> rows) {
+  const auto vocab_size = static_cast<size_t>(backend.model.vocab_size);
+  backend.workers.team().run(static_cast<int64_t>(rows.size()), [&](int64_t index, int thread) {
+    const SamplingRow& row = rows[static_cast<size_t>(index)];
+    const std::span logits(backend.activations.logits.data() + int64_t{row.logit_row} * backend.model.vocab_size,
+                           vocab_size);
+    if (row.has_given_token) {
+      cpu::logprobs_row(out[index], logits, row.given_token, row.settings->num_prompt_logprobs);
+    } else {
+      cpu::sample_row(out[index], logits, row, backend.workers.sampler(thread));
+    }
+  });
+}
+
 uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layout) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
   const uint64_t page_bytes = bytes_per_page(model, layout);
@@ -62,17 +82,21 @@ uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layo
 
 std::atomic<bool> cpu::defers_results = false;
 
-Backend::Backend(const glint_model& the_model, const glint_engine_options& options, const ModelWeights& the_weights)
-    : model(the_model),
-      weights(the_weights),
-      row_slices(options.row_slices),
+Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole,
+                 World& world)
+    : slice(the_slice),
+      model(slice.model),
+      weights(slice_weights(whole, slice)),
+      row_slices(slice.row_slices),
       expert_layout(options.expert_layout),
+      exchange(options.exchange),
       max_step_items(options.max_step_items),
       heads{model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim},
       pages(page_layout(model, options)),
       page_memory(page_memory_bytes(model, pages)),
-      activations(model, options),
+      activations(slice, options),
       workspace_bytes(workspace_bytes_of(activations, model, options)),
+      collectives(world, slice.rank),
       workers(worker_options(model, options)) {
   pages.data = page_memory.data();
   calls.reserve(static_cast<size_t>(cpu::max_product_calls(model, row_slices)));
@@ -80,15 +104,20 @@ Backend::Backend(const glint_model& the_model, const glint_engine_options& optio
 
 void BackendDeleter::operator()(Backend* backend) const { delete backend; }
 
-BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights) {
+BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights,
+                          World& world, int32_t rank) {
   check_options(model, options);
-  return BackendOwner(new Backend(model, options, weights));
+  return BackendOwner(new Backend(rank_slice(model, options, rank), options, weights, world));
 }
+
+void join_world(Backend&) {}
 
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options) {
   check_options(model, options);
-  const cpu::PageLayout layout = page_layout(model, options);
-  page_memory_bytes(model, layout);
+  const RankSlice slice = rank_slice(model, options, 0);
+  const cpu::PageLayout layout = page_layout(slice.model, options);
+  const auto num_ranks = static_cast<uint64_t>(options.num_ranks);
+  page_memory_bytes(slice.model, layout);
   glint_engine_plan plan{
       .struct_bytes = sizeof(glint_engine_plan),
       .kernels = choose_kernels(options.kernels).id,
@@ -96,9 +125,10 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
       .memory_total = cpu::machine_memory(),
       .memory_free = cpu::available_memory(),
       .weight_bytes = 0,
-      .workspace_bytes = workspace_bytes_of(cpu::Activations(model, options), model, options),
+      .workspace_bytes =
+          num_ranks * workspace_bytes_of(cpu::Activations(slice, options), slice.model, options),
       .pinned_bytes = 0,
-      .bytes_per_page = bytes_per_page(model, layout),
+      .bytes_per_page = num_ranks * bytes_per_page(slice.model, layout),
   };
   cpu::processor_name().copy(plan.device_name, sizeof(plan.device_name) - 1);
   return plan;
@@ -109,12 +139,15 @@ const char* backend_name() { return "cpu"; }
 bool backend_checks_codes() { return false; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
+  const auto num_ranks = static_cast<uint64_t>(backend.slice.num_ranks);
   stats.kernels = backend.workers.kernels().id;
-  stats.page_bytes = backend.page_memory.byte_count();
-  stats.workspace_bytes = backend.workspace_bytes;
+  stats.page_bytes = num_ranks * backend.page_memory.byte_count();
+  stats.workspace_bytes = num_ranks * backend.workspace_bytes;
   stats.weight_bytes_placed = 0;
   stats.experts_read = backend.experts_read;
   stats.steps_replayed = 0;
+  stats.collectives_run = backend.collectives.num_run();
+  stats.collective_bytes = backend.collectives.bytes_sent();
 }
 
 namespace ops {
@@ -129,17 +162,9 @@ void end_capture(Backend&) {}
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
   SampledRow* out = backend.activations.sampled.data() + slot * backend.max_step_items;
-  const auto vocab_size = static_cast<size_t>(backend.model.vocab_size);
-  backend.workers.team().run(static_cast<int64_t>(rows.size()), [&](int64_t index, int thread) {
-    const SamplingRow& row = rows[static_cast<size_t>(index)];
-    const std::span logits(backend.activations.logits.data() + int64_t{row.logit_row} * backend.model.vocab_size,
-                           vocab_size);
-    if (row.has_given_token) {
-      cpu::logprobs_row(out[index], logits, row.given_token, row.settings->num_prompt_logprobs);
-    } else {
-      cpu::sample_row(out[index], logits, row, backend.workers.sampler(thread));
-    }
-  });
+  if (backend.slice.is_first()) sample_all(backend, out, rows);
+  if (!backend.has_peers()) return;
+  backend.collectives.broadcast(out, static_cast<int64_t>(rows.size() * sizeof(SampledRow)), 0);
 }
 
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {

@@ -6,19 +6,31 @@ namespace glint {
 
 namespace {
 
-int64_t num_expert_rows(const Backend& backend) { return backend.count() * backend.model.experts_per_token; }
+int64_t num_expert_rows(const Backend& backend) {
+  return backend.activations.expert_first[backend.slice.num_experts()];
+}
+
+int32_t local_expert(const Backend& backend, int64_t index) {
+  const int32_t expert = backend.activations.experts[index];
+  return expert < backend.slice.expert_last ? expert - backend.slice.expert_first : -1;
+}
 
 void group_by_expert(Backend& backend) {
   const cpu::Activations& rows = backend.activations;
   const std::span<int32_t> first = rows.expert_first.span();
-  const int64_t num_rows = num_expert_rows(backend);
+  const int64_t num_choices = backend.count() * backend.model.experts_per_token;
   std::ranges::fill(first, 0);
-  for (int64_t index = 0; index < num_rows; ++index) ++first[static_cast<size_t>(rows.experts[index]) + 1];
+  for (int64_t index = 0; index < num_choices; ++index) {
+    const int32_t expert = local_expert(backend, index);
+    if (expert >= 0) ++first[static_cast<size_t>(expert) + 1];
+  }
   const auto is_read = [](int32_t count) { return count > 0; };
   backend.experts_read += static_cast<uint64_t>(std::ranges::count_if(first, is_read));
   for (size_t expert = 1; expert < first.size(); ++expert) first[expert] += first[expert - 1];
-  for (int64_t index = 0; index < num_rows; ++index) {
-    const int32_t row = first[static_cast<size_t>(rows.experts[index])]++;
+  for (int64_t index = 0; index < num_choices; ++index) {
+    const int32_t expert = local_expert(backend, index);
+    if (expert < 0) continue;
+    const int32_t row = first[static_cast<size_t>(expert)]++;
     rows.routed_rows[index] = row;
     rows.expert_tokens[row] = static_cast<int32_t>(index / backend.model.experts_per_token);
   }
@@ -94,7 +106,7 @@ void combine_experts(Backend& backend) {
   const int64_t width = backend.model.hidden_size;
   const int64_t count = backend.count();
   const bool is_tp = backend.splits_experts();
-  const int32_t group_experts = backend.model.num_experts / backend.row_slices;
+  const int32_t group_experts = backend.slice.num_experts() / backend.row_slices;
   for (int32_t slice = 0; slice < backend.row_slices; ++slice) {
     cpu::combine(backend.workers,
                  {.out = rows.parts.data() + slice * count * width,
@@ -106,8 +118,9 @@ void combine_experts(Backend& backend) {
                   .count = count,
                   .hidden_size = width,
                   .experts_per_token = backend.model.experts_per_token,
-                  .expert_first = is_tp ? 0 : slice * group_experts,
-                  .expert_last = is_tp ? backend.model.num_experts : (slice + 1) * group_experts});
+                  .expert_first = backend.slice.expert_first + (is_tp ? 0 : slice * group_experts),
+                  .expert_last = is_tp ? backend.slice.expert_last
+                                       : backend.slice.expert_first + (slice + 1) * group_experts});
   }
 }
 
@@ -124,7 +137,7 @@ void dense_feed_forward(Backend& backend, int64_t layer) {
   cpu::run_calls(backend);
   cpu::swiglu(backend.workers, rows.gate.data(), rows.gate.data(), rows.up.data(),
               backend.count() * backend.model.dense_width);
-  cpu::project_to_hidden(backend, rows.gate.data(), backend.model.dense_width, dense.down);
+  cpu::project_to_parts(backend, rows.gate.data(), backend.model.dense_width, dense.down);
 }
 
 void route(Backend& backend, int64_t layer) {
@@ -147,7 +160,6 @@ void expert_feed_forward(Backend& backend, int64_t layer) {
   run_gate_and_up(backend, weights);
   run_down(backend, weights);
   combine_experts(backend);
-  cpu::join_and_add(backend);
 }
 
 }

@@ -1,19 +1,10 @@
 #include <algorithm>
 
 #include "base/contract.h"
+#include "cpu/exchange.h"
 #include "cpu/projections.h"
 
 namespace glint {
-
-namespace {
-
-void norm_hidden(Backend& backend, const float* weight) {
-  const cpu::Activations& rows = backend.activations;
-  cpu::rms_norm(backend.workers, rows.normed.data(), rows.hidden.data(), weight, backend.count(),
-                backend.model.hidden_size, backend.model.norm_epsilon);
-}
-
-}
 
 namespace ops {
 
@@ -26,6 +17,7 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   backend.batch = batch;
   backend.batch.tokens = {tokens, batch.tokens.size()};
   backend.calls.clear();
+  backend.shard = cpu::choose_shard(backend, backend.count());
 }
 
 void embed(Backend& backend) {
@@ -35,7 +27,9 @@ void embed(Backend& backend) {
                    backend.heads.rotary_dim, backend.model.rope_theta);
 }
 
-void norm_before_attention(Backend& backend, int64_t layer) { norm_hidden(backend, backend.layer(layer).input_norm); }
+void norm_before_attention(Backend& backend, int64_t layer) {
+  cpu::norm_hidden(backend, backend.layer(layer).input_norm);
+}
 
 void project_query_key_value(Backend& backend, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
@@ -70,24 +64,24 @@ void attend(Backend& backend, int64_t layer) {
 }
 
 void project_attended(Backend& backend, int64_t layer) {
-  cpu::project_to_hidden(backend, backend.activations.attended.data(),
+  cpu::project_to_parts(backend, backend.activations.attended.data(),
                          backend.heads.num_heads * backend.heads.head_dim, backend.layer(layer).output);
 }
 
 void norm_before_feed_forward(Backend& backend, int64_t layer) {
-  norm_hidden(backend, backend.layer(layer).post_attention_norm);
+  cpu::norm_hidden(backend, backend.layer(layer).post_attention_norm);
 }
 
 void compute_logits(Backend& backend, std::span<const int32_t> rows) {
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t width = backend.model.hidden_size;
   float* normed = backend.activations.normed.data();
+  cpu::share_hidden(backend);
   cpu::gather_rows(backend.workers, normed, backend.activations.hidden.data(), rows, width);
   cpu::rms_norm(backend.workers, normed, normed, backend.weights.final_norm, count, width,
                 backend.model.norm_epsilon);
   const cpu::ProductInput input = cpu::prepare_normed_floats(backend, count);
-  cpu::add_product(backend, backend.activations.logits.data(), input, count, backend.weights.lm_head, nullptr);
-  cpu::run_calls(backend);
+  cpu::project_logits(backend, input, count);
 }
 
 void read_hidden(Backend& backend, float* out) {

@@ -63,7 +63,7 @@ void run_calls(Backend& backend) {
   backend.calls.clear();
 }
 
-void project_to_hidden(Backend& backend, const float* in, int64_t width, const Weight& weight) {
+void project_to_parts(Backend& backend, const float* in, int64_t width, const Weight& weight) {
   const Activations& rows = backend.activations;
   const int64_t count = backend.count();
   const int32_t slices = backend.row_slices;
@@ -78,14 +78,6 @@ void project_to_hidden(Backend& backend, const float* in, int64_t width, const W
                                .weight = weight,
                                .slices = slices});
   run_calls(backend);
-  join_and_add(backend);
-}
-
-void join_and_add(Backend& backend) {
-  const Activations& rows = backend.activations;
-  const int64_t floats = backend.count() * backend.model.hidden_size;
-  join_slices(backend.workers, rows.parts.data(), floats, backend.row_slices, floats);
-  add_rows(backend.workers, rows.hidden.data(), rows.parts.data(), floats);
 }
 
 }

@@ -24,7 +24,6 @@ void add_product(Backend& backend, float* out, const ProductInput& input, int64_
                  const float* bias);
 void add_sliced_product(Backend& backend, const SlicedProduct& product);
 void run_calls(Backend& backend);
-void project_to_hidden(Backend& backend, const float* in, int64_t width, const Weight& weight);
-void join_and_add(Backend& backend);
+void project_to_parts(Backend& backend, const float* in, int64_t width, const Weight& weight);
 
 }

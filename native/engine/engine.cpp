@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/contract.h"
+#include "model/slices.h"
 
 namespace glint {
 
@@ -18,29 +19,10 @@ void check_range(int32_t value, int32_t low, int32_t high, const char* name) {
   require_argument(value >= low && value <= high, "options.", name, " is ", value, ", expected ", low, " to ", high);
 }
 
-void check_slices(const glint_engine_options& options, const glint_model& model) {
-  check_range(options.num_ranks, 1, 1024, "num_ranks");
-  require(options.num_ranks == 1, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ", options.num_ranks,
-          ": this library runs one rank");
-  check_range(options.row_slices, 1, 64, "row_slices");
-  check_range(options.expert_layout, GLINT_EXPERT_LAYOUT_TP, GLINT_EXPERT_LAYOUT_EP, "expert_layout");
-  const auto divides = [&](int64_t width, const char* name) {
-    require_argument(width % options.row_slices == 0, "options.row_slices is ", options.row_slices,
-                     ", which does not divide the ", name, " ", width);
-  };
-  divides(int64_t{model.num_heads} * model.head_dim, "attention width");
-  if (model.num_dense_layers > 0) divides(model.dense_width, "dense width");
-  if (model.num_dense_layers < model.num_layers) {
-    divides(model.shared_width, "shared expert width");
-    const bool is_tp = options.expert_layout == GLINT_EXPERT_LAYOUT_TP;
-    divides(is_tp ? model.expert_width : model.num_experts, is_tp ? "expert width" : "number of experts");
-  }
-}
-
 glint_model checked_model(const glint_engine_options& options) {
   require_struct(options.model, "options.model");
   check_model(*options.model);
-  check_slices(options, *options.model);
+  check_slices(*options.model, options);
   return *options.model;
 }
 
@@ -114,11 +96,9 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
     : model_(checked_model(options)),
       limits_(checked_limits(options)),
       store_(model_, checked_files(options, tensors.size()), tensors, !backend_checks_codes()),
-      backend_(make_backend(model_, options, store_.weights())),
-      forward_(*backend_, model_),
+      ranks_(model_, options, store_.weights()),
       pool_(options.num_pages, options.page_tokens),
       requests_(limits_) {
-  forward_.capture();
   steps_.reserve(kStepSlots);
   for (size_t slot = 0; slot < kStepSlots; ++slot) steps_.emplace_back(limits_);
   admissions_.reserve(static_cast<size_t>(options.max_step_items));
@@ -143,8 +123,10 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
             .workspace_bytes = 0,
             .weight_bytes_placed = 0,
             .experts_read = 0,
-            .steps_replayed = 0};
-  runner_ = std::make_unique<StepRunner>(*backend_, forward_, limits_);
+            .steps_replayed = 0,
+            .collectives_run = 0,
+            .collective_bytes = 0};
+  runner_ = std::make_unique<StepRunner>(ranks_, limits_);
   refresh_stats();
 }
 
@@ -239,7 +221,7 @@ double Engine::measure_read(uint64_t byte_count) {
   require_argument(byte_count > 0 && byte_count <= kMaxBytes, "byte_count is ", byte_count, ", expected 1 to ",
                    kMaxBytes);
   require(next_step_ == next_collect_, GLINT_STATUS_BUSY, "a step is in flight: collect it first");
-  return ops::read_bytes_per_second(*backend_, byte_count);
+  return ops::read_bytes_per_second(ranks_.first_backend(), byte_count);
 }
 
 void Engine::refresh_stats() {
@@ -249,7 +231,7 @@ void Engine::refresh_stats() {
   stats_.pages_cached = static_cast<int32_t>(pool_.num_cached());
   stats_.num_requests = requests_.count();
   stats_.steps_in_flight = static_cast<int32_t>(next_step_ - next_collect_);
-  fill_backend_stats(*backend_, stats_);
+  fill_backend_stats(ranks_.first_backend(), stats_);
 }
 
 }

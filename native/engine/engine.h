@@ -6,11 +6,10 @@
 #include <vector>
 
 #include "engine/pages.h"
+#include "engine/ranks.h"
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/step.h"
-#include "model/backend.h"
-#include "model/glm4_moe.h"
 #include "model/weights.h"
 
 namespace glint {
@@ -31,8 +30,9 @@ class Engine {
   void check() const;
   double measure_read(uint64_t byte_count);
 
-  ForwardPass& forward() { return forward_; }
-  Backend& backend() { return *backend_; }
+  Ranks& ranks() { return ranks_; }
+  ForwardPass& forward() { return ranks_.first_forward(); }
+  Backend& backend() { return ranks_.first_backend(); }
   const glint_model& model() const { return model_; }
 
  private:
@@ -63,8 +63,7 @@ class Engine {
   glint_model model_;
   EngineLimits limits_;
   WeightStore store_;
-  BackendOwner backend_;
-  ForwardPass forward_;
+  Ranks ranks_;
   PagePool pool_;
   RequestTable requests_;
   std::vector<Step> steps_;

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/contract.h"
+#include "base/faults.h"
 
 namespace glint {
 
@@ -37,8 +38,8 @@ void add_logprobs(std::vector<glint_logprob>& out, int32_t item, int32_t positio
 
 }
 
-StepRunner::StepRunner(Backend& backend, ForwardPass& forward, const EngineLimits& limits)
-    : backend_(backend), forward_(forward), limits_(limits), overlaps_steps_(ops::keeps_sampled_tokens(backend)) {
+StepRunner::StepRunner(Ranks& ranks, const EngineLimits& limits)
+    : ranks_(ranks), limits_(limits), overlaps_steps_(ops::keeps_sampled_tokens(ranks.first_backend())) {
   const auto max_tokens = static_cast<size_t>(limits.max_step_tokens);
   const auto max_items = static_cast<size_t>(limits.max_step_items);
   queue_.reserve(GLINT_MAX_STEPS_IN_FLIGHT);
@@ -175,10 +176,22 @@ void StepRunner::run_forward(Step& step) {
     step.logit_items.push_back(static_cast<int32_t>(index));
   }
   if (tokens_.empty()) return;
-  forward_.run({.tokens = tokens_, .positions = positions_, .requests = requests_, .logit_rows = logit_rows_},
-               step.slot());
+  const StepBatch batch{
+      .tokens = tokens_, .positions = positions_, .requests = requests_, .logit_rows = logit_rows_};
+  ranks_.run([&](Rank& rank) {
+    pass_fault_place(FaultPlace::kStep, rank.index);
+    rank.forward->run(batch, step.slot());
+  });
   report_prompt_logprobs(step);
-  if (!logit_rows_.empty()) ops::compute_logits(backend_, logit_rows_);
+  if (!logit_rows_.empty()) compute_logits(logit_rows_);
+}
+
+void StepRunner::compute_logits(std::span<const int32_t> rows) {
+  ranks_.run([&](Rank& rank) { ops::compute_logits(*rank.backend, rows); });
+}
+
+void StepRunner::sample_rows(int32_t slot) {
+  ranks_.run([&](Rank& rank) { ops::sample_rows(*rank.backend, slot, sampling_rows_); });
 }
 
 void StepRunner::report_prompt_logprobs(Step& step) {
@@ -211,9 +224,9 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
                                 .has_given_token = true,
                                 .given_token = progress.history[static_cast<size_t>(predicted)]});
     }
-    ops::compute_logits(backend_, prompt_rows_);
-    ops::sample_rows(backend_, kPromptSlot, sampling_rows_);
-    ops::collect_rows(backend_, kPromptSlot, {sampled_rows_.data(), static_cast<size_t>(count)});
+    compute_logits(prompt_rows_);
+    sample_rows(kPromptSlot);
+    ops::collect_rows(ranks_.first_backend(), kPromptSlot, {sampled_rows_.data(), static_cast<size_t>(count)});
     for (int32_t offset = 0; offset < count; ++offset) {
       const SampledRow& row = sampled_rows_[static_cast<size_t>(offset)];
       if (row.failure != GLINT_FAILURE_NONE) {
@@ -252,12 +265,12 @@ void StepRunner::run_sampling(Step& step) {
                               .has_given_token = false,
                               .given_token = 0});
   }
-  ops::sample_rows(backend_, step.slot(), sampling_rows_);
+  sample_rows(step.slot());
 }
 
 void StepRunner::take_rows(Step& step) {
   const std::span<SampledRow> rows(sampled_rows_.data(), step.sampled_items.size());
-  ops::collect_rows(backend_, step.slot(), rows);
+  ops::collect_rows(ranks_.first_backend(), step.slot(), rows);
   for (size_t row = 0; row < rows.size(); ++row) finish_row(step, step.sampled_items[row], rows[row]);
 }
 

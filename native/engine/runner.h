@@ -5,14 +5,14 @@
 #include <thread>
 #include <vector>
 
+#include "engine/ranks.h"
 #include "engine/step.h"
-#include "model/glm4_moe.h"
 
 namespace glint {
 
 class StepRunner {
  public:
-  StepRunner(Backend& backend, ForwardPass& forward, const EngineLimits& limits);
+  StepRunner(Ranks& ranks, const EngineLimits& limits);
   ~StepRunner();
   StepRunner(const StepRunner&) = delete;
   StepRunner& operator=(const StepRunner&) = delete;
@@ -28,6 +28,8 @@ class StepRunner {
   void finish(std::unique_lock<std::mutex>& lock);
   void run_forward(Step& step);
   void run_sampling(Step& step);
+  void compute_logits(std::span<const int32_t> rows);
+  void sample_rows(int32_t slot);
   void take_rows(Step& step);
   const uint32_t* mask_of(const Step& step, int32_t item) const;
   void add_to_batch(const PlannedItem& item);
@@ -36,8 +38,7 @@ class StepRunner {
   void fail_row(Step& step, int32_t item_index, int32_t failure);
   void finish_row(Step& step, int32_t item_index, const SampledRow& row);
 
-  Backend& backend_;
-  ForwardPass& forward_;
+  Ranks& ranks_;
   EngineLimits limits_;
   bool overlaps_steps_;
 

@@ -97,6 +97,7 @@ Step& Engine::open_slot() {
 }
 
 void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket) {
+  ranks_.require_running();
   Step& step = open_slot();
   require_argument(!items.empty() && items.size() <= static_cast<size_t>(limits_.max_step_items), "a step has ",
                    items.size(), " items, expected 1 to ", limits_.max_step_items, " (max_step_items)");

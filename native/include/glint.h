@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 2
+#define GLINT_ABI_VERSION 3
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
 
@@ -24,6 +24,7 @@ typedef int32_t glint_status;
 #define GLINT_STATUS_BUSY 6
 #define GLINT_STATUS_UNSUPPORTED 7
 #define GLINT_STATUS_INTERNAL 8
+#define GLINT_STATUS_RANK_FAILED 9
 
 #define GLINT_DTYPE_F32 1
 #define GLINT_DTYPE_BF16 2
@@ -46,6 +47,14 @@ typedef int32_t glint_status;
 
 #define GLINT_EXPERT_LAYOUT_TP 0
 #define GLINT_EXPERT_LAYOUT_EP 1
+
+#define GLINT_EXCHANGE_AUTO 0
+#define GLINT_EXCHANGE_REPLICATED 1
+#define GLINT_EXCHANGE_SHARDED 2
+
+#define GLINT_ALL_REDUCE_AUTO 0
+#define GLINT_ALL_REDUCE_NCCL 1
+#define GLINT_ALL_REDUCE_CUSTOM 2
 
 #define GLINT_ROLE_EMBEDDING 1
 #define GLINT_ROLE_LM_HEAD 2
@@ -145,6 +154,12 @@ typedef struct glint_engine_options {
   int32_t max_context_tokens;
   int32_t file_count;
   int32_t local_experts;
+  int32_t exchange;
+  int32_t all_reduce;
+  int32_t kv_dtype;
+  int32_t shares_devices;
+  int32_t emulated_ranks;
+  int32_t reserved;
   uint64_t synthetic_seed;
   const glint_model* model;
   const glint_file* files;
@@ -279,6 +294,8 @@ typedef struct glint_engine_stats {
   uint64_t weight_bytes_placed;
   uint64_t experts_read;
   uint64_t steps_replayed;
+  uint64_t collectives_run;
+  uint64_t collective_bytes;
 } glint_engine_stats;
 
 GLINT_API uint32_t glint_abi_version(void);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "include/glint.h"
 #include "model/weights.h"
@@ -11,14 +12,25 @@ namespace glint {
 inline constexpr int64_t kSplitPositions = 1024;
 
 class Backend;
+class World;
 
 struct BackendDeleter {
   void operator()(Backend* backend) const;
 };
 
-using BackendOwner = std::unique_ptr<Backend, BackendDeleter>;
+struct WorldDeleter {
+  void operator()(World* world) const;
+};
 
-BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights);
+using BackendOwner = std::unique_ptr<Backend, BackendDeleter>;
+using WorldOwner = std::unique_ptr<World, WorldDeleter>;
+
+WorldOwner make_world(const glint_engine_options& options);
+void stop_world(World& world, const std::string& why) noexcept;
+
+BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights,
+                          World& world, int32_t rank);
+void join_world(Backend& backend);
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options);
 const char* backend_name();
 bool backend_checks_codes();

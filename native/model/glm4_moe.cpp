@@ -35,6 +35,7 @@ void ForwardPass::attention(int64_t layer) {
   ops::rotate_and_store(backend_, layer);
   ops::attend(backend_, layer);
   ops::project_attended(backend_, layer);
+  ops::exchange_update(backend_);
 }
 
 void ForwardPass::feed_forward(int64_t layer) {
@@ -45,6 +46,7 @@ void ForwardPass::feed_forward(int64_t layer) {
     ops::route(backend_, layer);
     ops::expert_feed_forward(backend_, layer);
   }
+  ops::exchange_update(backend_);
 }
 
 void ForwardPass::tap(int64_t layer) const {

@@ -15,6 +15,7 @@ struct LoadProgress {
     bytes_total = total;
     is_loading = true;
   }
+  void expect(uint64_t more) { bytes_total += more; }
   void end() { is_loading = false; }
 };
 

@@ -43,6 +43,7 @@ void project_query_key_value(Backend& backend, int64_t layer);
 void rotate_and_store(Backend& backend, int64_t layer);
 void attend(Backend& backend, int64_t layer);
 void project_attended(Backend& backend, int64_t layer);
+void exchange_update(Backend& backend);
 void norm_before_feed_forward(Backend& backend, int64_t layer);
 void dense_feed_forward(Backend& backend, int64_t layer);
 void route(Backend& backend, int64_t layer);

@@ -78,6 +78,7 @@ GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
   guarded([&] {
     const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
     auto record = std::make_shared<HiddenRecord>(engine->model().num_layers, engine->model().hidden_size);
+    glint::require_argument(engine->ranks().count() == 1, "taps need one rank, this engine has ", engine->ranks().count());
     engine->forward().set_tap([record, &backend = engine->backend()](int64_t layer, int64_t count) {
       record->take(backend, layer, count);
     });

@@ -1,14 +1,16 @@
 """Finding and loading the native library: the order of places, and refusing what is not ours."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from glint.errors import EngineError
 from glint.native import abi, library
-from glint.native.library import choose_library, load_library
+from glint.native.library import NCCL_VARIABLE, choose_library, load_library, name_nccl
 
 NAME = "libglint_cpu.so"
 
@@ -81,3 +83,27 @@ def test_a_missing_symbol_is_refused(tmp_path: Path) -> None:
     path = compile_symbols(tmp_path, [name for name in abi.FUNCTIONS if name != "glint_check"], abi.ABI_VERSION)
     with pytest.raises(EngineError, match="glint_check"):
         load_library(path)
+
+
+def test_the_wheel_of_nccl_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.delitem(sys.modules, "nvidia.nccl", raising=False)
+    monkeypatch.delenv(NCCL_VARIABLE, raising=False)
+    name_nccl()
+    assert os.environ[NCCL_VARIABLE] == str(library)
+    monkeypatch.setenv(NCCL_VARIABLE, "another")
+    name_nccl()
+    assert os.environ[NCCL_VARIABLE] == "another"
+
+
+def test_no_wheel_of_nccl_leaves_the_choice_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.delitem(sys.modules, "nvidia.nccl", raising=False)
+    monkeypatch.delenv(NCCL_VARIABLE, raising=False)
+    name_nccl()
+    assert NCCL_VARIABLE not in os.environ

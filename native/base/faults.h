@@ -1,0 +1,19 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace glint {
+
+enum class FaultPlace : int32_t { kLoad, kStep, kCollective };
+
+using FaultHook = void (*)(FaultPlace place, int32_t rank);
+
+inline std::atomic<FaultHook> fault_hook = nullptr;
+
+inline void pass_fault_place(FaultPlace place, int32_t rank) {
+  const FaultHook hook = fault_hook.load(std::memory_order_relaxed);
+  if (hook != nullptr) hook(place, rank);
+}
+
+}

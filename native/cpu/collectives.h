@@ -1,0 +1,68 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/backend.h"
+
+namespace glint {
+
+class World {
+ public:
+  explicit World(int32_t num_ranks);
+
+  int32_t num_ranks() const { return static_cast<int32_t>(shown_.size()); }
+  void show(int32_t rank, const void* place) { shown_[static_cast<size_t>(rank)] = place; }
+  const void* shown(int32_t rank) const { return shown_[static_cast<size_t>(rank)]; }
+  void wait_for_all();
+  void stop(const std::string& why);
+
+ private:
+  bool has_left(uint32_t round) const { return round_.load(std::memory_order_acquire) != round; }
+
+  std::vector<const void*> shown_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int32_t> num_arrived_ = 0;
+  std::atomic<uint32_t> round_ = 0;
+  std::atomic<bool> is_stopped_ = false;
+  std::string why_;
+};
+
+namespace cpu {
+
+class Collectives {
+ public:
+  Collectives(World& world, int32_t rank);
+
+  void all_gather(void* data, int64_t piece_bytes, int64_t total_bytes);
+  void all_to_all(void* out, const void* in, int64_t piece_bytes);
+  void broadcast(void* data, int64_t byte_count, int32_t root);
+  void all_reduce(float* out, const float* part, int64_t count);
+  void reduce_scatter(float* out, const float* part, int64_t first, int64_t count, int64_t total);
+  void gather_columns(float* out, const float* in, int64_t rows, int64_t cols, int32_t root);
+
+  uint64_t num_run() const { return num_run_; }
+  uint64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  template <typename Copy>
+  void exchange(const void* shown, int64_t bytes_sent, Copy copy);
+  void sum_over_ranks(float* out, int64_t first, int64_t count);
+
+  World& world_;
+  const int32_t rank_;
+  std::vector<float> sums_;
+  std::atomic<uint64_t> num_run_ = 0;
+  std::atomic<uint64_t> bytes_sent_ = 0;
+};
+
+}
+
+}

@@ -1,0 +1,97 @@
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "base/contract.h"
+#include "base/faults.h"
+#include "cpu/collectives.h"
+#include "include/glint.h"
+
+namespace {
+
+using glint::World;
+using glint::cpu::Collectives;
+
+thread_local std::string last_error;
+
+template <typename Body>
+int32_t guarded(Body body) {
+  try {
+    body();
+    return GLINT_STATUS_OK;
+  } catch (const glint::Failure& failure) {
+    last_error = failure.what();
+    return failure.status();
+  } catch (const std::exception& failure) {
+    last_error = failure.what();
+    return GLINT_STATUS_INTERNAL;
+  }
+}
+
+std::atomic<glint::FaultHook> hook_before = nullptr;
+std::atomic<int32_t> failing_place = 0;
+std::atomic<uint64_t> failing_ranks = 0;
+
+void fail_asked_ranks(glint::FaultPlace place, int32_t rank) {
+  const bool is_asked = (failing_ranks.load() >> static_cast<uint32_t>(rank) & 1U) != 0;
+  if (!is_asked || static_cast<int32_t>(place) != failing_place.load()) return;
+  throw glint::Failure(GLINT_STATUS_INTERNAL, glint::text("rank ", rank, " is one of those asked to fail"));
+}
+
+}
+
+extern "C" {
+
+GLINT_API const char* glint_testing_collectives_error(void) { return last_error.c_str(); }
+
+GLINT_API World* glint_testing_world_new(int32_t num_ranks) { return new World(num_ranks); }
+
+GLINT_API void glint_testing_world_free(World* world) { delete world; }
+
+GLINT_API void glint_testing_world_stop(World* world, const char* why) { world->stop(why); }
+
+GLINT_API Collectives* glint_testing_collectives_new(World* world, int32_t rank) {
+  return new Collectives(*world, rank);
+}
+
+GLINT_API void glint_testing_collectives_free(Collectives* collectives) { delete collectives; }
+
+GLINT_API int32_t glint_testing_all_gather(Collectives* rank, void* data, int64_t piece_bytes, int64_t total_bytes) {
+  return guarded([&] { rank->all_gather(data, piece_bytes, total_bytes); });
+}
+
+GLINT_API int32_t glint_testing_all_to_all(Collectives* rank, void* out, const void* in, int64_t piece_bytes) {
+  return guarded([&] { rank->all_to_all(out, in, piece_bytes); });
+}
+
+GLINT_API int32_t glint_testing_broadcast(Collectives* rank, void* data, int64_t byte_count, int32_t root) {
+  return guarded([&] { rank->broadcast(data, byte_count, root); });
+}
+
+GLINT_API int32_t glint_testing_all_reduce(Collectives* rank, float* out, const float* part, int64_t count) {
+  return guarded([&] { rank->all_reduce(out, part, count); });
+}
+
+GLINT_API int32_t glint_testing_reduce_scatter(Collectives* rank, float* out, const float* part, int64_t first,
+                                               int64_t count, int64_t total) {
+  return guarded([&] { rank->reduce_scatter(out, part, first, count, total); });
+}
+
+GLINT_API int32_t glint_testing_gather_columns(Collectives* rank, float* out, const float* in, int64_t rows,
+                                               int64_t cols, int32_t root) {
+  return guarded([&] { rank->gather_columns(out, in, rows, cols, root); });
+}
+
+GLINT_API uint64_t glint_testing_collectives_run(Collectives* rank) { return rank->num_run(); }
+
+GLINT_API uint64_t glint_testing_collective_bytes(Collectives* rank) { return rank->bytes_sent(); }
+
+GLINT_API void glint_testing_fail_ranks(int32_t place, uint64_t ranks) {
+  failing_place = place;
+  failing_ranks = ranks;
+  hook_before = glint::fault_hook.exchange(fail_asked_ranks);
+}
+
+GLINT_API void glint_testing_fail_no_ranks(void) { glint::fault_hook = hook_before.load(); }
+}
