@@ -3,91 +3,198 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/gpu_check.sh correct|sanitize|speed|serve|build
+usage: scripts/gpu_check.sh correct|sanitize|speed|serve|build [PYTEST ARGUMENTS]
 
 What must pass on a machine with an NVIDIA GPU; each part takes under 8 minutes. Builds libglint_cpu.so, libglint_cuda.so,
 their test builds and the check programs into build-cuda (needs nvcc 13, cmake and g++) and runs them. Figures belong in
 docs/gpu-results.md.
 
-  correct   every kernel against an FP64 reference, then tests/gpu: whole models against the exact CPU path and torch,
-            the determinism contract, leaks and failures (needs pytest, torch and transformers in $PYTHON)
-  sanitize  the check programs at odd sizes and an engine run under compute-sanitizer (memcheck, racecheck)
-  speed     microseconds, GB/s, TFLOP/s and the share of the read ceiling measured in the same run, then one rank of
-            eight of GLM-4.7 at true size (glint bench rank)
-  serve     the sample model behind the real server: the smoke questions, then output tok/s at concurrency 64
+  correct   every kernel against an FP64 reference, then tests/gpu: every operation against the CPU operation, whole
+            models against the exact CPU path and torch, the determinism contract, leaks and failures (needs pytest,
+            torch and transformers in $PYTHON); with PYTEST ARGUMENTS only those tests
+  sanitize  the check programs, the operations at odd sizes and an engine run under compute-sanitizer (memcheck), and
+            the kernels that share memory between threads under racecheck
+  speed     one rank of eight of GLM-4.7 at true size with both expert layouts (glint bench rank), then every operation:
+            microseconds, GB/s, TFLOP/s and the share of the read ceiling measured in the same run (glint bench kernels)
+  serve     the sample model behind the real server: the smoke questions, the server's tests, then output tok/s at
+            concurrency 1, 8 and 64
   build     only build, and check that both libraries export the same symbols; needs no GPU
 
-Environment: PYTHON (python3) runs the Python parts; OUT, if set, is a folder for JSON results.
+Environment:
+  PYTHON      runs the Python parts (default: python3)
+  OUT         folder for logs and JSON results (default: build-cuda)
+  BUNDLE      folder that scripts/gpu_bundle.sh made (default: .carry/bundle); where it is there, its wheels are unpacked
+              into build-cuda/site, and its model into the cache unless one lies there
+  SKIP_BUILD  1: run what build-cuda already holds
 TEXT
 }
 
 part="${1:-}"
 case "$part" in
-  correct | sanitize | speed | serve | build) ;;
+  correct | sanitize | speed | serve | build) shift ;;
   -h | --help) usage; exit 0 ;;
   *) usage >&2; echo "gpu_check.sh: unknown part '$part'" >&2; exit 2 ;;
 esac
+if (($# > 0)) && [[ "$part" != correct ]]; then
+  echo "gpu_check.sh: $part takes no further arguments, got '$1'" >&2
+  exit 2
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
-results="${OUT:-build-cuda}"
-for tool in nvcc cmake; do
-  if ! command -v "$tool" >/dev/null; then
-    echo "gpu_check.sh: no $tool found; install the CUDA toolkit 13 and cmake" >&2
-    exit 1
-  fi
-done
+results="${OUT:-$PWD/build-cuda}"
+bundle="${BUNDLE:-.carry/bundle}"
 
-generator=()
-if [[ ! -f build-cuda/CMakeCache.txt ]] && command -v ninja >/dev/null; then
-  generator=(-G Ninja)
-fi
-cmake -S . -B build-cuda "${generator[@]}" -DGLINT_CUDA=ON -DGLINT_TESTING=ON
-cmake --build build-cuda --parallel "$(getconf _NPROCESSORS_ONLN)"
+build() {
+  local generator=()
+  for tool in nvcc cmake; do
+    if ! command -v "$tool" >/dev/null; then
+      echo "gpu_check.sh: no $tool found; install the CUDA toolkit 13 and cmake" >&2
+      exit 1
+    fi
+  done
+  if [[ ! -f build-cuda/CMakeCache.txt ]] && command -v ninja >/dev/null; then
+    generator=(-G Ninja)
+  fi
+  cmake -S . -B build-cuda "${generator[@]}" -DGLINT_CUDA=ON -DGLINT_TESTING=ON
+  cmake --build build-cuda --parallel "$(getconf _NPROCESSORS_ONLN)"
+}
 
 exported() {
   nm -D --defined-only "build-cuda/libglint_$1.so" | awk '$2 == "T" { print $3 }' | sort
 }
-if ! diff <(exported cpu) <(exported cuda); then
-  echo "gpu_check.sh: libglint_cpu.so and libglint_cuda.so export different symbols (above)" >&2
-  exit 1
-fi
-echo "both libraries export the same $(exported cuda | wc -l) symbols"
 
-export GLINT_TEST_LIBRARY="$PWD/build-cuda/libglint_cpu_test.so" GLINT_CUDA_TEST_LIBRARY="$PWD/build-cuda/libglint_cuda_test.so"
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+compare_symbols() {
+  if ! diff <(exported cpu) <(exported cuda); then
+    echo "gpu_check.sh: libglint_cpu.so and libglint_cuda.so export different symbols (above)" >&2
+    exit 1
+  fi
+  echo "both libraries export the same $(exported cuda | wc -l) symbols"
+}
+
+unpack_bundle() {
+  local models="${GLINT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/glint}/models"
+  if [[ -d "$bundle/wheels" && ! -d build-cuda/site ]]; then
+    for wheel in "$bundle"/wheels/*.whl; do
+      "$python" -m zipfile -e "$wheel" build-cuda/site
+    done
+  fi
+  if [[ -f "$bundle/join.sh" && ! -d "$models" ]] && compgen -G "$bundle/model/*.part-*" >/dev/null; then
+    bash "$bundle/join.sh" "$models"
+  fi
+}
+
+names=()
+numbers=()
+start() {
+  local name="$1"
+  shift
+  (
+    SECONDS=0
+    status=0
+    "$@" || status=$?
+    echo "gpu_check.sh: $name took $SECONDS s"
+    exit "$status"
+  ) >"$results/$part-$name.log" 2>&1 &
+  names+=("$name")
+  numbers+=($!)
+}
+
+finish() {
+  local failed=0
+  for index in "${!names[@]}"; do
+    local log="$results/$part-${names[index]}.log"
+    if wait "${numbers[index]}"; then
+      echo "passed: $(tail -n 1 "$log" | cut -c 15-)"
+    else
+      echo "FAILED: ${names[index]}, the end of $log:" >&2
+      tail -n 40 "$log" >&2
+      failed=1
+    fi
+  done
+  names=()
+  numbers=()
+  if ((failed)); then
+    exit 1
+  fi
+}
+
 glint() {
   "$python" -m glint "$@"
 }
 
+run_pytest() {
+  "$python" -m pytest -q -o filterwarnings=default -p no:cacheprovider --durations=5 "$@"
+}
+
+check_all() {
+  local alone=()
+  start dense build-cuda/products_check dense_check
+  start experts build-cuda/products_check experts_check
+  start portable build-cuda/portable_check
+  start steps build-cuda/step_check all
+  for file in tests/gpu/test_*.py; do
+    case "$file" in
+      */test_life.py | */test_ranks.py) alone+=("$file") ;;
+      *) start "$(basename "$file" .py)" run_pytest "$file" ;;
+    esac
+  done
+  finish
+  sed -n '/^operation .*bound/,/^$/p' "$results/correct-test_operations.log"
+  for file in "${alone[@]}"; do
+    start "$(basename "$file" .py)" run_pytest "$file"
+    finish
+  done
+}
+
+sanitize_all() {
+  local memcheck=(compute-sanitizer --tool memcheck --error-exitcode 1)
+  local racecheck=(compute-sanitizer --tool racecheck --error-exitcode 1)
+  local pytest=("$python" -m pytest -q -x -o filterwarnings=default -p no:cacheprovider)
+  local odd='(test_products and odd) or (test_experts and odd) or (test_attend and (odd or glm47)) or test_rotate'
+  local rows='(test_norm and 37) or (quantise_and_swiglu and (37 or 200)) or test_router_ties or (test_sampler and 64)'
+  export GLINT_TEST_REPEATS=2
+  start steps "${memcheck[@]}" build-cuda/step_check all quick
+  start portable "${memcheck[@]}" build-cuda/portable_check quick
+  start operations "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k "$odd or $rows"
+  start hopper-experts "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k 'test_experts and ep8'
+  start engine "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_determinism.py \
+    -k 'two_steps and (small-fp8_channel or rank-fp8_channel-hopper)'
+  start race-steps "${racecheck[@]}" build-cuda/step_check rows,router quick
+  start race-operations "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py \
+    -k "$rows or (test_products and odd and portable) or (test_grouping and odd and 65)"
+  finish
+}
+
+mkdir -p "$results"
+if [[ "${SKIP_BUILD:-}" != 1 ]]; then
+  build
+  compare_symbols
+  unpack_bundle
+fi
+export GLINT_TEST_LIBRARY="$PWD/build-cuda/libglint_cpu_test.so"
+export GLINT_CUDA_TEST_LIBRARY="$PWD/build-cuda/libglint_cuda_test.so"
+export PYTHONPATH="$PWD:$PWD/build-cuda/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+
 case "$part" in
   build) ;;
   correct)
-    build-cuda/products_check dense_check
-    build-cuda/products_check experts_check
-    build-cuda/portable_check
-    build-cuda/step_check all
-    "$python" -m pytest -q tests/gpu
+    if (($# > 0)); then
+      run_pytest "$@"
+    else
+      check_all
+    fi
     ;;
-  sanitize)
-    memcheck=(compute-sanitizer --tool memcheck --error-exitcode 1)
-    "${memcheck[@]}" build-cuda/step_check all quick
-    "${memcheck[@]}" build-cuda/products_check experts_check
-    "${memcheck[@]}" build-cuda/portable_check quick
-    "${memcheck[@]}" "$python" -m pytest -q tests/gpu/test_determinism.py -k "two_steps and (small-fp8_channel or rank-fp8_channel-hopper)"
-    compute-sanitizer --tool racecheck --error-exitcode 1 build-cuda/step_check rows,router,sampling quick
-    ;;
+  sanitize) sanitize_all ;;
   speed)
-    build-cuda/products_check dense_speed
-    build-cuda/products_check experts_speed
-    build-cuda/step_check all
     glint bench rank --engine build-cuda/libglint_cuda.so --json "$results/rank-tp.json"
-    glint bench rank --engine build-cuda/libglint_cuda.so --expert-layout ep --batch 64 --context 512 --json "$results/rank-ep.json"
+    glint bench rank --engine build-cuda/libglint_cuda.so --expert-layout ep --batch 64 --context 512 \
+      --json "$results/rank-ep.json"
+    glint bench kernels --device cuda --build-dir build-cuda
     ;;
   serve)
     export GLINT_ENGINE="$PWD/build-cuda/libglint_cuda.so"
     glint smoke --device cuda
-    GLINT_SERVE_FLAGS="--device cuda" "$python" -m pytest -q tests/e2e/test_server_openai.py \
-      tests/e2e/test_server_completions.py
+    GLINT_SERVE_FLAGS="--device cuda" run_pytest tests/e2e/test_server_openai.py tests/e2e/test_server_completions.py
     glint bench serve --device cuda --concurrency 1,8,64 --prompt-len 256 --gen-len 256 --duration 20 \
       --json "$results/serve.json"
     ;;

@@ -43,14 +43,13 @@ void lay_out_portable_experts(const glint_model& model, const StepLimits& limits
   moe.operand.scales = arena.take<float>(rows);
   moe.routed = arena.take<float>(rows * model.hidden_size);
   moe.token_rows = arena.take<int32_t>(token_rows_count(limits.max_tokens, model.experts_per_token));
-  moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
 }
 
 ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& limits, Arena& arena) {
   ExpertActivations moe;
   moe.experts_touched = arena.take<uint64_t>(1);
   if (model.num_dense_layers == model.num_layers) return moe;
-  const int64_t pairs = limits.max_tokens * model.experts_per_token;
+  const int64_t pairs = limits.padded_tokens() * model.experts_per_token;
   const int64_t rows = pairs + limits.max_tokens;
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
@@ -64,6 +63,7 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   moe.grouped.down_tiles = arena.take<TokenTile>(sizes.tiles);
   moe.grouped.down_tile_ends = arena.take<int32_t>(limits.max_tokens + 1);
   moe.grouped.num_rows = arena.take<int32_t>(1);
+  if (limits.has_shared_apart) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
   if (!limits.has_hopper_experts) {
     lay_out_portable_experts(model, limits, moe, arena);
     return moe;
@@ -111,7 +111,7 @@ int64_t operand_row_bytes(const glint_model& model, int64_t width) {
 }
 
 Activations lay_out_activations(const glint_model& model, const StepLimits& limits, Arena& arena) {
-  const int64_t tokens = limits.max_tokens;
+  const int64_t tokens = limits.padded_tokens();
   const int64_t hidden = model.hidden_size;
   const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
   const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
@@ -121,7 +121,9 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.sampling = lay_out_sampling(model, limits, arena);
   places.moe = lay_out_experts(model, limits, arena);
   places.hidden = arena.take<float>(tokens * hidden);
-  places.update = arena.take<float>(tokens * hidden);
+  places.update = arena.take<float>(std::max(tokens, limits.gathered_tokens()) * hidden);
+  places.received = arena.take<float>(limits.has_shards() ? tokens * hidden : 0);
+  if (limits.peer_rows > 0) places.peers = PeerSum::take_places(arena, limits.peer_rows, hidden);
   places.normed = arena.take<float>(tokens * hidden);
   places.query_key_value = arena.take<float>(tokens * (query_width + 2 * kv_width));
   places.query = arena.take<uint16_t>(tokens * model.num_heads * page_head_dim);
@@ -135,7 +137,10 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.gated = arena.take<float>(weight_element(model) == ProductElement::kBf16 ? tokens * gated_width : 0);
   places.logit_hidden = arena.take<float>(limits.max_items * hidden);
   places.logit_normed = arena.take<float>(limits.max_items * hidden);
-  places.logits = arena.take<float>(limits.max_items * model.vocab_size);
+  const int64_t deciding_items = limits.decides ? limits.max_items : 0;
+  places.rank_logits = arena.take<float>(limits.num_ranks > 1 ? limits.max_items * limits.vocab_rows : 0);
+  places.gathered_logits = arena.take<float>(limits.num_ranks > 1 ? deciding_items * model.vocab_size : 0);
+  places.logits = arena.take<float>(deciding_items * model.vocab_size);
   places.operand_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, widest_operand(model)));
   places.operand_scales = arena.take<float>(tokens);
   places.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, ProductElement::kBf16));

@@ -5,6 +5,7 @@
 #include "cuda/attention.h"
 #include "cuda/device_memory.h"
 #include "cuda/experts.h"
+#include "cuda/peer_sum.h"
 #include "cuda/sampling.h"
 #include "include/glint.h"
 #include "model/ops.h"
@@ -17,7 +18,16 @@ struct StepLimits {
   int64_t max_context_tokens;
   int32_t num_local_experts;
   bool has_hopper_experts;
+  bool has_shared_apart = false;
+  int32_t num_ranks = 1;
+  int32_t vocab_rows = 0;
+  int64_t replicated_tokens = 0;
+  int64_t peer_rows = 0;
+  bool decides = true;
 
+  int64_t padded_tokens() const { return (max_tokens + num_ranks - 1) / num_ranks * num_ranks; }
+  int64_t gathered_tokens() const { return num_ranks == 1 ? 0 : num_ranks * replicated_tokens; }
+  bool has_shards() const { return num_ranks > 1 && replicated_tokens < max_tokens; }
   int64_t max_splits() const { return (max_context_tokens + kSplitTokens - 1) / kSplitTokens; }
   int64_t max_decode_tasks() const { return max_items * max_splits(); }
   int64_t max_pages_per_request() const { return (max_context_tokens + kPageTokens - 1) / kPageTokens; }
@@ -79,6 +89,8 @@ struct Activations {
   ExpertActivations moe;
   float* hidden = nullptr;
   float* update = nullptr;
+  float* received = nullptr;
+  PeerSumPlaces peers = {};
   float* normed = nullptr;
   float* query_key_value = nullptr;
   uint16_t* query = nullptr;
@@ -91,6 +103,8 @@ struct Activations {
   float* gated = nullptr;
   float* logit_hidden = nullptr;
   float* logit_normed = nullptr;
+  float* rank_logits = nullptr;
+  float* gathered_logits = nullptr;
   float* logits = nullptr;
   uint8_t* operand_rows = nullptr;
   float* operand_scales = nullptr;

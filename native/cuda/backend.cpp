@@ -20,6 +20,7 @@ constexpr int32_t kHopperMajor = 9;
 constexpr size_t kNeededSharedBytes = 227 * 1024;
 constexpr int32_t kWidestNorm = 8192;
 constexpr int32_t kWidestCodes = 12288;
+constexpr int64_t kReplicatedTokens = 256;
 
 int32_t choose_kernels(int32_t requested, int32_t compute_major) {
   const bool is_hopper = compute_major == kHopperMajor;
@@ -39,10 +40,16 @@ int32_t local_experts(const glint_model& model, const glint_engine_options& opti
   return options.local_experts == 0 ? model.num_experts : options.local_experts;
 }
 
-PlacementOptions placement_options(const glint_model& model, const glint_engine_options& options,
-                                   const DeviceFacts& device) {
+RankSlice device_slice(const glint_model& model, const glint_engine_options& options, int32_t rank) {
+  RankSlice slice = rank_slice(model, options, rank);
+  if (options.num_ranks == 1) slice.expert_last = local_experts(model, options);
+  return slice;
+}
+
+PlacementOptions placement_options(const RankSlice& slice, const DeviceFacts& device) {
   return {.kernels = device.kernels,
-          .num_local_experts = local_experts(model, options),
+          .num_local_experts = slice.num_experts(),
+          .vocab_rows = slice.vocab_size(),
           .num_multiprocessors = device.num_multiprocessors};
 }
 
@@ -50,9 +57,10 @@ bool has_hopper_experts(const PlacedWeights& weights) {
   return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.experts.is_hopper; });
 }
 
-void check_experts(const glint_model& model, const glint_engine_options& options) {
+void check_experts(const RankSlice& slice, const glint_engine_options& options) {
+  const glint_model& model = slice.model;
   if (model.num_dense_layers == model.num_layers) return;
-  const int32_t num_local = local_experts(model, options);
+  const int32_t num_local = slice.num_experts();
   require(model.num_experts <= kMaxRouterExperts && num_local < kMaxLocalExperts &&
               model.experts_per_token <= kMaxExpertsPerToken,
           GLINT_STATUS_UNSUPPORTED, model.num_experts, " experts, ", num_local, " of them on this rank, ",
@@ -65,6 +73,15 @@ void check_experts(const glint_model& model, const glint_engine_options& options
                    " tokens: lower --max-num-batched-tokens");
 }
 
+bool has_shared_apart(const PlacedWeights& weights) {
+  return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.shared.width > 0; });
+}
+
+int64_t most_replicated_tokens(const glint_engine_options& options, int64_t max_tokens) {
+  if (options.exchange == GLINT_EXCHANGE_SHARDED) return 0;
+  return options.exchange == GLINT_EXCHANGE_REPLICATED ? max_tokens : std::min(max_tokens, kReplicatedTokens);
+}
+
 void check_widths(const glint_model& model) {
   const int32_t codes = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
                                   model.shared_width});
@@ -75,8 +92,24 @@ void check_widths(const glint_model& model) {
           " is odd: CUDA attention takes even ones");
 }
 
-void check_options(const glint_model& model, const glint_engine_options& options) {
-  check_experts(model, options);
+void check_ranks(const glint_engine_options& options) {
+  require(options.num_ranks <= kMaxParts, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ", options.num_ranks,
+          "; on CUDA there are at most ", kMaxParts);
+  require(options.num_ranks == 1 || options.synthetic_seed == 0, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ",
+          options.num_ranks, " with random weights: they are made for one rank, use num_ranks 1");
+  require(options.emulated_ranks == 0 || (options.num_ranks == 1 && options.synthetic_seed != 0 &&
+                                          options.emulated_ranks > 0 && options.emulated_ranks <= kMaxParts),
+          GLINT_STATUS_UNSUPPORTED, "options.emulated_ranks is ", options.emulated_ranks, " with num_ranks ",
+          options.num_ranks, ": one rank with random weights stands for up to ", kMaxParts, "; use 0");
+  require(options.shares_devices == 0 || options.kernels != GLINT_KERNELS_HOPPER, GLINT_STATUS_UNSUPPORTED,
+          "options.shares_devices is ", options.shares_devices,
+          " with the Hopper kernels: they need a GPU of their own, use --kernels portable");
+}
+
+void check_options(const RankSlice& slice, const glint_engine_options& options) {
+  const glint_model& model = slice.model;
+  check_ranks(options);
+  check_experts(slice, options);
   check_widths(model);
   require_argument(options.page_tokens == kPageTokens, "options.page_tokens is ", options.page_tokens,
                    "; on CUDA a page has ", kPageTokens, " tokens");
@@ -100,21 +133,21 @@ uint64_t workspace_bytes(const glint_model& model, const StepLimits& limits) {
   return arena.used();
 }
 
-PlacedWeights load(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device,
+PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device,
                    const ModelWeights& source, std::byte* memory) {
   Arena arena(memory);
-  PlacedWeights placed = place_weights(model, placement_options(model, options, device), arena);
+  PlacedWeights placed = place_weights(slice.model, placement_options(slice, device), arena);
   if (options.synthetic_seed != 0) {
-    fill_synthetic_weights(placed, model, options.synthetic_seed);
+    fill_synthetic_weights(placed, slice.model, options.synthetic_seed);
   } else {
-    load_weights(placed, model, source);
+    load_weights(placed, slice, source);
   }
   return placed;
 }
 
 }
 
-DeviceFacts find_device(int32_t requested_kernels) {
+DeviceFacts find_device(const glint_engine_options& options, int32_t rank) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -124,8 +157,10 @@ DeviceFacts find_device(int32_t requested_kernels) {
   cudaDeviceProp properties{};
   size_t free_bytes = 0;
   size_t total_bytes = 0;
-  int device = 0;
-  GLINT_CHECK_CUDA(cudaGetDevice(&device));
+  require(options.num_ranks <= count || options.shares_devices != 0, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ",
+          options.num_ranks, " and ", count, " GPUs are visible: lower --tp, or check CUDA_VISIBLE_DEVICES");
+  const int device = rank % count;
+  GLINT_CHECK_CUDA(cudaSetDevice(device));
   GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
   require(properties.major >= kHopperMajor && properties.sharedMemPerBlockOptin >= kNeededSharedBytes,
           GLINT_STATUS_UNSUPPORTED, properties.name, " has compute capability ", properties.major, ".",
@@ -135,25 +170,44 @@ DeviceFacts find_device(int32_t requested_kernels) {
   GLINT_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
   return {.name = properties.name,
           .index = device,
-          .kernels = choose_kernels(requested_kernels, properties.major),
+          .kernels = choose_kernels(options.shares_devices != 0 ? GLINT_KERNELS_PORTABLE : options.kernels,
+                                    properties.major),
           .num_multiprocessors = properties.multiProcessorCount,
           .memory_total = total_bytes,
           .memory_free = free_bytes};
 }
 
-DeviceFacts find_checked_device(const glint_model& model, const glint_engine_options& options) {
-  check_options(model, options);
-  return find_device(options.kernels);
+DeviceFacts fullest_device(const glint_engine_options& options) {
+  DeviceFacts fullest = find_device(options, 0);
+  for (int32_t rank = 1; rank < options.num_ranks; ++rank) {
+    const DeviceFacts facts = find_device(options, rank);
+    if (facts.memory_free < fullest.memory_free) fullest = facts;
+  }
+  GLINT_CHECK_CUDA(cudaSetDevice(0));
+  if (options.shares_devices == 0) return fullest;
+  const auto num_ranks = static_cast<uint64_t>(options.num_ranks);
+  fullest.memory_total /= num_ranks;
+  fullest.memory_free /= num_ranks;
+  return fullest;
 }
 
-StepLimits step_limits(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device) {
+StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device) {
   Arena counter;
-  const PlacedWeights weights = place_weights(model, placement_options(model, options, device), counter);
-  return {.max_tokens = std::max(options.max_step_tokens, options.max_step_items),
+  const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device), counter);
+  const int64_t max_tokens = std::max(options.max_step_tokens, options.max_step_items);
+  const int64_t replicated_tokens = most_replicated_tokens(options, max_tokens);
+  const bool uses_peers = slice.num_ranks > 1 && options.all_reduce != GLINT_ALL_REDUCE_NCCL;
+  return {.max_tokens = max_tokens,
           .max_items = options.max_step_items,
           .max_context_tokens = options.max_context_tokens,
-          .num_local_experts = local_experts(model, options),
-          .has_hopper_experts = has_hopper_experts(weights)};
+          .num_local_experts = slice.num_experts(),
+          .has_hopper_experts = has_hopper_experts(weights),
+          .has_shared_apart = has_shared_apart(weights),
+          .num_ranks = std::max(slice.num_ranks, options.emulated_ranks),
+          .vocab_rows = slice.vocab_size(),
+          .replicated_tokens = replicated_tokens,
+          .peer_rows = uses_peers ? std::min(replicated_tokens, kReplicatedTokens) : 0,
+          .decides = slice.is_first()};
 }
 
 int64_t bytes_per_page(const glint_model& model) {
@@ -163,13 +217,16 @@ int64_t bytes_per_page(const glint_model& model) {
 
 }
 
-Backend::Backend(const glint_model& model_sizes, const glint_engine_options& options, const ModelWeights& source)
-    : model(model_sizes),
-      device(cuda::find_checked_device(model_sizes, options)),
-      limits(cuda::step_limits(model_sizes, options, device)),
+Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole,
+                 World& world)
+    : slice(the_slice),
+      model(slice.model),
+      all_reduce(options.all_reduce),
+      device(cuda::find_device(options, slice.rank)),
+      limits(cuda::step_limits(slice, options, device)),
       num_pages(options.num_pages),
-      weight_memory(cuda::weight_bytes(model, cuda::placement_options(model, options, device)), "weights"),
-      weights(cuda::load(model, options, device, source, weight_memory.data())),
+      weight_memory(cuda::weight_bytes(model, cuda::placement_options(slice, device)), "weights"),
+      weights(cuda::load(slice, options, device, whole, weight_memory.data())),
       page_memory(static_cast<uint64_t>((num_pages + 1) * cuda::bytes_per_page(model)), "pages"),
       workspace_memory(cuda::workspace_bytes(model, limits), "workspace"),
       staging(model, limits),
@@ -178,6 +235,15 @@ Backend::Backend(const glint_model& model_sizes, const glint_engine_options& opt
   places = cuda::lay_out_activations(model, limits, arena);
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+  if (has_peers()) collectives.emplace(world.group, slice.rank);
+  if (limits.peer_rows > 0) {
+    peers.emplace(world.group, slice.rank, places.peers, limits.peer_rows, model.hidden_size);
+  }
+}
+
+uint64_t Backend::update_bytes() const {
+  const int64_t rows = std::max(limits.padded_tokens(), limits.gathered_tokens());
+  return static_cast<uint64_t>(rows * model.hidden_size) * sizeof(float);
 }
 
 Backend::~Backend() {
@@ -212,23 +278,29 @@ cuda::Operand Backend::operand(int64_t width) const {
 
 void BackendDeleter::operator()(Backend* backend) const { delete backend; }
 
-BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights) {
-  return BackendOwner(new Backend(model, options, weights));
+BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights,
+                          World& world, int32_t rank) {
+  const RankSlice slice = cuda::device_slice(model, options, rank);
+  cuda::check_options(slice, options);
+  return BackendOwner(new Backend(slice, options, weights, world));
 }
 
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options) {
-  const DeviceFacts device = cuda::find_checked_device(model, options);
-  const cuda::StepLimits limits = cuda::step_limits(model, options, device);
+  const RankSlice slice = cuda::device_slice(model, options, 0);
+  cuda::check_options(slice, options);
+  const DeviceFacts device = cuda::fullest_device(options);
+  const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
+  const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model));
   glint_engine_plan plan{};
   plan.struct_bytes = sizeof(glint_engine_plan);
   plan.kernels = device.kernels;
   std::strncpy(plan.device_name, device.name.c_str(), sizeof(plan.device_name) - 1);
   plan.memory_total = device.memory_total;
   plan.memory_free = device.memory_free;
-  plan.weight_bytes = cuda::weight_bytes(model, cuda::placement_options(model, options, device));
-  plan.workspace_bytes = cuda::workspace_bytes(model, limits) + static_cast<uint64_t>(cuda::bytes_per_page(model));
-  plan.pinned_bytes = cuda::Staging::pinned_bytes(model, limits) + cuda::loader_pinned_bytes();
-  plan.bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(model));
+  plan.weight_bytes = cuda::weight_bytes(slice.model, cuda::placement_options(slice, device));
+  plan.workspace_bytes = cuda::workspace_bytes(slice.model, limits) + bytes_per_page;
+  plan.pinned_bytes = cuda::Staging::pinned_bytes(slice.model, limits) + cuda::loader_pinned_bytes(options.num_ranks);
+  plan.bytes_per_page = bytes_per_page;
   return plan;
 }
 
@@ -243,6 +315,9 @@ void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
   stats.weight_bytes_placed = backend.weight_memory.byte_count();
   stats.experts_read = backend.experts_read;
   stats.steps_replayed = backend.steps_replayed;
+  if (!backend.has_peers()) return;
+  stats.collectives_run = backend.collectives->counts().collectives;
+  stats.collective_bytes = backend.collectives->counts().bytes_sent;
 }
 
 namespace ops {

@@ -4,16 +4,19 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cuda/activations.h"
 #include "cuda/device_memory.h"
+#include "cuda/exchange.h"
 #include "cuda/graphs.h"
 #include "cuda/placement.h"
 #include "cuda/staging.h"
 #include "model/ops.h"
+#include "model/slices.h"
 
 namespace glint {
 
@@ -28,7 +31,7 @@ struct DeviceFacts {
 
 class Backend {
  public:
-  Backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights);
+  Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole, World& world);
   ~Backend();
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
@@ -36,8 +39,13 @@ class Backend {
   cuda::PagePool pages(int64_t layer) const;
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
+  bool has_peers() const { return slice.num_ranks > 1; }
+  bool emulates_ranks() const { return limits.num_ranks > slice.num_ranks; }
+  uint64_t update_bytes() const;
 
-  const glint_model model;
+  const RankSlice slice;
+  const glint_model& model;
+  const int32_t all_reduce;
   const DeviceFacts device;
   const cuda::StepLimits limits;
   const int64_t num_pages;
@@ -47,6 +55,8 @@ class Backend {
   const cuda::DeviceMemory workspace_memory;
   cuda::Activations places;
   cuda::Staging staging;
+  std::optional<cuda::Collectives> collectives;
+  std::optional<cuda::PeerSum> peers;
   cuda::Graphs graphs;
   cudaStream_t stream = nullptr;
 
@@ -55,18 +65,20 @@ class Backend {
   int64_t num_prefill_tasks = 0;
   int32_t slot = 0;
   bool is_capturing = false;
-  bool has_update = false;
+  cuda::Exchange exchange = cuda::Exchange::kAlone;
+  cuda::UpdateSource update_source = cuda::UpdateSource::kAttention;
+  cuda::PendingUpdate pending;
   bool has_logits = false;
   bool samples_all_rows = false;
   std::atomic<uint64_t> experts_read = 0;
   std::atomic<uint64_t> steps_replayed = 0;
+  std::vector<cuda::CollectiveCounts> captured_counts;
 };
 
 namespace cuda {
 
-DeviceFacts find_device(int32_t requested_kernels);
-DeviceFacts find_checked_device(const glint_model& model, const glint_engine_options& options);
-StepLimits step_limits(const glint_model& model, const glint_engine_options& options, const DeviceFacts& device);
+DeviceFacts find_device(const glint_engine_options& options, int32_t rank);
+StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device);
 int64_t bytes_per_page(const glint_model& model);
 
 }

@@ -4,6 +4,7 @@
 #include "cuda/portable.h"
 #include "cuda/quantise.h"
 #include "cuda/router.h"
+#include "cuda/rows.h"
 
 namespace glint {
 
@@ -30,15 +31,16 @@ void group_tokens(Backend& backend, bool has_shared) {
                        .weights = backend.places.moe.weights,
                        .num_tokens = static_cast<int32_t>(backend.num_rows),
                        .experts_per_token = backend.model.experts_per_token,
-                       .expert_first = 0,
-                       .expert_last = backend.limits.num_local_experts,
+                       .expert_first = backend.slice.expert_first,
+                       .expert_last = backend.slice.expert_last,
                        .has_shared = has_shared ? 1 : 0,
                        .num_real_tokens = backend.places.step.counts + kRowCount,
                        .experts_touched = backend.places.moe.experts_touched},
                       backend.stream);
 }
 
-void run_hopper_experts(Backend& backend, const PlacedExperts& experts) {
+void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) {
+  const PlacedExperts& experts = layer.experts;
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
   launch_expert_gate_up({.hidden = moe.hidden,
@@ -53,7 +55,7 @@ void run_hopper_experts(Backend& backend, const PlacedExperts& experts) {
                          .num_tokens = backend.num_rows,
                          .max_tiles = max_tiles(backend)},
                         backend.stream);
-  launch_expert_down({.out = backend.places.update,
+  launch_expert_down({.out = out,
                       .records = moe.records,
                       .arrivals = moe.arrivals,
                       .grouped = moe.grouped,
@@ -64,6 +66,9 @@ void run_hopper_experts(Backend& backend, const PlacedExperts& experts) {
                       .hidden_size = backend.model.hidden_size,
                       .num_tokens = backend.num_rows},
                      backend.stream);
+  if (experts.holds_shared) return;
+  run_feed_forward(backend, layer.shared, moe.shared);
+  launch_add_rows(out, moe.shared, backend.num_rows * backend.model.hidden_size, backend.stream);
 }
 
 void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& operand, const int32_t* row_tokens,
@@ -112,7 +117,7 @@ Operand gate_expert_rows(Backend& backend) {
   return {.rows = moe.operand.rows, .scales = nullptr, .stride_bytes = moe.operand.stride_bytes};
 }
 
-void combine_rows(Backend& backend) {
+void combine_rows(Backend& backend, float* out) {
   const ExpertActivations& moe = backend.places.moe;
   launch_place_rows({.token_rows = moe.token_rows,
                      .row_tokens = moe.grouped.row_tokens,
@@ -121,10 +126,10 @@ void combine_rows(Backend& backend) {
                      .max_tiles = max_tiles(backend),
                      .experts = moe.experts,
                      .experts_per_token = backend.model.experts_per_token,
-                     .expert_first = 0,
-                     .expert_last = backend.limits.num_local_experts},
+                     .expert_first = backend.slice.expert_first,
+                     .expert_last = backend.slice.expert_last},
                     backend.stream);
-  launch_combine_rows({.out = backend.places.update,
+  launch_combine_rows({.out = out,
                        .routed = moe.routed,
                        .row_weights = moe.grouped.row_weights,
                        .token_rows = moe.token_rows,
@@ -133,20 +138,21 @@ void combine_rows(Backend& backend) {
                        .num_tokens = backend.num_rows,
                        .hidden_size = backend.model.hidden_size,
                        .experts_per_token = backend.model.experts_per_token,
-                       .expert_first = 0,
-                       .expert_last = backend.limits.num_local_experts,
-                       .has_shared = 0},
+                       .expert_first = backend.slice.expert_first,
+                       .expert_last = backend.slice.expert_last,
+                       .has_shared = 0,
+                       .num_real_tokens = backend.places.step.counts + kRowCount},
                       backend.stream);
 }
 
-void run_portable_experts(Backend& backend, const PlacedLayer& layer) {
+void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out) {
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
   run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
   run_grouped(backend, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
   run_feed_forward(backend, layer.shared, moe.shared);
   run_grouped(backend, layer.experts.down, gate_expert_rows(backend), nullptr, moe.routed);
-  combine_rows(backend);
+  combine_rows(backend, out);
 }
 
 }
@@ -156,19 +162,22 @@ void run_portable_experts(Backend& backend, const PlacedLayer& layer) {
 namespace ops {
 
 void dense_feed_forward(Backend& backend, int64_t layer) {
-  cuda::run_feed_forward(backend, backend.layer(layer).dense, backend.places.update);
-  backend.has_update = true;
+  cuda::run_feed_forward(backend, backend.layer(layer).dense,
+                         cuda::update_target(backend, cuda::UpdateSource::kFeedForward));
 }
 
 void route(Backend& backend, int64_t layer) {
   const glint_model& model = backend.model;
-  cuda::launch_router({.experts = backend.places.moe.experts,
-                       .weights = backend.places.moe.weights,
-                       .pieces = backend.places.moe.router_pieces,
-                       .in = backend.places.normed,
+  const cuda::ExpertActivations& moe = backend.places.moe;
+  const cuda::RowRange rows = cuda::own_rows(backend);
+  const int64_t first_choice = rows.first * model.experts_per_token;
+  cuda::launch_router({.experts = moe.experts + first_choice,
+                       .weights = moe.weights + first_choice,
+                       .pieces = moe.router_pieces,
+                       .in = backend.places.normed + rows.first * model.hidden_size,
                        .weight = backend.layer(layer).router,
                        .bias = backend.layer(layer).router_bias,
-                       .count = backend.num_rows,
+                       .count = rows.count,
                        .width = model.hidden_size,
                        .num_experts = model.num_experts,
                        .num_groups = model.num_groups,
@@ -177,17 +186,20 @@ void route(Backend& backend, int64_t layer) {
                        .routed_scaling = model.routed_scaling,
                        .normalises = model.normalise_weights != 0},
                       backend.stream);
+  const auto choice_bytes = model.experts_per_token * static_cast<int64_t>(sizeof(float));
+  cuda::share_rows(backend, moe.experts, choice_bytes);
+  cuda::share_rows(backend, moe.weights, choice_bytes);
 }
 
 void expert_feed_forward(Backend& backend, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
-  cuda::group_tokens(backend, weights.experts.is_hopper);
+  float* out = cuda::update_target(backend, cuda::UpdateSource::kFeedForward);
+  cuda::group_tokens(backend, weights.experts.holds_shared);
   if (weights.experts.is_hopper) {
-    cuda::run_hopper_experts(backend, weights.experts);
+    cuda::run_hopper_experts(backend, weights, out);
   } else {
-    cuda::run_portable_experts(backend, weights);
+    cuda::run_portable_experts(backend, weights, out);
   }
-  backend.has_update = true;
 }
 
 }

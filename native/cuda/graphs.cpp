@@ -32,9 +32,12 @@ void Graphs::add(cudaStream_t stream) {
 
 int64_t Graphs::padded_size(int64_t count) const { return *std::ranges::lower_bound(sizes_, count); }
 
+size_t Graphs::index_of(int64_t count) const {
+  return static_cast<size_t>(std::ranges::lower_bound(sizes_, count) - sizes_.begin());
+}
+
 void Graphs::launch(int64_t count, cudaStream_t stream) const {
-  const auto place = std::ranges::lower_bound(sizes_, count) - sizes_.begin();
-  GLINT_CHECK_CUDA(cudaGraphLaunch(captured_[static_cast<size_t>(place)], stream));
+  GLINT_CHECK_CUDA(cudaGraphLaunch(captured_[index_of(count)], stream));
 }
 
 }

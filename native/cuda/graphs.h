@@ -20,6 +20,7 @@ class Graphs {
   int64_t next_size() const { return sizes_[captured_.size()]; }
   void add(cudaStream_t stream);
   int64_t padded_size(int64_t count) const;
+  size_t index_of(int64_t count) const;
   void launch(int64_t count, cudaStream_t stream) const;
 
  private:

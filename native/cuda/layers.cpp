@@ -1,5 +1,8 @@
 #include "cuda/layers.h"
 
+#include <utility>
+
+#include "cuda/check.h"
 #include "cuda/portable.h"
 #include "cuda/quantise.h"
 #include "cuda/rows.h"
@@ -10,58 +13,93 @@ namespace cuda {
 
 namespace {
 
+void round_rows(Backend& backend, const float* in, const Operand& operand, const RowRange& rows) {
+  launch_to_bf16({.out = operand.rows + rows.first * operand.stride_bytes,
+                  .in = in,
+                  .in_stride = backend.model.hidden_size,
+                  .count = rows.count,
+                  .width = backend.model.hidden_size,
+                  .out_stride_bytes = operand.stride_bytes},
+                 backend.stream);
+}
+
 void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
   const glint_model& model = backend.model;
   const Activations& places = backend.places;
   const Operand operand = backend.operand(model.hidden_size);
+  const RowRange rows = own_rows(backend);
+  const int64_t offset = rows.first * model.hidden_size;
   const bool has_codes = weight_element(model) == ProductElement::kE4m3;
-  launch_norm({.hidden = places.hidden,
-               .normed = keeps_normed || !has_codes ? places.normed : nullptr,
-               .codes = has_codes ? operand.rows : nullptr,
-               .scales = operand.scales,
-               .code_stride = operand.stride_bytes,
-               .parts = backend.has_update ? places.update : nullptr,
-               .part_stride = 0,
-               .num_parts = backend.has_update ? 1 : 0,
-               .weight = weight,
-               .count = backend.num_rows,
-               .width = model.hidden_size,
-               .epsilon = static_cast<float>(model.norm_epsilon)},
-              backend.stream);
-  backend.has_update = false;
-  if (!has_codes) prepare_rows(backend, places.normed, model.hidden_size);
+  norm_update(backend, {.hidden = places.hidden + offset,
+                        .normed = keeps_normed || !has_codes ? places.normed + offset : nullptr,
+                        .codes = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
+                        .scales = has_codes ? operand.scales + rows.first : nullptr,
+                        .code_stride = operand.stride_bytes,
+                        .parts = nullptr,
+                        .part_stride = 0,
+                        .num_parts = 0,
+                        .weight = weight,
+                        .count = rows.count,
+                        .width = model.hidden_size,
+                        .epsilon = static_cast<float>(model.norm_epsilon)});
+  if (!has_codes) round_rows(backend, places.normed + offset, operand, rows);
+  share_rows(backend, operand.rows, operand.stride_bytes);
+  if (has_codes) share_rows(backend, operand.scales, sizeof(float));
 }
 
-void finish_logits(Backend& backend, const float* normed, int64_t count) {
+void finish_logits(Backend& backend, int64_t count) {
   const int64_t hidden = backend.model.hidden_size;
   const Operand operand = {.rows = backend.places.logit_operand,
                            .scales = nullptr,
                            .stride_bytes = portable_row_bytes(hidden, ProductElement::kBf16)};
   launch_to_bf16({.out = operand.rows,
-                  .in = normed,
+                  .in = backend.places.logit_normed,
                   .in_stride = hidden,
                   .count = count,
                   .width = hidden,
                   .out_stride_bytes = operand.stride_bytes},
                  backend.stream);
-  run_product(backend, backend.weights.lm_head, nullptr, operand, backend.places.logits, backend.model.vocab_size,
+  run_product(backend, backend.weights.lm_head, nullptr, operand,
+              backend.has_peers() ? backend.places.rank_logits : backend.places.logits, backend.slice.vocab_size(),
               count);
+  gather_logits(backend, count);
 }
 
-void norm_for_logits(Backend& backend, float* hidden, const float* update, int64_t count) {
-  launch_norm({.hidden = hidden,
-               .normed = backend.places.logit_normed,
-               .codes = nullptr,
-               .scales = nullptr,
-               .code_stride = 0,
-               .parts = update,
-               .part_stride = 0,
-               .num_parts = update == nullptr ? 0 : 1,
-               .weight = backend.weights.final_norm,
-               .count = count,
-               .width = backend.model.hidden_size,
-               .epsilon = static_cast<float>(backend.model.norm_epsilon)},
-              backend.stream);
+void norm_for_logits(Backend& backend, float* hidden, float* normed, int64_t count) {
+  norm_update(backend, {.hidden = hidden,
+                        .normed = normed,
+                        .codes = nullptr,
+                        .scales = nullptr,
+                        .code_stride = 0,
+                        .parts = nullptr,
+                        .part_stride = 0,
+                        .num_parts = 0,
+                        .weight = backend.weights.final_norm,
+                        .count = count,
+                        .width = backend.model.hidden_size,
+                        .epsilon = static_cast<float>(backend.model.norm_epsilon)});
+}
+
+void share_final_rows(Backend& backend) {
+  const RowRange rows = own_rows(backend);
+  const int64_t offset = rows.first * backend.model.hidden_size;
+  norm_for_logits(backend, backend.places.hidden + offset, backend.places.normed + offset, rows.count);
+  share_rows(backend, backend.places.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float)));
+}
+
+void copy_rows(Backend& backend, float* out, const float* in, int64_t count) {
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(out, in, static_cast<size_t>(count * backend.model.hidden_size) * sizeof(float),
+                                   cudaMemcpyDeviceToDevice, backend.stream));
+}
+
+void gather_logit_rows(Backend& backend, float* out, const float* in, const float* update, int64_t count) {
+  launch_gather_rows({.out = out,
+                      .in = in,
+                      .rows = backend.places.step.logit_rows,
+                      .count = count,
+                      .width = backend.model.hidden_size,
+                      .update = update},
+                     backend.stream);
 }
 
 }
@@ -160,29 +198,34 @@ Operand prepare_gated(Backend& backend, int64_t width) {
 }
 
 void add_update(Backend& backend) {
-  if (!backend.has_update) return;
-  launch_add_rows(backend.places.hidden, backend.places.update, backend.num_rows * backend.model.hidden_size,
+  if (backend.pending.num_parts == 0) return;
+  launch_add_rows(backend.places.hidden, backend.pending.parts, backend.num_rows * backend.model.hidden_size,
                   backend.stream);
-  backend.has_update = false;
+  backend.pending = {};
 }
 
 void compute_all_logits(Backend& backend) {
-  norm_for_logits(backend, backend.places.hidden, backend.has_update ? backend.places.update : nullptr,
-                  backend.num_rows);
-  backend.has_update = false;
-  finish_logits(backend, backend.places.logit_normed, backend.num_rows);
+  if (backend.exchange == Exchange::kSharded) {
+    share_final_rows(backend);
+    copy_rows(backend, backend.places.logit_normed, backend.places.normed, backend.num_rows);
+  } else {
+    norm_for_logits(backend, backend.places.hidden, backend.places.logit_normed, backend.num_rows);
+  }
+  finish_logits(backend, backend.num_rows);
 }
 
 void compute_row_logits(Backend& backend, int64_t count) {
-  launch_gather_rows({.out = backend.places.logit_hidden,
-                      .in = backend.places.hidden,
-                      .rows = backend.places.step.logit_rows,
-                      .count = count,
-                      .width = backend.model.hidden_size,
-                      .update = backend.has_update ? backend.places.update : nullptr},
-                     backend.stream);
-  norm_for_logits(backend, backend.places.logit_hidden, nullptr, count);
-  finish_logits(backend, backend.places.logit_normed, count);
+  const Activations& places = backend.places;
+  if (backend.has_peers()) {
+    share_final_rows(backend);
+    gather_logit_rows(backend, places.logit_normed, places.normed, nullptr, count);
+  } else {
+    gather_logit_rows(backend, places.logit_hidden, places.hidden, backend.pending.parts, count);
+    const PendingUpdate pending = std::exchange(backend.pending, {});
+    norm_for_logits(backend, places.logit_hidden, places.logit_normed, count);
+    backend.pending = pending;
+  }
+  finish_logits(backend, count);
 }
 
 }
@@ -274,9 +317,9 @@ void attend(Backend& backend, int64_t layer) {
 void project_attended(Backend& backend, int64_t layer) {
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
   const cuda::Operand operand = cuda::prepare_rows(backend, backend.places.attended, width);
-  cuda::run_product(backend, backend.layer(layer).output, nullptr, operand, backend.places.update,
-                    backend.model.hidden_size, backend.num_rows);
-  backend.has_update = true;
+  cuda::run_product(backend, backend.layer(layer).output, nullptr, operand,
+                    cuda::update_target(backend, cuda::UpdateSource::kAttention), backend.model.hidden_size,
+                    backend.num_rows);
 }
 
 void norm_before_feed_forward(Backend& backend, int64_t layer) {

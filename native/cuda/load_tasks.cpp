@@ -21,9 +21,17 @@ uint64_t chain_bytes(const Chain& chain) {
   return bytes;
 }
 
+uint64_t offset_in(const SourcePiece& piece, uint64_t first, uint64_t count) {
+  if (piece.is_contiguous()) return first;
+  require(first % piece.row_bytes == 0 && count % piece.row_bytes == 0, GLINT_STATUS_INTERNAL, "bytes ", first, " and ",
+          count, " more of role ", piece.name.role, ", layer ", piece.name.layer, " are not whole rows of ",
+          piece.row_bytes, " bytes");
+  return first / piece.row_bytes * piece.row_stride;
+}
+
 SourcePiece slice(const SourcePiece& piece, uint64_t first, uint64_t count) {
   SourcePiece part = piece;
-  if (piece.data != nullptr && !piece.repeats_one_value) part.data = piece.data + first;
+  if (piece.data != nullptr && !piece.repeats_one_value) part.data = piece.data + offset_in(piece, first, count);
   part.first_byte = piece.first_byte + first;
   part.byte_count = count;
   return part;
@@ -41,12 +49,12 @@ void append_slice(Chain& target, const Chain& chain, uint64_t first, uint64_t co
 }
 
 SourcePiece weight_piece(const Weight& weight, const TensorName& name) {
-  require(weight.stride == weight.cols, GLINT_STATUS_INTERNAL, "the weight of role ", name.role, ", layer ", name.layer,
-          ", expert ", name.expert, " is a slice of ", weight.cols, " of ", weight.stride, " columns");
   SourcePiece piece;
   piece.name = name;
   piece.data = weight.data;
   piece.byte_count = static_cast<uint64_t>(weight.rows * weight.cols * weight.element_bytes());
+  piece.row_bytes = static_cast<uint64_t>(weight.cols * weight.element_bytes());
+  piece.row_stride = static_cast<uint64_t>(weight.stride * weight.element_bytes());
   piece.cols = weight.cols;
   piece.dtype = weight.dtype;
   return piece;
@@ -60,10 +68,21 @@ SourcePiece float_piece(const float* values, int64_t count, const TensorName& na
   return piece;
 }
 
+int64_t first_scale(const Weight& weight) {
+  if (weight.scale_kind == GLINT_SCALE_CHANNEL) return weight.row_first;
+  if (weight.scale_kind != GLINT_SCALE_TILE) return 0;
+  return weight.row_first / kScaleTile * weight.scale_stride + weight.col_first / kScaleTile;
+}
+
 SourcePiece scale_piece(const Weight& weight, const TensorName& name) {
   const bool has_tiles = weight.scale_kind == GLINT_SCALE_TILE;
   const int64_t count = has_tiles ? tiles_over(weight.rows) * tiles_over(weight.cols) : weight.rows;
-  SourcePiece piece = float_piece(weight.scales, count, {name.role, GLINT_PART_SCALE, name.layer, name.expert});
+  const float* scales = weight.scales == nullptr ? nullptr : weight.scales + first_scale(weight);
+  SourcePiece piece = float_piece(scales, count, {name.role, GLINT_PART_SCALE, name.layer, name.expert});
+  if (has_tiles) {
+    piece.row_bytes = static_cast<uint64_t>(tiles_over(weight.cols)) * sizeof(float);
+    piece.row_stride = static_cast<uint64_t>(weight.scale_stride) * sizeof(float);
+  }
   piece.cols = weight.cols;
   piece.repeats_one_value = weight.scale_kind == GLINT_SCALE_TENSOR;
   return piece;
@@ -109,8 +128,8 @@ class TaskPlanner {
       add_hopper_experts(placed.experts, source);
     } else {
       add_portable_experts(placed.experts, source);
-      add_feed_forward(placed.shared, source.shared, GLINT_ROLE_SHARED_GATE);
     }
+    if (!placed.experts.holds_shared) add_feed_forward(placed.shared, source.shared, GLINT_ROLE_SHARED_GATE);
   }
 
  private:
@@ -216,7 +235,7 @@ class TaskPlanner {
     Chain up_scales;
     Chain down_scales;
     const auto num_experts = static_cast<int32_t>(placed.num_experts);
-    for (int32_t matrix = 0; matrix <= num_experts; ++matrix) {
+    for (int32_t matrix = 0; matrix < num_experts + (placed.holds_shared ? 1 : 0); ++matrix) {
       const bool is_shared = matrix == num_experts;
       const FeedForwardWeights& weights = is_shared ? source.shared : source.experts[static_cast<size_t>(matrix)];
       const int32_t gate_role = is_shared ? GLINT_ROLE_SHARED_GATE : GLINT_ROLE_GATE;

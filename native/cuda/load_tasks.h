@@ -25,9 +25,14 @@ struct SourcePiece {
   const std::byte* data = nullptr;
   uint64_t first_byte = 0;
   uint64_t byte_count = 0;
+  uint64_t row_bytes = 0;
+  uint64_t row_stride = 0;
   int64_t cols = 1;
   int32_t dtype = GLINT_DTYPE_F32;
   bool repeats_one_value = false;
+
+  bool is_contiguous() const { return row_bytes == row_stride; }
+  uint64_t span_bytes() const { return is_contiguous() ? byte_count : byte_count / row_bytes * row_stride; }
 };
 
 enum class TaskKind { kCopy, kPackRows, kPackPortable, kPackGateUp, kPackDown };

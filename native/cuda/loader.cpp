@@ -26,19 +26,27 @@ constexpr uint64_t kMinReaders = 2;
 constexpr uint64_t kMaxReaders = 8;
 constexpr uint64_t kCheckedBytes = uint64_t{256} << 10U;
 
-uint64_t num_readers() {
-  return std::clamp<uint64_t>(std::thread::hardware_concurrency(), kMinReaders, kMaxReaders);
+uint64_t num_readers(int32_t num_ranks) {
+  const uint64_t cores = std::thread::hardware_concurrency();
+  return std::clamp<uint64_t>(cores / static_cast<uint64_t>(num_ranks), kMinReaders, kMaxReaders);
 }
 
-uint64_t staging_bytes() { return num_readers() * kSlots * kStageBytes; }
+uint64_t staging_bytes(uint64_t readers) { return readers * kSlots * kStageBytes; }
 
-void copy_codes(std::byte* target, const SourcePiece& piece) {
-  for (uint64_t first = 0; first < piece.byte_count; first += kCheckedBytes) {
-    const uint64_t count = std::min(kCheckedBytes, piece.byte_count - first);
-    std::memcpy(target + first, piece.data + first, count);
-    require_argument(!has_nan_code(target + first, count), "the E4M3 weight of role ", piece.name.role, ", layer ",
-                     piece.name.layer, ", expert ", piece.name.expert,
-                     " holds a NaN code (0x7f or 0xff): the file is damaged");
+void check_codes(const std::byte* codes, uint64_t count, const SourcePiece& piece) {
+  require_argument(!has_nan_code(codes, count), "the E4M3 weight of role ", piece.name.role, ", layer ",
+                   piece.name.layer, ", expert ", piece.name.expert,
+                   " holds a NaN code (0x7f or 0xff): the file is damaged");
+}
+
+void copy_rows(std::byte* target, const SourcePiece& piece) {
+  const uint64_t run_bytes = piece.is_contiguous() ? kCheckedBytes : piece.row_bytes;
+  const uint64_t run_stride = piece.is_contiguous() ? kCheckedBytes : piece.row_stride;
+  const std::byte* source = piece.data;
+  for (uint64_t first = 0; first < piece.byte_count; first += run_bytes, source += run_stride) {
+    const uint64_t count = std::min(run_bytes, piece.byte_count - first);
+    std::memcpy(target + first, source, count);
+    if (piece.dtype == GLINT_DTYPE_F8_E4M3) check_codes(target + first, count, piece);
   }
 }
 
@@ -46,10 +54,8 @@ void copy_piece(std::byte* target, const SourcePiece& piece) {
   if (piece.repeats_one_value) {
     auto* values = reinterpret_cast<float*>(target);
     std::fill_n(values, piece.byte_count / sizeof(float), *reinterpret_cast<const float*>(piece.data));
-  } else if (piece.dtype == GLINT_DTYPE_F8_E4M3) {
-    copy_codes(target, piece);
   } else {
-    std::memcpy(target, piece.data, piece.byte_count);
+    copy_rows(target, piece);
   }
 }
 
@@ -59,7 +65,7 @@ void announce(const LoadTask& task) {
     if (piece.repeats_one_value || piece.byte_count < page_bytes) continue;
     const auto address = reinterpret_cast<uintptr_t>(piece.data);
     const uintptr_t before = address % page_bytes;
-    posix_madvise(const_cast<std::byte*>(piece.data) - before, piece.byte_count + before, POSIX_MADV_WILLNEED);
+    posix_madvise(const_cast<std::byte*>(piece.data) - before, piece.span_bytes() + before, POSIX_MADV_WILLNEED);
   }
 }
 
@@ -113,8 +119,11 @@ class Reader {
 
 class ParallelLoad {
  public:
-  explicit ParallelLoad(const std::vector<LoadTask>& tasks)
-      : tasks_(tasks), pinned_(staging_bytes()), g_stages_(staging_bytes(), "staging buffers of the loader") {
+  ParallelLoad(const std::vector<LoadTask>& tasks, uint64_t num_readers)
+      : tasks_(tasks),
+        num_readers_(num_readers),
+        pinned_(staging_bytes(num_readers)),
+        g_stages_(staging_bytes(num_readers), "staging buffers of the loader") {
     GLINT_CHECK_CUDA(cudaGetDevice(&device_));
     GLINT_CHECK_CUDA(cudaDeviceSynchronize());
   }
@@ -122,7 +131,7 @@ class ParallelLoad {
   void run() {
     {
       std::vector<std::jthread> threads;
-      for (uint64_t reader = 0; reader < num_readers(); ++reader) {
+      for (uint64_t reader = 0; reader < num_readers_; ++reader) {
         threads.emplace_back([this, reader] { read(reader); });
       }
     }
@@ -136,7 +145,7 @@ class ParallelLoad {
       const uint64_t first_byte = index * kSlots * kStageBytes;
       Reader reader(pinned_.data() + first_byte, g_stages_.data() + first_byte);
       for (size_t task = next_++; task < tasks_.size() && !has_failed_; task = next_++) {
-        if (task + num_readers() < tasks_.size()) announce(tasks_[task + num_readers()]);
+        if (task + num_readers_ < tasks_.size()) announce(tasks_[task + num_readers_]);
         reader.load(tasks_[task]);
       }
       reader.finish();
@@ -148,6 +157,7 @@ class ParallelLoad {
   }
 
   const std::vector<LoadTask>& tasks_;
+  const uint64_t num_readers_;
   PinnedMemory pinned_;
   DeviceMemory g_stages_;
   int device_ = 0;
@@ -159,14 +169,12 @@ class ParallelLoad {
 
 }
 
-uint64_t loader_pinned_bytes() { return staging_bytes(); }
+uint64_t loader_pinned_bytes(int32_t num_ranks) { return staging_bytes(num_readers(num_ranks)); }
 
-uint64_t loader_device_bytes(const glint_model&) { return staging_bytes(); }
-
-void load_weights(const PlacedWeights& placed, const glint_model& model, const ModelWeights& source) {
-  const std::vector<LoadTask> tasks = plan_load_tasks(placed, model, source);
-  load_progress().begin(total_task_bytes(tasks));
-  ParallelLoad(tasks).run();
+void load_weights(const PlacedWeights& placed, const RankSlice& slice, const ModelWeights& source) {
+  const std::vector<LoadTask> tasks = plan_load_tasks(placed, slice.model, slice_weights(source, slice));
+  load_progress().expect(total_task_bytes(tasks));
+  ParallelLoad(tasks, num_readers(slice.num_ranks)).run();
 }
 
 }

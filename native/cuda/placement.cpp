@@ -20,7 +20,8 @@ class Placer {
       : model_(model),
         arena_(arena),
         hidden_(model.hidden_size),
-        num_experts_(options.num_local_experts == 0 ? model.num_experts : options.num_local_experts),
+        vocab_rows_(options.vocab_rows),
+        num_experts_(options.num_local_experts),
         num_multiprocessors_(options.num_multiprocessors),
         runs_hopper_(options.kernels == GLINT_KERNELS_HOPPER),
         layer_element_(model.weight_scale_kind == GLINT_SCALE_NONE ? ProductElement::kBf16 : ProductElement::kE4m3) {
@@ -31,7 +32,7 @@ class Placer {
   PlacedWeights place() {
     PlacedWeights placed;
     placed.embedding = arena_.take<uint16_t>(int64_t{model_.vocab_size} * hidden_);
-    placed.lm_head = place_matrix(model_.vocab_size, hidden_, ProductElement::kBf16);
+    placed.lm_head = place_matrix(vocab_rows_, hidden_, ProductElement::kBf16);
     placed.final_norm = arena_.take<float>(hidden_);
     for (int32_t layer = 0; layer < model_.num_layers; ++layer) placed.layers.push_back(place_layer(layer));
     return placed;
@@ -57,7 +58,7 @@ class Placer {
     placed.router = arena_.take<uint16_t>(int64_t{model_.num_experts} * hidden_);
     placed.router_bias = arena_.take<float>(model_.num_experts);
     placed.experts = place_experts();
-    if (!placed.experts.is_hopper) placed.shared = place_feed_forward(model_.shared_width);
+    if (!placed.experts.holds_shared) placed.shared = place_feed_forward(model_.shared_width);
     return placed;
   }
 
@@ -104,7 +105,8 @@ class Placer {
       placed.down = place_matrices(hidden_, width, layer_element_, num_experts_, false);
       return placed;
     }
-    const int64_t num_matrices = num_experts_ + 1;
+    placed.holds_shared = model_.shared_width == width;
+    const int64_t num_matrices = num_experts_ + (placed.holds_shared ? 1 : 0);
     placed.packed_gate_up = arena_.take<uint8_t>(num_matrices * packed_gate_up_bytes(width, hidden_));
     placed.packed_down = arena_.take<uint8_t>(num_matrices * packed_down_bytes(hidden_, width));
     placed.gate_scales = arena_.take<float>(num_matrices * width);
@@ -147,12 +149,13 @@ class Placer {
     return layer_element_ == ProductElement::kE4m3 && is_hopper_product(hidden_, layer_element_) &&
            plan_pieces(hidden_).num_pieces == kHopperExpertPieces && hidden_ % kDownTileRows == 0 &&
            hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 && width <= kHopperWidthLimit &&
-           model_.shared_width == width && num_experts_ + 1 <= kMaxLocalExperts;
+           num_experts_ + 1 <= kMaxLocalExperts;
   }
 
   const glint_model& model_;
   Arena& arena_;
   int64_t hidden_;
+  int64_t vocab_rows_;
   int64_t num_experts_;
   int64_t num_multiprocessors_;
   bool runs_hopper_;

@@ -37,6 +37,7 @@ struct PlacedFeedForward {
 
 struct PlacedExperts {
   bool is_hopper = false;
+  bool holds_shared = false;
   int64_t num_experts = 0;
   uint8_t* packed_gate_up = nullptr;
   uint8_t* packed_down = nullptr;
@@ -72,6 +73,7 @@ struct PlacedWeights {
 struct PlacementOptions {
   int32_t kernels = GLINT_KERNELS_PORTABLE;
   int32_t num_local_experts = 0;
+  int32_t vocab_rows = 0;
   int32_t num_multiprocessors = 0;
 };
 

@@ -84,6 +84,7 @@ struct CombineRowsCall {
   int32_t expert_first;
   int32_t expert_last;
   int32_t has_shared;
+  const int32_t* num_real_tokens = nullptr;
 };
 
 int64_t portable_weight_bytes(int64_t rows, int64_t cols, ProductElement element);

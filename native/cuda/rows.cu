@@ -2,46 +2,21 @@
 
 #include <algorithm>
 
-#include "cuda/launch.h"
+#include "cuda/kernels/norm.cuh"
 #include "cuda/kernels/rows.cuh"
+#include "cuda/launch.h"
+#include "cuda/norm_choice.h"
 
 namespace glint::cuda {
 
-namespace {
-
-template <int kVectors, int kParts>
-void start_norm(const NormCall& call, cudaStream_t stream) {
-  const auto thread_blocks = static_cast<unsigned>(call.count);
-  launch_dependent(norm_kernel<kVectors, kParts>, {thread_blocks, kRowThreads, 0}, stream, call);
-}
-
-template <int kVectors>
-void choose_parts(const NormCall& call, cudaStream_t stream) {
-  switch (call.num_parts) {
-    case 0:
-      return start_norm<kVectors, 0>(call, stream);
-    case 1:
-      return start_norm<kVectors, 1>(call, stream);
-    case 2:
-      return start_norm<kVectors, 2>(call, stream);
-    case 4:
-      return start_norm<kVectors, 4>(call, stream);
-    case kMaxParts:
-      return start_norm<kVectors, kMaxParts>(call, stream);
-    default:
-      require_argument(false, "a norm joins ", call.num_parts, " parts; it joins 0, 1, 2, 4 or ", kMaxParts);
-  }
-}
-
-}
-
 void launch_norm(const NormCall& call, cudaStream_t stream) {
-  constexpr int64_t kTileFloats = kRowThreads * kVectorFloats;
   if (call.count == 0) return;
-  require_argument(call.width <= 8 * kTileFloats, "a norm is ", call.width, " wide; at most ", 8 * kTileFloats);
-  if (call.width <= kTileFloats) return choose_parts<1>(call, stream);
-  if (call.width <= 5 * kTileFloats) return choose_parts<5>(call, stream);
-  choose_parts<8>(call, stream);
+  with_norm_vectors(call.width, [&](auto vectors) {
+    with_room_for(call.num_parts, [&](auto room) {
+      launch_dependent(norm_kernel<decltype(vectors)::value, decltype(room)::value>,
+                       {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
+    });
+  });
 }
 
 void launch_embed(const EmbedCall& call, cudaStream_t stream) {

@@ -90,6 +90,19 @@ struct SampleWriter {
   }
 };
 
+void start_sampling(Backend& backend, int32_t slot, SampleResult* results, std::span<const SamplingRow> rows) {
+  if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  SampleWriter writer{backend, backend.staging.sampling, backend.places.sampling};
+  for (const SamplingRow& row : rows) writer.add(row);
+  writer.send();
+  cuda::launch_sample_rows({.results = results,
+                            .rows = backend.places.sampling.settings,
+                            .count = static_cast<int32_t>(rows.size()),
+                            .vocab_size = backend.model.vocab_size,
+                            .has_penalties = writer.any_penalties},
+                           backend.stream);
+}
+
 SampleResult* device_results(const Backend& backend, int32_t slot) {
   return backend.places.sampling.results[slot == kPromptSlot ? kPromptSlot : 0];
 }
@@ -99,17 +112,11 @@ SampleResult* device_results(const Backend& backend, int32_t slot) {
 namespace ops {
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
-  if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  SampleWriter writer{backend, backend.staging.sampling, backend.places.sampling};
-  for (const SamplingRow& row : rows) writer.add(row);
-  writer.send();
   SampleResult* results = device_results(backend, slot);
-  cuda::launch_sample_rows({.results = results,
-                            .rows = backend.places.sampling.settings,
-                            .count = static_cast<int32_t>(rows.size()),
-                            .vocab_size = backend.model.vocab_size,
-                            .has_penalties = writer.any_penalties},
-                           backend.stream);
+  if (backend.slice.is_first()) start_sampling(backend, slot, results, rows);
+  if (slot != kPromptSlot) {
+    cuda::share_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
+  }
   if (!rows.empty()) {
     GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.staging.sampling.results[slot], results,
                                      rows.size() * sizeof(SampleResult), cudaMemcpyDeviceToHost, backend.stream));
@@ -120,7 +127,7 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
 }
 
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {
-  GLINT_CHECK_CUDA(cudaEventSynchronize(backend.staging.sampled[slot]));
+  cuda::wait_for_event(backend, backend.staging.sampled[slot]);
   backend.experts_read = *backend.staging.experts_touched[slot];
   const SampleResult* results = backend.staging.sampling.results[slot];
   for (size_t row = 0; row < out.size(); ++row) {

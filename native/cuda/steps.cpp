@@ -99,7 +99,8 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   backend.num_rows = static_cast<int64_t>(batch.tokens.size());
   backend.num_decode_tasks = 0;
   backend.num_prefill_tasks = 0;
-  backend.has_update = false;
+  backend.exchange = cuda::choose_exchange(backend, backend.num_rows);
+  backend.pending = {};
   backend.has_logits = false;
   backend.samples_all_rows = samples_every_row(batch);
   const int64_t padded_rows =
@@ -126,6 +127,9 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
 bool replay_step(Backend& backend) {
   if (!backend.samples_all_rows || !backend.graphs.is_complete()) return false;
   backend.graphs.launch(backend.num_rows, backend.stream);
+  if (backend.has_peers()) {
+    backend.collectives->add_counts(backend.captured_counts[backend.graphs.index_of(backend.num_rows)]);
+  }
   backend.has_logits = true;
   ++backend.steps_replayed;
   return true;
@@ -135,7 +139,10 @@ bool begin_capture(Backend& backend) {
   if (backend.graphs.is_complete()) return false;
   backend.is_capturing = true;
   backend.num_rows = backend.graphs.next_size();
-  backend.has_update = false;
+  backend.exchange = cuda::choose_exchange(backend, backend.num_rows);
+  backend.pending = {};
+  if (backend.has_peers()) backend.captured_counts.push_back(backend.collectives->counts());
+  GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
   GLINT_CHECK_CUDA(cudaStreamBeginCapture(backend.stream, cudaStreamCaptureModeThreadLocal));
   return true;
 }
@@ -144,6 +151,12 @@ void end_capture(Backend& backend) {
   cuda::compute_all_logits(backend);
   backend.graphs.add(backend.stream);
   backend.is_capturing = false;
+  if (backend.has_peers()) {
+    const cuda::CollectiveCounts& now = backend.collectives->counts();
+    cuda::CollectiveCounts& captured = backend.captured_counts.back();
+    captured = {.collectives = now.collectives - captured.collectives,
+                .bytes_sent = now.bytes_sent - captured.bytes_sent};
+  }
 }
 
 void compute_logits(Backend& backend, std::span<const int32_t> rows) {

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const Com
   const int64_t token = blockIdx.x;
   let_next_kernel_start();
   wait_for_previous_kernel();
+  if (call.num_real_tokens != nullptr && token >= *call.num_real_tokens) return;
   const int count = list_rows_ascending(call, token, s_rows, s_weights);
   for (int64_t dim = int64_t{blockIdx.y} * kCombineThreads + threadIdx.x; dim < call.hidden_size;
        dim += int64_t{gridDim.y} * kCombineThreads) {

@@ -93,6 +93,7 @@ __device__ __forceinline__ void hide_other_groups_one_warp(const RouterCall& cal
   __syncwarp();
   LaneKeys keys;
   keys.load(plan.groups, call.num_groups);
+  __syncwarp();
   for (int kept = 0; kept < call.groups_per_token; ++kept) {
     const int best = keys.take_best();
     if (lane == 0) plan.groups[best] = NAN;

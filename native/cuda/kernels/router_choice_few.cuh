@@ -76,6 +76,7 @@ __device__ __forceinline__ void hide_groups_one_warp(const RouterCall& call, Rou
   __syncwarp();
   AdjacentKeys<kKeys> keys;
   keys.load(plan.groups, call.num_groups);
+  __syncwarp();
   for (int kept = 0; kept < call.groups_per_token; ++kept) {
     const int best = keys.take_best();
     if (lane == 0) plan.groups[best] = NAN;

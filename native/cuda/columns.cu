@@ -1,0 +1,40 @@
+#include <algorithm>
+
+#include "cuda/exchange.h"
+#include "cuda/kernels/dependent.cuh"
+#include "cuda/launch.h"
+
+namespace glint::cuda {
+
+namespace {
+
+constexpr unsigned kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) join_columns_kernel(const JoinColumnsCall call) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int64_t part = blockIdx.z;
+  const int64_t row = blockIdx.y;
+  const float* in = call.in + (part * call.rows + row) * call.cols;
+  float* out = call.out + (row * call.num_parts + part) * call.cols;
+  for (int64_t col = blockIdx.x * kThreads + threadIdx.x; col < call.cols; col += int64_t{gridDim.x} * kThreads) {
+    out[col] = in[col];
+  }
+}
+
+}
+
+void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream) {
+  constexpr int64_t kColumnsPerThread = 4;
+  constexpr int64_t kMostRows = 65535;
+  require_argument(call.rows <= kMostRows, "logits of ", call.rows, " rows are joined; at most ", kMostRows);
+  if (call.rows == 0) return;
+  const int64_t wide = (call.cols + kThreads * kColumnsPerThread - 1) / (kThreads * kColumnsPerThread);
+  launch_dependent(join_columns_kernel,
+                   {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(call.rows),
+                         static_cast<unsigned>(call.num_parts)),
+                    kThreads, 0},
+                   stream, call);
+}
+
+}

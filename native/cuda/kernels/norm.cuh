@@ -1,0 +1,92 @@
+#pragma once
+
+#include "cuda/kernels/dependent.cuh"
+#include "cuda/kernels/part_tree.cuh"
+#include "cuda/kernels/row_tile.cuh"
+#include "cuda/rows.h"
+
+namespace glint::cuda {
+
+struct NormShared {
+  float sums[kRowThreads / kWarpLanes];
+  float magnitudes[kRowThreads / kWarpLanes];
+};
+
+template <int kVectors, int kRoom, typename Parts>
+__device__ __forceinline__ void add_parts(RowTile<kVectors>& tile, const Parts& parts, int num_parts, int64_t offset,
+                                          int64_t width, bool is_aligned) {
+  if constexpr (kRoom == 1) {
+    RowTile<kVectors> update;
+    update.load(parts[0] + offset, width, is_aligned);
+    RowTile<kVectors>::for_each(width, [&](int vector, int element, int64_t) {
+      tile.values[vector][element] += update.values[vector][element];
+    });
+    return;
+  }
+  if (is_aligned) {
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const int64_t start = RowTile<kVectors>::first(vector);
+      float4 joined = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+      if (start < width) joined = joined_vector<kRoom>(parts, num_parts, offset + start);
+      tile.values[vector][0] += joined.x;
+      tile.values[vector][1] += joined.y;
+      tile.values[vector][2] += joined.z;
+      tile.values[vector][3] += joined.w;
+    }
+    return;
+  }
+  RowTile<kVectors>::for_each(width, [&](int vector, int element, int64_t index) {
+    tile.values[vector][element] += joined_number<kRoom>(parts, num_parts, offset + index);
+  });
+}
+
+template <int kVectors>
+__device__ __forceinline__ void scale_by_weight(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
+                                                float factor) {
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll
+    for (int element = 0; element < kVectorFloats; ++element) {
+      tile.values[vector][element] = weight.values[vector][element] * tile.values[vector][element] * factor;
+    }
+  }
+}
+
+template <int kVectors>
+__device__ __forceinline__ void norm_and_quantise(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
+                                                  const NormCall& call, int64_t row, bool is_aligned,
+                                                  NormShared& shared) {
+  const float sum = reduce_thread_block<kRowThreads>(tile.sum_of_squares(), shared.sums, SumOf());
+  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(call.width)) + call.epsilon));
+  scale_by_weight(tile, weight, factor);
+  if (call.normed != nullptr) tile.store(call.normed + row * call.width, call.width, is_aligned);
+  if (call.codes == nullptr) return;
+  const float highest = reduce_thread_block<kRowThreads>(tile.highest_magnitude(), shared.magnitudes, MaxOf());
+  const float scale = code_scale(highest);
+  if (threadIdx.x == 0) call.scales[row] = scale;
+  tile.store_codes(call.codes + row * call.code_stride, call.width, call.code_stride, scale,
+                   is_aligned && call.code_stride % kVectorFloats == 0);
+}
+
+template <int kVectors, int kRoom>
+__global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) {
+  __shared__ NormShared s_norm;
+  const int64_t row = blockIdx.x;
+  const bool is_aligned = call.width % kVectorFloats == 0;
+  RowTile<kVectors> tile;
+  RowTile<kVectors> weight;
+  let_next_kernel_start();
+  if (call.weight != nullptr) weight.load(call.weight, call.width, is_aligned);
+  wait_for_previous_kernel();
+  tile.load(call.hidden + row * call.width, call.width, is_aligned);
+  if constexpr (kRoom > 0) {
+    const bool has_aligned_parts = is_aligned && (kRoom == 1 || call.part_stride % kVectorFloats == 0);
+    add_parts<kVectors, kRoom>(tile, StridedParts{call.parts, call.part_stride}, call.num_parts, row * call.width,
+                               call.width, has_aligned_parts);
+    tile.store(call.hidden + row * call.width, call.width, is_aligned);
+  }
+  if (call.weight != nullptr) norm_and_quantise(tile, weight, call, row, is_aligned, s_norm);
+}
+
+}

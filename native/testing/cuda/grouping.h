@@ -1,0 +1,54 @@
+#pragma once
+
+#include "cuda/experts.h"
+#include "testing/cuda/runner.h"
+
+namespace glint::testing {
+
+struct TestGrouping {
+  int32_t* row_tokens;
+  float* row_weights;
+  int32_t* gate_up_tiles;
+  int32_t* down_tiles;
+  int32_t* counts;
+  const int32_t* experts;
+  const float* weights;
+  int64_t num_tokens;
+  int64_t max_tiles;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+  int32_t has_shared;
+  int32_t num_real_tokens;
+
+  int32_t num_local() const { return expert_last - expert_first; }
+};
+
+int64_t most_tiles(const TestGrouping& test);
+
+class Grouping {
+ public:
+  explicit Grouping(const TestGrouping& test);
+
+  void launch(int64_t num_tokens) const;
+  void run(Runner& runner) const;
+  void download() const;
+  cuda::GroupedTokens grouped() const;
+  int64_t max_tiles(int64_t num_tokens) const;
+  const int32_t* experts() const { return experts_.data(); }
+
+ private:
+  const TestGrouping& test_;
+  DeviceArray<int32_t> experts_;
+  DeviceArray<float> weights_;
+  DeviceArray<int32_t> num_real_;
+  DeviceArray<int32_t> row_tokens_;
+  DeviceArray<float> row_weights_;
+  DeviceArray<cuda::TokenTile> gate_up_tiles_;
+  DeviceArray<cuda::TokenTile> down_tiles_;
+  DeviceArray<int32_t> counts_;
+  DeviceArray<int32_t> down_tile_ends_;
+  DeviceArray<uint64_t> touched_;
+};
+
+}

@@ -1,0 +1,137 @@
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "testing/cuda/experts.h"
+
+namespace {
+
+using glint::testing::DeviceArray;
+using glint::testing::Grouping;
+using glint::testing::guarded;
+using glint::testing::Operand;
+using glint::testing::Runner;
+using glint::testing::TestExperts;
+
+int64_t record_bytes(const TestExperts& test) {
+  int64_t most = 0;
+  for (int64_t tokens = 1; tokens <= test.num_tokens(); ++tokens) {
+    const glint::cuda::RecordShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
+    const int64_t tiles = glint::cuda::max_token_tiles(tokens, test.grouping->experts_per_token,
+                                                       test.grouping->num_local());
+    most = std::max(most, tiles * shape.bytes());
+  }
+  return most;
+}
+
+class HopperExperts {
+ public:
+  explicit HopperExperts(const TestExperts& test)
+      : test_(test),
+        grouping_(*test.grouping),
+        operand_({.out = nullptr,
+                  .scales = nullptr,
+                  .in = test.in,
+                  .count = test.num_tokens(),
+                  .width = test.hidden_size,
+                  .row_slices = 1,
+                  .has_codes = 1}),
+        gate_up_(test.num_matrices() * glint::cuda::packed_gate_up_bytes(test.width, test.hidden_size)),
+        down_(test.num_matrices() * glint::cuda::packed_down_bytes(test.hidden_size, test.width)),
+        gate_scales_(test.gate_scales, test.num_matrices() * test.width),
+        up_scales_(test.up_scales, test.num_matrices() * test.width),
+        down_scales_(test.down_scales, test.num_matrices() * test.hidden_size),
+        hidden_((test.num_pairs() + test.num_tokens()) * test.width),
+        records_(record_bytes(test)),
+        arrivals_(std::vector<uint32_t>{0}),
+        out_(test.num_tokens() * test.hidden_size) {
+    pack();
+    operand_.launch();
+    GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+  }
+
+  void launch(int64_t num_tokens) const {
+    grouping_.launch(num_tokens);
+    glint::cuda::launch_expert_gate_up({.hidden = hidden_.data(),
+                                        .grouped = grouping_.grouped(),
+                                        .packed_weights = gate_up_.data(),
+                                        .gate_scales = gate_scales_.data(),
+                                        .up_scales = up_scales_.data(),
+                                        .activations = operand_.row_data(),
+                                        .token_scales = operand_.scale_data(),
+                                        .width = test_.width,
+                                        .k_bytes = test_.hidden_size,
+                                        .num_tokens = num_tokens,
+                                        .max_tiles = grouping_.max_tiles(num_tokens)},
+                                       nullptr);
+    glint::cuda::launch_expert_down({.out = out_.data(),
+                                     .records = records_.data(),
+                                     .arrivals = arrivals_.data(),
+                                     .grouped = grouping_.grouped(),
+                                     .packed_weights = down_.data(),
+                                     .row_scales = down_scales_.data(),
+                                     .hidden = hidden_.data(),
+                                     .width = test_.width,
+                                     .hidden_size = test_.hidden_size,
+                                     .num_tokens = num_tokens},
+                                    nullptr);
+  }
+
+  void run(Runner& runner) const {
+    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &out_});
+    hidden_.download(test_.hidden);
+    out_.download(test_.out);
+  }
+
+  void run_row_counts(Runner& runner) const {
+    runner.run_row_counts([&](int64_t count) { launch(count); }, out_, test_.num_tokens());
+  }
+
+ private:
+  void pack() const {
+    const int64_t bytes = test_.num_matrices() * test_.matrix_bytes();
+    const DeviceArray<std::byte> gate(test_.gate_weights, bytes);
+    const DeviceArray<std::byte> up(test_.up_weights, bytes);
+    const DeviceArray<std::byte> down(test_.down_weights, bytes);
+    glint::cuda::launch_pack_gate_up({.packed = gate_up_.data(),
+                                      .weights = reinterpret_cast<const uint8_t*>(gate.data()),
+                                      .up_weights = reinterpret_cast<const uint8_t*>(up.data()),
+                                      .rows = test_.width,
+                                      .k_bytes = test_.hidden_size,
+                                      .num_matrices = test_.num_matrices()},
+                                     nullptr);
+    glint::cuda::launch_pack_down({.packed = down_.data(),
+                                   .weights = reinterpret_cast<const uint8_t*>(down.data()),
+                                   .up_weights = nullptr,
+                                   .rows = test_.hidden_size,
+                                   .k_bytes = test_.width,
+                                   .num_matrices = test_.num_matrices()},
+                                  nullptr);
+    GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+  }
+
+  const TestExperts& test_;
+  Grouping grouping_;
+  Operand operand_;
+  DeviceArray<uint8_t> gate_up_;
+  DeviceArray<uint8_t> down_;
+  DeviceArray<float> gate_scales_;
+  DeviceArray<float> up_scales_;
+  DeviceArray<float> down_scales_;
+  DeviceArray<float> hidden_;
+  DeviceArray<uint8_t> records_;
+  DeviceArray<uint32_t> arrivals_;
+  DeviceArray<float> out_;
+};
+
+}
+
+extern "C" {
+
+GLINT_API int32_t glint_testing_hopper_experts(Runner* runner, const TestExperts* test) {
+  return guarded([&] { HopperExperts(*test).run(*runner); });
+}
+
+GLINT_API int32_t glint_testing_hopper_expert_row_counts(Runner* runner, const TestExperts* test) {
+  return guarded([&] { HopperExperts(*test).run_row_counts(*runner); });
+}
+}

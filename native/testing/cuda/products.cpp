@@ -1,0 +1,185 @@
+#include "base/contract.h"
+#include "cuda/check.h"
+#include "cuda/portable.h"
+#include "cuda/products.h"
+#include "model/weights.h"
+#include "testing/cuda/operand.h"
+
+namespace {
+
+using glint::cuda::ProductElement;
+using glint::testing::DeviceArray;
+using glint::testing::guarded;
+using glint::testing::Operand;
+using glint::testing::Runner;
+
+struct TestProduct {
+  float* out;
+  const float* in;
+  const std::byte* weight;
+  const float* scales;
+  const float* bias;
+  const int32_t* input_rows;
+  int64_t out_stride;
+  int64_t input_count;
+  int64_t count;
+  int64_t weight_rows;
+  int64_t weight_cols;
+  int64_t row_first;
+  int64_t row_count;
+  int64_t col_first;
+  int64_t col_count;
+  int32_t dtype;
+  int32_t scale_kind;
+};
+
+int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
+
+const TestProduct& checked(const TestProduct& test) {
+  glint::require_argument(test.input_rows == nullptr && test.input_count == test.count &&
+                              test.row_count == test.weight_rows && test.col_count == test.weight_cols,
+                          "a CUDA product takes all rows of its input and the whole weight; give neither input_rows "
+                          "nor slices");
+  return test;
+}
+
+bool runs_hopper(const Runner& runner, const TestProduct& test) {
+  const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
+  return runner.is_hopper() && test.scale_kind != GLINT_SCALE_TILE &&
+         test.weight_cols * element_bytes % glint::cuda::kProductTileK == 0;
+}
+
+std::vector<float> device_scales(const TestProduct& test) {
+  const auto rows = static_cast<size_t>(test.weight_rows);
+  const int64_t tiles = tiles_over(test.weight_rows) * tiles_over(test.weight_cols);
+  if (test.scale_kind == GLINT_SCALE_NONE) return {};
+  if (test.scale_kind == GLINT_SCALE_TENSOR) return std::vector<float>(rows, *test.scales);
+  return {test.scales, test.scales + (test.scale_kind == GLINT_SCALE_TILE ? tiles : test.weight_rows)};
+}
+
+class Product {
+ public:
+  Product(const Runner& runner, const TestProduct& test)
+      : test_(checked(test)),
+        element_(test.dtype == GLINT_DTYPE_BF16 ? ProductElement::kBf16 : ProductElement::kE4m3),
+        is_hopper_(runs_hopper(runner, test)),
+        row_bytes_(test.weight_cols * (test.dtype == GLINT_DTYPE_BF16 ? 2 : 1)),
+        operand_({.out = nullptr,
+                  .scales = nullptr,
+                  .in = test.in,
+                  .count = test.count,
+                  .width = test.weight_cols,
+                  .row_slices = 1,
+                  .has_codes = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
+        packed_(is_hopper_ ? glint::cuda::packed_product_bytes(test.weight_rows, row_bytes_)
+                           : glint::cuda::portable_weight_bytes(test.weight_rows, test.weight_cols, element_)),
+        scales_(device_scales(test)),
+        bias_(test.bias, test.weight_rows),
+        out_(test.count * test.out_stride) {
+    const DeviceArray<std::byte> weight(test.weight, test.weight_rows * row_bytes_);
+    const auto* codes = reinterpret_cast<const uint8_t*>(weight.data());
+    if (is_hopper_) {
+      glint::cuda::launch_pack_rows({.packed = packed_.data(),
+                                     .weights = codes,
+                                     .up_weights = nullptr,
+                                     .rows = test.weight_rows,
+                                     .k_bytes = row_bytes_,
+                                     .num_matrices = 1},
+                                    nullptr);
+    } else {
+      glint::cuda::launch_portable_pack({.packed = packed_.data(),
+                                         .weights = codes,
+                                         .rows = test.weight_rows,
+                                         .cols = test.weight_cols,
+                                         .weight_stride_bytes = 0,
+                                         .element = element_},
+                                        nullptr);
+    }
+    operand_.launch();
+    GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+  }
+
+  void launch(int64_t num_tokens) const { is_hopper_ ? launch_hopper(num_tokens) : launch_portable(num_tokens); }
+  const DeviceArray<float>& out() const { return out_; }
+
+ private:
+  const float* scale_data() const { return test_.scale_kind == GLINT_SCALE_NONE ? nullptr : scales_.data(); }
+
+  void launch_hopper(int64_t num_tokens) const {
+    glint::cuda::launch_dense_product({.out = out_.data(),
+                                       .out_stride = test_.out_stride,
+                                       .packed_weights = packed_.data(),
+                                       .row_scales = scale_data(),
+                                       .bias = bias_.data(),
+                                       .activations = operand_.row_data(),
+                                       .token_scales = operand_.scale_data(),
+                                       .rows = test_.weight_rows,
+                                       .k_bytes = row_bytes_,
+                                       .num_tokens = num_tokens,
+                                       .element = element_},
+                                      nullptr);
+  }
+
+  glint::cuda::PortableWeight portable_weight() const {
+    const bool has_tiles = test_.scale_kind == GLINT_SCALE_TILE;
+    const bool has_scales = test_.scale_kind != GLINT_SCALE_NONE;
+    return {.packed = packed_.data(),
+            .scales = scale_data(),
+            .rows = test_.weight_rows,
+            .cols = test_.weight_cols,
+            .element = element_,
+            .scale_kind = has_tiles ? GLINT_SCALE_TILE : has_scales ? GLINT_SCALE_CHANNEL : GLINT_SCALE_NONE,
+            .scale_stride = has_tiles ? tiles_over(test_.weight_cols) : 0,
+            .matrix_bytes = packed_.count(),
+            .matrix_scales = scales_.count()};
+  }
+
+  void launch_portable(int64_t num_tokens) const {
+    glint::cuda::launch_portable_product({.out = out_.data(),
+                                          .out_stride = test_.out_stride,
+                                          .weight = portable_weight(),
+                                          .bias = bias_.data(),
+                                          .activations = operand_.row_data(),
+                                          .activation_stride_bytes = operand_.row_bytes(),
+                                          .token_scales = operand_.scale_data(),
+                                          .num_tokens = num_tokens,
+                                          .row_tokens = nullptr,
+                                          .tiles = nullptr,
+                                          .num_tiles = nullptr,
+                                          .max_tiles = 0,
+                                          .tile_tokens = 0},
+                                         nullptr);
+  }
+
+  const TestProduct& test_;
+  ProductElement element_;
+  bool is_hopper_;
+  int64_t row_bytes_;
+  Operand operand_;
+  DeviceArray<uint8_t> packed_;
+  DeviceArray<float> scales_;
+  DeviceArray<float> bias_;
+  DeviceArray<float> out_;
+};
+
+}
+
+extern "C" {
+
+GLINT_API int32_t glint_testing_products(Runner* runner, const TestProduct* products, int32_t count) {
+  return guarded([&] {
+    for (int32_t index = 0; index < count; ++index) {
+      const Product product(*runner, products[index]);
+      runner->run([&] { product.launch(products[index].count); }, {&product.out()});
+      product.out().download(products[index].out);
+    }
+  });
+}
+
+GLINT_API int32_t glint_testing_product_row_counts(Runner* runner, const TestProduct* test) {
+  return guarded([&] {
+    const Product product(*runner, *test);
+    runner->run_row_counts([&](int64_t count) { product.launch(count); }, product.out(), test->count);
+  });
+}
+}

@@ -1,0 +1,78 @@
+#include "cuda/router.h"
+#include "testing/cuda/runner.h"
+
+namespace {
+
+using glint::testing::DeviceArray;
+using glint::testing::guarded;
+using glint::testing::Runner;
+
+struct TestRoute {
+  int32_t* experts;
+  float* weights;
+  const float* in;
+  const uint16_t* weight;
+  const float* bias;
+  int64_t count;
+  int64_t width;
+  const glint_model* model;
+};
+
+struct DeviceRoute {
+  explicit DeviceRoute(const TestRoute& source)
+      : test(source),
+        experts(source.count * source.model->experts_per_token),
+        weights(source.count * source.model->experts_per_token),
+        pieces(glint::cuda::router_piece_floats(source.count, source.width, source.model->num_experts)),
+        in(source.in, source.count * source.width),
+        weight(source.weight, source.model->num_experts * source.width),
+        bias(source.bias, source.model->num_experts) {}
+
+  void launch(int64_t count) const {
+    const glint_model& model = *test.model;
+    glint::cuda::launch_router({.experts = experts.data(),
+                                .weights = weights.data(),
+                                .pieces = pieces.data(),
+                                .in = in.data(),
+                                .weight = weight.data(),
+                                .bias = bias.data(),
+                                .count = count,
+                                .width = static_cast<int32_t>(test.width),
+                                .num_experts = model.num_experts,
+                                .num_groups = model.num_groups,
+                                .groups_per_token = model.groups_per_token,
+                                .experts_per_token = model.experts_per_token,
+                                .routed_scaling = model.routed_scaling,
+                                .normalises = model.normalise_weights != 0},
+                               nullptr);
+  }
+
+  const TestRoute& test;
+  DeviceArray<int32_t> experts;
+  DeviceArray<float> weights;
+  DeviceArray<float> pieces;
+  DeviceArray<float> in;
+  DeviceArray<uint16_t> weight;
+  DeviceArray<float> bias;
+};
+
+}
+
+extern "C" {
+
+GLINT_API int32_t glint_testing_route(Runner* runner, const TestRoute* test) {
+  return guarded([&] {
+    const DeviceRoute route(*test);
+    runner->run([&] { route.launch(test->count); }, {&route.experts, &route.weights});
+    route.experts.download(test->experts);
+    route.weights.download(test->weights);
+  });
+}
+
+GLINT_API int32_t glint_testing_route_row_counts(Runner* runner, const TestRoute* test) {
+  return guarded([&] {
+    const DeviceRoute route(*test);
+    runner->run_row_counts([&](int64_t count) { route.launch(count); }, route.weights, test->count);
+  });
+}
+}

@@ -1,0 +1,386 @@
+"""Every operation of the CUDA library against the same operation of the CPU library, on fresh random inputs.
+
+The exact CPU kernels compute in FP64. Shapes are those of one of eight ranks of GLM-4.7, and odd ones. An error is the
+largest difference over the largest number of a row; BOUNDS has what is allowed per operation, and the largest error
+seen is printed at the end with the seed that makes the inputs again. REPEATS runs of an operation give the same bits;
+GLINT_TEST_REPEATS changes their number, for compute-sanitizer.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from glint.config import Kernels
+from tests.cpu.operations import Operations, PageCache, ProductCase, StoredWeight
+from tests.gpu.operations_cases import (
+    COUNTS,
+    CPU_THREADS,
+    DECODE,
+    FEW_COUNTS,
+    HEADS,
+    LAYOUTS,
+    MIXED,
+    PREFILL,
+    PRODUCTS,
+    REPEATED_COUNTS,
+    ROW_COUNT_PRODUCTS,
+    RULES,
+    expected_product,
+    is_close_call,
+    sampler_rows,
+)
+from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
+from tests.gpu.operations_experts import (
+    ExpertCase,
+    expect_experts,
+    make_case,
+    make_choices,
+    make_weights,
+    new_grouping,
+    run_experts,
+)
+from tests.gpu.operations_inputs import (
+    ErrorRecord,
+    Scene,
+    make_scene,
+    normal_rows,
+    poisoned_cache,
+    row_errors,
+    source,
+)
+from tests.reference.numpy_ops import FloatArray, bf16_bits
+
+BOUNDS = {
+    "embed": 0.0,
+    "gather rows": 0.0,
+    "add rows": 0.0,
+    "join parts": 0.0,
+    "norm": 3e-7,
+    "quantise": 0.0,
+    "swiglu": 5e-7,
+    "product E4M3, hopper": 1e-3,
+    "product E4M3, portable": 1e-6,
+    "product BF16, hopper": 1e-6,
+    "product BF16, portable": 1e-6,
+    "rotary table": 1e-7,
+    "rotate: query, key": 2.0**-7,
+    "rotate: share rounded otherwise": 1e-3,
+    "rotate: value": 0.0,
+    "attend": 2.0**-7,
+    "attend: median row": 1e-5,
+    "router weights": 2e-6,
+    "experts gate, up, hopper": 1e-3,
+    "experts gate, up, portable": 1e-6,
+    "experts down, combine, hopper": 1e-3,
+    "experts down, combine, portable": 1e-6,
+    "sampler log-probabilities": 2e-6,
+}
+REPEATS = int(os.environ.get("GLINT_TEST_REPEATS") or 1000)
+ROW_COUNTS = 4096
+KERNELS: tuple[Kernels, ...] = ("hopper", "portable")
+
+
+@pytest.fixture(scope="module")
+def record(request: pytest.FixtureRequest) -> Iterator[ErrorRecord]:
+    """The errors of all tests, printed at the end."""
+    errors = ErrorRecord(BOUNDS)
+    yield errors
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{errors.table()}\n")
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[Operations]:
+    """The exact operations of the CPU."""
+    with Operations("exact", CPU_THREADS) as operations:
+        yield operations
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Hopper and portable kernels."""
+    chosen: Kernels = request.param
+    return chosen
+
+
+@pytest.fixture
+def cuda(kernels: Kernels) -> Iterator[CudaOperations]:
+    """The operations on the GPU, each run REPEATS times."""
+    with CudaOperations(kernels, REPEATS) as operations:
+        yield operations
+
+
+def open_for(count: int, kernels: Kernels = "portable") -> CudaOperations:
+    """Operations that run REPEATS times for a few of the row counts and 3 times for the others."""
+    return CudaOperations(kernels, REPEATS if count in REPEATED_COUNTS else 3)
+
+
+@pytest.fixture
+def portable() -> Iterator[CudaOperations]:
+    """The operations that have one kernel for every GPU, each run REPEATS times."""
+    with CudaOperations("portable", REPEATS) as operations:
+        yield operations
+
+
+@pytest.mark.parametrize("width", [5120, 576, 37])
+def test_rows_by_index(record: ErrorRecord, cpu: Operations, width: int) -> None:
+    numbers = source(width)
+    table = bf16_bits(numbers.standard_normal((1003, width), np.float32))
+    for count in FEW_COUNTS:
+        tokens, sampled = numbers.integers(0, 1003, count, np.int32), numbers.integers(0, 1003, 5, np.int32)
+        given = np.where(numbers.random(count) < 0.3, -1 - numbers.integers(0, 5, count), tokens).astype(np.int32)
+        meant = np.where(given < 0, sampled[np.clip(-1 - given, 0, 4)], given).astype(np.int32)
+        rows, update = normal_rows(numbers, 2 * count, width), normal_rows(numbers, 2 * count, width)
+        chosen = numbers.permutation(2 * count)[:count].astype(np.int32)
+        added = cpu.add_rows(rows.ravel(), update.ravel()).reshape(rows.shape)
+        with open_for(count) as cuda:
+            what = f"{count} rows of {width}"
+            record.compare("embed", cuda.embed(table, given, sampled), cpu.embed(table, meant), what)
+            record.compare("gather rows", cuda.gather_rows(rows, chosen, None), cpu.gather_rows(rows, chosen), what)
+            gathered = cuda.gather_rows(rows, chosen, update)
+            record.compare("gather rows", gathered, cpu.gather_rows(added, chosen), f"{what}, with update")
+            record.compare("add rows", cuda.add_rows(rows.ravel(), update.ravel()), added.ravel(), what)
+
+
+@pytest.mark.parametrize("width", [5120, 1536, 576, 200, 37, 8192])
+@pytest.mark.parametrize("num_parts", [0, 1, 2, 4, 8])
+def test_norm(record: ErrorRecord, cpu: Operations, width: int, num_parts: int) -> None:
+    numbers = source(width, num_parts)
+    for count in FEW_COUNTS:
+        hidden = normal_rows(numbers, count, width)
+        parts = np.stack([normal_rows(numbers, count, width) for _ in range(num_parts)]) if num_parts else None
+        weight = (1 + numbers.standard_normal(width) / 4).astype(np.float32)
+        empty = np.empty((0, count, width), np.float32)
+        with open_for(count) as cuda:
+            seen = cuda.norm(NormCase(hidden, empty if parts is None else parts, weight))
+        joined = hidden
+        if parts is not None:
+            update = cpu.join_slices(parts.reshape(num_parts, -1)) if num_parts > 1 else parts.reshape(-1)
+            joined = cpu.add_rows(hidden.ravel(), np.ascontiguousarray(update)).reshape(hidden.shape)
+        record.compare("join parts", seen.hidden, joined, f"{num_parts} parts, {count} rows of {width}")
+        record.compare("norm", seen.normed, cpu.rms_norm(joined, weight, 1e-5), f"{count} rows of {width}")
+        codes, scales = cpu.prepare(seen.normed, 1, True)
+        record.compare("quantise", seen.codes[:, :width], codes[:, 0, :width], f"norm, {count} rows of {width}")
+        record.compare("quantise", seen.scales[:, None], scales, f"norm, {count} rows of {width}")
+        assert (seen.codes[:, width:] == 0).all()
+
+
+@pytest.mark.parametrize(("width", "slices"), [(5120, 1), (1536, 8), (1536, 1), (200, 2), (37, 1), (12288, 1)])
+def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, slices: int) -> None:
+    numbers = source(width, slices)
+    part = width // slices
+    for count in FEW_COUNTS:
+        what = f"{count} rows of {width} in {slices}"
+        rows = normal_rows(numbers, count, width)
+        rows[-1] = 0
+        gate_up = np.full((count, 2 * width + 4), np.nan, np.float32)
+        gate_up[:, : 2 * width] = normal_rows(numbers, count, 2 * width)
+        with open_for(count) as cuda:
+            seen, scales = cuda.prepare(rows, slices, True)
+            gated, codes, gated_scales = cuda.swiglu(gate_up, width, slices)
+        expected, expected_scales = cpu.prepare(rows, slices, True)
+        record.compare("quantise", seen[:, :, :part], expected[:, :, :part], what)
+        record.compare("quantise", scales, expected_scales, what)
+        assert (seen[:, :, part:] == 0).all()
+        gate, up = (np.ascontiguousarray(gate_up[:, first : first + width]) for first in (0, width))
+        record.compare("swiglu", gated, cpu.swiglu(gate, up), what)
+        expected, expected_scales = cpu.prepare(gated, slices, True)
+        record.compare("quantise", codes[:, :, :part], expected[:, :, :part], f"swiglu, {what}")
+        record.compare("quantise", gated_scales, expected_scales, f"swiglu, {what}")
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(record: ErrorRecord, kernels: Kernels, name: str) -> None:
+    shape = PRODUCTS[name]
+    expected = expected_product(shape)
+    bound = f"product {'BF16' if shape.kind is None else 'E4M3'}, {kernels}"
+    is_hopper = shape.kind != "tile" and shape.cols * (2 if shape.kind is None else 1) % 128 == 0
+    if kernels == "hopper" and not is_hopper:
+        bound = bound.replace("hopper", "portable")
+    for count in COUNTS:
+        whole = expected.case
+        case = ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+        with open_for(count, kernels) as cuda:
+            seen = cuda.product(case, shape.margin)
+        is_there = expected.chosen < count
+        assert np.isfinite(seen).all()
+        record.compare(bound, seen[expected.chosen[is_there]], expected.rows[is_there], f"{name}, {count} rows")
+
+
+@pytest.mark.parametrize("name", ROW_COUNT_PRODUCTS)
+def test_row_of_a_product_is_the_same_for_every_row_count(kernels: Kernels, name: str) -> None:
+    with CudaOperations(kernels, 1) as cuda:
+        cuda.product_row_counts(ROW_COUNT_PRODUCTS[name].case(ROW_COUNTS))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rotate_and_store(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str) -> None:
+    heads = HEADS[name]
+    for spans in (MIXED, PREFILL[:1]):
+        scene = make_scene(cpu, heads, spans)
+        positions = np.concatenate([np.arange(request.row_count, dtype=np.int32) for request in scene.whole])
+        table = portable.fill_rotary(positions, heads.rotary_dim, heads.theta)
+        record.compare("rotary table", np.hstack(table), np.hstack(scene.table), name)
+        cache = poisoned_cache(heads, scene.cache.data.shape[2])
+        query = portable.rotate_and_store(scene.raw, scene.norms, scene.table, cache, scene.whole)
+        record.compare("rotate: query, key", query, scene.whole_query, f"{name}, query")
+        compare_pages(record, cache, scene.cache, name)
+
+
+def compare_pages(record: ErrorRecord, seen: PageCache, expected: PageCache, name: str) -> None:
+    """Keys and values of all pages; what nothing was stored in is still poisoned."""
+    (keys, values), (expected_keys, expected_values) = (
+        (cache.data[1, 0], cache.data[1, 1]) for cache in (seen, expected)
+    )
+    assert (seen.data[0] == 0xFFFF).all()
+    assert ((keys == 0xFFFF) == (expected_keys == 0xFFFF)).all()
+    record.add("rotate: value", float(np.mean(values != expected_values)), name)
+    record.add("rotate: share rounded otherwise", float(np.mean(keys != expected_keys)), name)
+    record.compare("rotate: query, key", stored_keys(keys), stored_keys(expected_keys), f"{name}, key")
+
+
+def stored_keys(pages: NDArray[np.uint16]) -> FloatArray:
+    """The keys in pages that lie by dimension, [stored, head_dim]."""
+    num_pages, kv_heads, page_tokens, head_dim = pages.shape
+    by_token = pages.reshape(num_pages, kv_heads, head_dim, page_tokens).transpose(0, 1, 3, 2)
+    stored = by_token[by_token[:, :, :, 0] != 0xFFFF]
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("spans", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+def test_attend(
+    record: ErrorRecord, cpu: Operations, cuda: CudaOperations, name: str, spans: tuple[tuple[int, int], ...]
+) -> None:
+    compare_attention(record, cpu, cuda, make_scene(cpu, HEADS[name], spans), f"{name}, {len(spans)} requests")
+
+
+def test_attend_64_requests(record: ErrorRecord, cpu: Operations, portable: CudaOperations) -> None:
+    spans = tuple((int(first), 1) for first in source(64).integers(0, 1200, 64))
+    compare_attention(record, cpu, portable, make_scene(cpu, HEADS["glm47"], spans), "64 requests")
+
+
+def compare_attention(record: ErrorRecord, cpu: Operations, cuda: CudaOperations, scene: Scene, what: str) -> None:
+    """Heads of all rows; a weight between two bfloat16 numbers may be rounded to the other one, which few rows show."""
+    seen = cuda.attend(scene.query, scene.cache, scene.step)
+    errors = row_errors(seen, cpu.attend(scene.query, scene.cache, 1, scene.step))
+    record.add("attend", float(errors.max()), what)
+    record.add("attend: median row", float(np.median(errors)), what)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_router(record: ErrorRecord, cpu: Operations, name: str) -> None:
+    num_experts, width, rule = RULES[name]
+    numbers = source(num_experts, width)
+    weight = bf16_bits(numbers.standard_normal((num_experts, width)) * width**-0.5)
+    bias = (numbers.standard_normal(num_experts) / 10).astype(np.float32)
+    for count in (*COUNTS, 513):
+        case = RouteCase(numbers.standard_normal((count, width)).astype(np.float32), weight, bias, rule)
+        with open_for(count) as cuda:
+            experts, weights = cuda.route(case)
+        logits = cpu.product(ProductCase(case.rows, StoredWeight(weight)))
+        expected, expected_weights = cpu.route(logits, bias, rule)
+        is_same = (experts == expected).all(axis=1)
+        selection = 1 / (1 + np.exp(-logits.astype(np.float64))) + bias
+        assert all(is_close_call(selection[row], rule) for row in np.flatnonzero(~is_same))
+        record.compare("router weights", weights[is_same], expected_weights[is_same], f"{name}, {count} rows")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_router_ties(cpu: Operations, portable: CudaOperations, name: str) -> None:
+    """Logits that both sides compute exactly, many of them equal: the choice is the CPU's, the lower expert first."""
+    num_experts, width, rule = RULES[name]
+    numbers = source(num_experts, width, 1)
+    weight = bf16_bits(numbers.integers(-1, 2, (num_experts, width)) * (numbers.random((1, width)) < 12 / width))
+    for count in (1, 64, 65, 600):
+        rows = numbers.integers(-1, 2, (count, width)).astype(np.float32) / 4
+        case = RouteCase(rows, weight, np.zeros(num_experts, np.float32), rule)
+        logits = cpu.product(ProductCase(rows, StoredWeight(weight)))
+        expected, _ = cpu.route(logits, case.bias, rule)
+        assert (portable.route(case)[0] == expected).all()
+        assert len(np.unique(logits[0])) < num_experts
+
+
+def test_router_row_is_the_same_for_every_row_count() -> None:
+    num_experts, width, rule = RULES["glm47"]
+    numbers = source(num_experts, width, 2)
+    weight = bf16_bits(numbers.standard_normal((num_experts, width)) * width**-0.5)
+    bias = (numbers.standard_normal(num_experts) / 10).astype(np.float32)
+    rows = numbers.standard_normal((ROW_COUNTS, width)).astype(np.float32)
+    with CudaOperations("portable", 1) as cuda:
+        cuda.route_row_counts(RouteCase(rows, weight, bias, rule))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 3, 64, 65, 256, 257, 1000, 2049])
+def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
+    layout = LAYOUTS[name]
+    for num_real in {0, count // 3, count}:
+        choices = make_choices(layout, count, num_real)
+        expected = choices.grouped(layout)
+        room = new_grouping(layout, choices)
+        portable.call("glint_testing_group_tokens", room.native)
+        num_tiles, num_rows, touched = room.counts.tolist()
+        assert num_rows == len(expected.tokens)
+        assert (room.row_tokens[:num_rows] == expected.tokens).all()
+        assert (room.row_weights[:num_rows] == expected.weights).all()
+        assert touched == len(np.unique(expected.experts[expected.experts < layout.num_local]))
+        for tiles in (room.gate_up_tiles[:num_tiles], room.down_tiles[room.down_tiles[:, 2] > 0]):
+            rows = [np.arange(first, first + size) for _, first, size, _ in tiles.tolist()]
+            experts = np.repeat(tiles[:, 0], tiles[:, 2])
+            order = np.concatenate(rows) if rows else np.empty(0, np.int64)
+            assert (np.sort(order) == np.arange(num_rows)).all()
+            assert (expected.experts[order] == experts).all()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_experts(record: ErrorRecord, cpu: Operations, name: str) -> None:
+    layout = LAYOUTS[name]
+    weights = make_weights(layout)
+    for count, num_real in ((1, 1), (64, 64), (64, 40), (65, 65), (256, 256), (1000, 1000)):
+        case = make_case(layout, weights, count, num_real)
+        with open_for(count, "hopper" if layout.is_hopper else "portable") as cuda:
+            compare_experts(record, cpu, cuda, case, f"{name}, {num_real} of {count} tokens")
+
+
+def compare_experts(record: ErrorRecord, cpu: Operations, cuda: CudaOperations, case: ExpertCase, what: str) -> None:
+    """Every stage of some tokens with the CPU's; padded tokens are finite."""
+    layout, num_real = case.layout, case.choices.num_real
+    family = "hopper" if layout.is_hopper else "portable"
+    seen = run_experts(cuda, case)
+    tokens = np.unique(np.append(source(num_real).integers(0, num_real, 10), num_real - 1)).astype(np.int32)
+    expected = expect_experts(cpu, case, tokens, seen.inputs)
+    if layout.is_hopper or layout.kind is None:
+        record.compare(f"experts gate, up, {family}", seen.inputs[expected.places], expected.gated, what)
+    else:
+        record.compare(f"experts gate, up, {family}", seen.gate[expected.places], expected.gate, f"{what}, gate")
+        record.compare(f"experts gate, up, {family}", seen.up[expected.places], expected.up, f"{what}, up")
+    if not layout.is_hopper:
+        down = f"experts down, combine, {family}"
+        record.compare(down, seen.routed[expected.places], expected.routed, f"{what}, down")
+    record.compare(f"experts down, combine, {family}", seen.out[tokens], expected.out, what)
+    assert np.isfinite(seen.out[:num_real]).all()
+
+
+@pytest.mark.parametrize("name", ["tp8", "ep8", "odd"])
+def test_row_of_the_experts_is_the_same_for_every_row_count(name: str) -> None:
+    layout = LAYOUTS[name]
+    case = make_case(layout, make_weights(layout), ROW_COUNTS, ROW_COUNTS)
+    with CudaOperations("hopper" if layout.is_hopper else "portable", 1) as cuda:
+        run_experts(cuda, case, row_counts=True)
+
+
+@pytest.mark.parametrize("vocab_size", [151552, 1003, 64])
+def test_sampler(record: ErrorRecord, portable: CudaOperations, vocab_size: int) -> None:
+    rows = sampler_rows(vocab_size)
+    for row, seen in zip(rows, portable.sample(rows), strict=True):
+        expected = row.sample()
+        assert (seen.token, seen.failure, seen.top_count) == (expected.token, expected.failure, expected.top_count)
+        assert seen.tops()[0] == expected.tops()[0]
+        values = [np.array([result.logprob, *result.tops()[1]]) for result in (seen, expected)]
+        gap = float(np.max(np.abs(values[0] - values[1]) / (1 + np.abs(values[1]))))
+        record.add("sampler log-probabilities", gap, f"{vocab_size} tokens, {row.settings}")
