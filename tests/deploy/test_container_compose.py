@@ -1,0 +1,116 @@
+"""compose.yaml: what the schema allows, and names, ports, times and flags that agree with the image and the server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import glint
+from tests.deploy.command_lines import DEPLOY, ROOT, fill_in, parse_serve, seconds
+from tests.deploy.dockerfile import read_stages
+
+FILE = DEPLOY / "compose.yaml"
+PORT = 8000
+MARGIN_SECONDS = 30
+STAGES = read_stages((DEPLOY / "Dockerfile").read_text())
+
+
+def load(**values: str) -> dict[str, Any]:
+    """The file as compose reads it with these variables set."""
+    given = {"GLINT_KEY_FILE": "keys.txt"} | values
+    return dict(filled(yaml.safe_load(FILE.read_text()), given))
+
+
+def filled(node: Any, values: dict[str, str]) -> Any:
+    """A part of the file with the variables in its texts filled in."""
+    if isinstance(node, dict):
+        return {name: filled(inner, values) for name, inner in node.items()}
+    if isinstance(node, list):
+        return [filled(inner, values) for inner in node]
+    return fill_in(node, values) if isinstance(node, str) else node
+
+
+def check_schema(path: Path) -> subprocess.CompletedProcess[str]:
+    """The verdict of the schema of the Compose specification, which check-jsonschema carries."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_schema_accepts_it() -> None:
+    verdict = check_schema(FILE)
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+
+
+@pytest.mark.parametrize(("good", "bad"), [("restart:", "restarts:"), ("shm_size: 16gb", "shm_size: [16]")])
+def test_the_schema_refuses_mistakes(tmp_path: Path, good: str, bad: str) -> None:
+    text = FILE.read_text()
+    assert good in text
+    (tmp_path / "compose.yaml").write_text(text.replace(good, bad))
+    assert check_schema(tmp_path / "compose.yaml").returncode == 1
+
+
+def test_without_a_key_file_it_is_refused() -> None:
+    with pytest.raises(AssertionError, match="GLINT_KEY_FILE"):
+        load(GLINT_KEY_FILE="")
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_the_image_is_the_target_of_that_name(name: str) -> None:
+    service = load()["services"][name]
+    assert service["profiles"] == [name]
+    assert service["image"] == f"glint:{glint.__version__}-{name}"
+    build = service["build"]
+    assert build["target"] == name and name in STAGES
+    assert (DEPLOY / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).samefile(DEPLOY / "Dockerfile")
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_the_server_takes_the_command_and_has_time_to_drain(name: str) -> None:
+    service = load()["services"][name]
+    chosen = parse_serve(service["command"])
+    assert chosen.device == name and chosen.host == "0.0.0.0"
+    assert service["ports"] == [f"127.0.0.1:{chosen.port}:{PORT}"] and chosen.port == PORT
+    assert seconds(service["stop_grace_period"]) >= chosen.shutdown_timeout + MARGIN_SECONDS
+    assert service["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_keys_come_from_a_secret_and_models_from_a_volume(name: str) -> None:
+    whole = load()
+    service = whole["services"][name]
+    assert service["secrets"] == ["api_keys"] and whole["secrets"] == {"api_keys": {"file": "keys.txt"}}
+    assert str(parse_serve(service["command"]).api_key_file) == "/run/secrets/api_keys"
+    assert "environment" not in service
+    (volume,) = service["volumes"]
+    assert volume == "models:/models" and "models" in whole["volumes"]
+    assert load(GLINT_MODELS="/srv/models")["services"][name]["volumes"] == ["/srv/models:/models"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_the_container_is_locked_down(name: str) -> None:
+    service = load()["services"][name]
+    assert service["read_only"] is True and service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
+    assert "privileged" not in service and "user" not in service
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_healthy_means_ready(name: str) -> None:
+    test = load()["services"][name]["healthcheck"]["test"]
+    places = [one.words for one in STAGES[name].all("COPY") if one.words[0].endswith("healthcheck.py")]
+    assert test == ["CMD", "python", f"{places[0][1]}healthcheck.py", "/ready"]
+
+
+@pytest.mark.parametrize("count", ["8", "1"])
+def test_as_many_gpus_are_reserved_as_there_are_ranks(count: str) -> None:
+    service = load(GLINT_GPUS=count)["services"]["cuda"]
+    (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": count, "capabilities": ["gpu"]}
+    assert parse_serve(service["command"]).tp == int(count)
+    assert service["shm_size"] == "16gb" and service["ulimits"] == {"memlock": -1}
