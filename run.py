@@ -37,7 +37,7 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
 COMMANDS = ("serve", "generate", "chat", "check", "sample-model", "bench", "smoke")
-SHARED_FLAGS = ("model", "engine", "threads", "kernels")
+SHARED_FLAGS = ("model", "engine", "threads", "kernels", "tp", "expert-layout")
 WITHOUT_NETWORK = """\
 This needs PyPI. Where there is no network, set PIP_INDEX_URL to a mirror, or PIP_FIND_LINKS to a folder of wheels
 (with PIP_NO_INDEX=1), and start again"""
@@ -279,8 +279,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where to run, or what to prepare (default: cpu)")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: one per core)")
     parser.add_argument("--kernels", metavar="NAME", help="kernel set (default: auto); 'generate --help' names them")
+    parser.add_argument("--tp", metavar="N", help="ranks, GPUs with --device cuda, that share the model (default: 1)")
+    parser.add_argument("--expert-layout", metavar="NAME", help="tp: ranks have slices of experts; ep: whole experts")
     parser.add_argument("--extra", metavar="NAME", action="append", default=[], help="with --prepare: also this extra")
     return parser
+
+
+def flag_value(chosen: argparse.Namespace, flag: str) -> object:
+    """What a flag of this script was given; None where it was left out."""
+    return getattr(chosen, flag.replace("-", "_"))
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -294,7 +301,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"unknown: {' '.join(rest)}{hint} './run.py --help' lists every flag")
     if not (chosen.smoke or chosen.bench or chosen.serve or chosen.prepare):
         parser.error("say what to run: --smoke is the place to begin; './run.py --help' lists everything")
-    given = [f"--{name}" for name in SHARED_FLAGS if getattr(chosen, name) is not None]
+    given = [f"--{name}" for name in SHARED_FLAGS if flag_value(chosen, name) is not None]
     if chosen.prepare and given:
         parser.error(f"--prepare runs no model and takes no {given[0]}: leave {given[0]} out")
     if chosen.extra and not chosen.prepare:
@@ -341,8 +348,8 @@ def glint_flags(chosen: argparse.Namespace) -> list[str]:
     """The flags that smoke, bench and serve share, for glint's own command line."""
     library = LIBRARIES[chosen.device or "cpu"]
     flags = ["--engine", str(library if chosen.engine is None else chosen.engine)]
-    for name in ("device", "model", "threads", "kernels"):
-        value = getattr(chosen, name)
+    for name in ("device", *(name for name in SHARED_FLAGS if name != "engine")):
+        value = flag_value(chosen, name)
         flags += [] if value is None else [f"--{name}", str(value)]
     return flags
 

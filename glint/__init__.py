@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from glint.errors import CheckpointError, EngineError, GlintError, RequestError, TextError
+    from glint.errors import CheckpointError, EngineError, GlintError, RankFailed, RequestError, TextError
     from glint.llm import LLM, Choice, Completion
     from glint.sampling import SamplingParams
 
@@ -20,6 +20,7 @@ __all__ = [
     "Completion",
     "EngineError",
     "GlintError",
+    "RankFailed",
     "RequestError",
     "SamplingParams",
     "TextError",
@@ -33,6 +34,7 @@ _MODULES = {
     "CheckpointError": "glint.errors",
     "EngineError": "glint.errors",
     "GlintError": "glint.errors",
+    "RankFailed": "glint.errors",
     "RequestError": "glint.errors",
     "TextError": "glint.errors",
 }

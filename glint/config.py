@@ -9,6 +9,7 @@ from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.quantisation import ScaleKind
 from glint.errors import EngineError
+from glint.ranks import AllReduce, Exchange, check_slices, check_split
 
 Device = Literal["cpu", "cuda"]
 Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
@@ -18,6 +19,7 @@ DEVICE_KERNELS: dict[Device, tuple[Kernels, ...]] = {
     "cuda": ("auto", "portable", "hopper"),
 }
 KERNELS_VARIABLE = "GLINT_KERNELS"
+SHARED_DEVICES_VARIABLE = "GLINT_SHARED_DEVICES"
 DEFAULT_PAGE_TOKENS: dict[Device, int] = {"cpu": 16, "cuda": 64}
 DEFAULT_STEP_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
 DEFAULT_STEP_ITEMS: dict[Device, int] = {"cpu": 64, "cuda": 256}
@@ -32,8 +34,11 @@ MAX_PAGE_TOKENS = 1024
 class EngineSettings:
     """Everything that is fixed for the life of an engine. Nothing is left to be filled in later.
 
-    `threads` are shared by all ranks; `tp` is the number of ranks. The page cache has `num_pages` pages of
-    `page_tokens` tokens. A step computes at most `max_step_tokens` tokens of at most `max_step_items` requests.
+    `tp` is the number of ranks; `threads` are shared by them, and each has at least one. Rows that ranks sum up have
+    `row_slices` parts with a scale of their own: answers are the same at every `tp` where `row_slices` is. `exchange`
+    and `all_reduce` choose how ranks share rows and sums, which changes no answer. With `shares_devices` ranks may
+    have one GPU in common, for tests. The page cache of each rank has `num_pages` pages of `page_tokens` tokens. A step
+    computes at most `max_step_tokens` tokens of at most `max_step_items` requests.
     `max_model_len` bounds prompt and answer together and always fits in the page cache.
     """
 
@@ -50,19 +55,21 @@ class EngineSettings:
     max_step_items: int
     max_requests: int
     max_model_len: int
+    exchange: Exchange = "auto"
+    all_reduce: AllReduce = "auto"
+    shares_devices: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("device", Device), ("kernels", Kernels), ("expert_layout", ExpertLayout)):
-            _check_choice(name, getattr(self, name), get_args(allowed))
+        for name, allowed in _CHOICES.items():
+            _check_choice(name, getattr(self, name), allowed)
         for name in _COUNTS:
             _check_count(name, getattr(self, name))
+        check_slices(self.tp, self.row_slices)
         self._check_device()
         if self.page_tokens > MAX_PAGE_TOKENS or MAX_PAGE_TOKENS % self.page_tokens:
             raise EngineError(f"page_tokens is {self.page_tokens}; it must be a power of two up to {MAX_PAGE_TOKENS}")
         if self.max_model_len < 2:
             raise EngineError(f"max_model_len is {self.max_model_len}; a prompt and an answer need at least 2 tokens")
-        if self.tp != 1:
-            raise EngineError(f"tp is {self.tp}; this version runs one rank, use tp=1")
         if self.max_requests < self.max_step_items:
             raise EngineError(
                 f"max_requests is {self.max_requests}, less than max_step_items {self.max_step_items}; "
@@ -83,6 +90,11 @@ class EngineSettings:
                 f"{', '.join(kernels)} with --kernels or ${KERNELS_VARIABLE}, or device {other!r}"
             )
         if self.device != "cuda":
+            if self.all_reduce != "auto":
+                raise EngineError(
+                    f"all_reduce is {self.all_reduce!r}, but the ranks of device {self.device!r} share their memory; "
+                    "leave --all-reduce out, or use --device cuda"
+                )
             return
         if self.page_tokens != DEFAULT_PAGE_TOKENS["cuda"]:
             raise EngineError(
@@ -107,6 +119,8 @@ class EngineSettings:
         tp: int = 1,
         row_slices: int | None = None,
         expert_layout: ExpertLayout = "tp",
+        exchange: Exchange = "auto",
+        all_reduce: AllReduce = "auto",
         page_tokens: int | None = None,
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -121,33 +135,31 @@ class EngineSettings:
         page cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB,
         but never more than a quarter of the free memory; on a GPU `num_pages` must be given, which
         `glint.sizing.size_engine` does. Without `max_model_len` the context is as long as the model and the page cache
-        allow. Raises `EngineError` where something does not fit.
+        allow. Raises `EngineError` where something does not fit, with all reasons where the model cannot be shared by
+        so many ranks. Ranks may have one GPU in common where $GLINT_SHARED_DEVICES is 1.
         """
-        _check_choice("device", device, get_args(Device))
-        if page_tokens is None:
-            page_tokens = DEFAULT_PAGE_TOKENS[device]
-        if max_step_items is None:
-            max_step_items = DEFAULT_STEP_ITEMS[device]
+        for name, choice in (("device", device), ("expert_layout", expert_layout)):
+            _check_choice(name, choice, _CHOICES[name])
+        row_slices = tp if row_slices is None else row_slices
+        check_split(model, tp, row_slices, expert_layout)
+        page_tokens = DEFAULT_PAGE_TOKENS[device] if page_tokens is None else page_tokens
+        max_step_items = DEFAULT_STEP_ITEMS[device] if max_step_items is None else max_step_items
         _check_count("page_tokens", page_tokens)
-        for name, value in (("num_pages", num_pages), ("max_model_len", max_model_len)):
-            if value is not None:
-                _check_count(name, value)
-        if max_model_len is not None and max_model_len > model.max_positions:
-            raise EngineError(
-                f"max_model_len is {max_model_len}, but the model knows {model.max_positions} positions; lower it"
-            )
+        _check_asked(model, num_pages, kv_cache_bytes, max_model_len)
         if num_pages is None:
-            num_pages = _count_pages(model, device, page_tokens, kv_cache_bytes, max_model_len)
-        elif kv_cache_bytes is not None:
-            raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {kv_cache_bytes} are both given; give one")
+            page_bytes = page_tokens * token_cache_bytes(model, device, tp)
+            num_pages = _count_pages(model, device, page_tokens, page_bytes, kv_cache_bytes, max_model_len)
         return cls(
             model_dir=Path(model_dir),
             device=device,
             kernels=cast(Kernels, kernels or os.environ.get(KERNELS_VARIABLE) or "auto"),
             threads=count_usable_cores() if threads is None else threads,
             tp=tp,
-            row_slices=tp if row_slices is None else row_slices,
+            row_slices=row_slices,
             expert_layout=expert_layout,
+            exchange=exchange,
+            all_reduce=all_reduce,
+            shares_devices=os.environ.get(SHARED_DEVICES_VARIABLE) == "1",
             page_tokens=page_tokens,
             num_pages=num_pages,
             max_step_tokens=DEFAULT_STEP_TOKENS[device] if max_step_tokens is None else max_step_tokens,
@@ -157,10 +169,15 @@ class EngineSettings:
         )
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "device": get_args(Device),
+    "kernels": get_args(Kernels),
+    "expert_layout": get_args(ExpertLayout),
+    "exchange": get_args(Exchange),
+    "all_reduce": get_args(AllReduce),
+}
 _COUNTS = (
     "threads",
-    "tp",
-    "row_slices",
     "page_tokens",
     "num_pages",
     "max_step_tokens",
@@ -180,19 +197,41 @@ def _check_count(name: str, value: int) -> None:
         raise EngineError(f"{name} is {value!r}; it must be an integer from 1 to {MAX_COUNT}")
 
 
-def token_cache_bytes(model: ModelConfig, device: Device) -> int:
-    """Bytes of keys and values that one token keeps: FP32 for a BF16 checkpoint on the CPU, BF16 otherwise."""
+def _check_asked(
+    model: ModelConfig, num_pages: int | None, kv_cache_bytes: int | None, max_model_len: int | None
+) -> None:
+    """Refuse sizes that were asked for and can never be."""
+    for name, value in (("num_pages", num_pages), ("max_model_len", max_model_len)):
+        if value is not None:
+            _check_count(name, value)
+    if max_model_len is not None and max_model_len > model.max_positions:
+        raise EngineError(
+            f"max_model_len is {max_model_len}, but the model knows {model.max_positions} positions; lower it"
+        )
+    if num_pages is not None and kv_cache_bytes is not None:
+        raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {kv_cache_bytes} are both given; give one")
+
+
+def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1) -> int:
+    """Bytes of keys and values that one token keeps on all ranks: FP32 for a BF16 checkpoint on the CPU, else BF16.
+
+    Every rank keeps at least one head, so more ranks than heads keep copies.
+    """
     is_wide = device == "cpu" and model.weight_scale_kind == ScaleKind.NONE
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (4 if is_wide else 2)
+    return 2 * model.num_layers * max(model.num_kv_heads, tp) * model.head_dim * (4 if is_wide else 2)
 
 
 def _count_pages(
-    model: ModelConfig, device: Device, page_tokens: int, kv_cache_bytes: int | None, max_model_len: int | None
+    model: ModelConfig,
+    device: Device,
+    page_tokens: int,
+    page_bytes: int,
+    kv_cache_bytes: int | None,
+    max_model_len: int | None,
 ) -> int:
     """Pages for the asked-for bytes, or for the default when none were asked for."""
     if device != "cpu":
         raise EngineError(f"num_pages is not given; on device {device!r} glint.sizing.size_engine finds it")
-    page_bytes = page_tokens * token_cache_bytes(model, device)
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:
         if kv_cache_bytes > free_bytes:

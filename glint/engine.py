@@ -58,11 +58,10 @@ class Engine:
             with showing:
                 self._native = NativeEngine(library, options, checkpoint.tensor_array())
         except Unsupported as refusal:
-            if settings.kernels == "auto":
+            if settings.kernels == "auto" or is_cuda:
                 raise
-            place = "GPU" if is_cuda else "processor"
             raise EngineError(
-                f"kernels {settings.kernels!r} need instructions that this {place} or this build of the library "
+                f"kernels {settings.kernels!r} need instructions that this processor or this build of the library "
                 "does not have; use --kernels auto, kernels='auto' in Python"
             ) from refusal
         self._loop = StepLoop(self._native, settings)
@@ -175,7 +174,8 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Collect one step and return what it added, in the order of the plan; the next one computes meanwhile.
 
-        If it is interrupted, all requests in flight are aborted and the engine stays usable.
+        If it is interrupted, all requests in flight are aborted and the engine stays usable; after `RankFailed` every
+        further step raises it again, and the engine is to be made anew.
         """
         return self._loop.step()
 

@@ -26,6 +26,10 @@ class EngineError(GlintError):
     """The native engine refused a call or failed."""
 
 
+class RankFailed(EngineError):
+    """A rank failed and the others cannot go on without it: the engine takes no further step and is made anew."""
+
+
 class TextError(GlintError):
     """A tokenizer, a chat template or a text cannot be used."""
 

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 KERNELS = ["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
 DEVICES = ["cpu", "cuda"]
+EXCHANGES = ["auto", "replicated", "sharded"]
+ALL_REDUCES = ["auto", "nccl", "custom"]
+RANKS = """\
+Several ranks hold a part of the model each and compute every step together. 'glint check MODEL_DIR --tp N' says what
+each of them would hold, and why a model cannot be shared by so many."""
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) -> None:
@@ -22,8 +27,20 @@ def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) ->
     )
     group.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
     add_device(group, "cpu")
-    group.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: the cores this process may use)")
+    group.add_argument(
+        "--threads",
+        metavar="N",
+        type=int,
+        help="CPU threads, shared by all ranks, each of which has at least one (default: the cores this process may "
+        "use)",
+    )
     add_kernels(group)
+    if has_sizes:
+        _add_sizes(group)
+    _add_ranks(parser.add_argument_group("ranks", RANKS))
+
+
+def _add_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tp",
         "-tp",
@@ -32,14 +49,31 @@ def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) ->
         metavar="N",
         type=int,
         default=1,
-        help="ranks that share the model; this version runs 1 (default: 1)",
+        help="ranks that share the model: one GPU each with --device cuda, threads on the CPU (default: 1)",
     )
     add_expert_layout(group)
     group.add_argument(
-        "--row-slices", metavar="N", type=int, help="parts of a row that have a scale of their own (default: --tp)"
+        "--row-slices",
+        metavar="N",
+        type=int,
+        help="parts of a row that have a scale of their own, --tp times a power of two; answers are the same at every "
+        "--tp that has the same --row-slices (default: --tp)",
     )
-    if has_sizes:
-        _add_sizes(group)
+    group.add_argument(
+        "--exchange",
+        choices=EXCHANGES,
+        default="auto",
+        help="how ranks share the rows of a step: replicated: every rank has all of them; sharded: each has its part "
+        "between the layers; auto: sharded for many tokens; the answers are the same (default: auto)",
+    )
+    group.add_argument(
+        "--all-reduce",
+        choices=ALL_REDUCES,
+        default="auto",
+        help="with --device cuda, what carries the sums between GPUs: NCCL, or our own kernel over peer memory, which "
+        "needs GPUs that reach each other; auto: custom for small sums where it can; the answers are the same "
+        "(default: auto)",
+    )
 
 
 def _add_sizes(group: argparse._ArgumentGroup) -> None:
@@ -171,7 +205,7 @@ SAMPLING_FLAGS = (
     "logprobs",
     "prompt_logprobs",
 )
-ENGINE_FLAGS = ("device", "threads", "kernels", "tp", "expert_layout", "row_slices")
+ENGINE_FLAGS = ("device", "threads", "kernels", "tp", "expert_layout", "row_slices", "exchange", "all_reduce")
 SIZE_FLAGS = ("max_model_len", "max_step_items", "gpu_memory_utilization")
 
 

@@ -14,6 +14,7 @@ from glint.checkpoint.table import open_checkpoint
 from glint.config import Device, EngineSettings, Kernels
 from glint.engine import Engine
 from glint.errors import RequestError
+from glint.ranks import AllReduce, Exchange
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
 from glint.sizing import size_engine
@@ -128,6 +129,8 @@ class LLM:
         kernels: Kernels | None = None,
         engine: str | Path | None = None,
         row_slices: int | None = None,
+        exchange: Exchange = "auto",
+        all_reduce: AllReduce = "auto",
         page_tokens: int | None = None,
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -141,8 +144,8 @@ class LLM:
 
         `engine` is the path of a native library, instead of the device's own. With `skip_tokenizer` prompts are token
         ids and completions carry no text. `gpu_memory_utilization` is the share of the GPU's memory to use, 0.9 where
-        it is left out. `progress` shows the memory plan and the loading on standard error. The other arguments are
-        those of `EngineSettings.resolve`.
+        it is left out. With `tp` ranks the answers are those of `tp=1` where `row_slices` is the same. `progress` shows
+        the memory plan and the loading on standard error. The other arguments are those of `EngineSettings.resolve`.
         """
         folder = Path(model_dir).expanduser()
         checkpoint = open_checkpoint(folder)
@@ -158,6 +161,8 @@ class LLM:
             tp=tp,
             row_slices=row_slices,
             expert_layout=expert_layout,
+            exchange=exchange,
+            all_reduce=all_reduce,
             page_tokens=page_tokens,
             num_pages=num_pages,
             kv_cache_bytes=kv_cache_bytes,

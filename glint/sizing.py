@@ -19,6 +19,7 @@ from glint.terminal import plain_table, print_table
 DEFAULT_UTILIZATION = 0.9
 COLUMNS = ("", "", "")
 LEFT_COLUMNS = (0, 2)
+COLLECTIVE_BYTES = 2**30
 _SIZES_OF_PAGES = ("num_pages", "kv_cache_bytes", "max_model_len")
 GIB = 2**30
 MIB = 2**20
@@ -26,8 +27,10 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What one GPU has and what an engine takes of it, in bytes unless the name says otherwise.
+    """What one GPU has and what one rank of an engine takes of it, in bytes unless the name says otherwise.
 
+    All of `num_ranks` ranks take as much, each on a GPU of its own, of which this one has the least free memory; where
+    `is_shared`, in tests alone, all are on this one. With several ranks a part is left to the links between them.
     `utilization` is the share of the whole memory that may be in use once the engine is there; what others already
     use counts. `wanted_pages` would hold `max_requests` requests of `context_tokens` tokens at once: more is not taken.
     """
@@ -43,6 +46,8 @@ class GpuPlan:
     page_tokens: int
     context_tokens: int
     max_requests: int
+    num_ranks: int = 1
+    is_shared: bool = False
 
     @property
     def used_bytes(self) -> int:
@@ -50,10 +55,25 @@ class GpuPlan:
         return self.memory_total - self.memory_free
 
     @property
+    def allowed_bytes(self) -> int:
+        """What a rank may take: the share that others do not use already."""
+        allowed = int(self.memory_total * self.utilization) - self.used_bytes
+        return allowed // self.num_ranks if self.is_shared else allowed
+
+    @property
+    def collective_bytes(self) -> int:
+        """What is left to the links between ranks, which take their memory by themselves."""
+        return COLLECTIVE_BYTES if self.num_ranks > 1 else 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """What a rank takes besides its pages."""
+        return self.weight_bytes + self.workspace_bytes + self.collective_bytes
+
+    @property
     def room_bytes(self) -> int:
         """What is left for pages; negative where not even the weights and the workspace fit."""
-        share = int(self.memory_total * self.utilization)
-        return share - self.used_bytes - self.weight_bytes - self.workspace_bytes
+        return self.allowed_bytes - self.taken_bytes
 
     @property
     def fitting_pages(self) -> int:
@@ -77,28 +97,39 @@ class GpuPlan:
 
     def rows(self, num_pages: int, context_tokens: int) -> Iterator[tuple[str, str, str]]:
         """The arithmetic as rows of name, amount and remark, for an engine of so many pages and so long a context."""
-        yield "GPU memory", _gib(self.memory_total), self.device_name
+        is_one_of_many = self.num_ranks > 1 and not self.is_shared
+        among = f", of {self.num_ranks} GPUs the one with the least free" if is_one_of_many else ""
+        yield "GPU memory", _gib(self.memory_total), f"{self.device_name}{among}"
         yield "share to use", _gib(int(self.memory_total * self.utilization)), f"{self.utilization:g} of it"
         yield "- in use already", _gib(self.used_bytes), "by other processes and the driver"
+        if self.is_shared:
+            yield f"/ {self.num_ranks} ranks", _gib(self.allowed_bytes), "that have this GPU in common"
         yield "- weights", _gib(self.weight_bytes), ""
         yield "- workspace", _gib(self.workspace_bytes), ""
+        if self.num_ranks > 1:
+            yield "- NCCL", _gib(self.collective_bytes), f"links between {self.num_ranks} ranks, an estimate"
         yield "= left for pages", _gib(self.room_bytes), f"{self.fitting_pages:,} pages fit"
         yield "one page", f"{self.bytes_per_page / MIB:,.2f} MiB", f"{self.page_tokens} tokens"
         yield "page cache", _gib(num_pages * self.bytes_per_page), f"{num_pages:,} pages"
         yield "tokens in it", f"{num_pages * self.page_tokens:,} tokens", f"{context_tokens:,} for the longest request"
         yield "pinned host memory", _gib(self.pinned_bytes), "outside the GPU"
+        if self.num_ranks > 1:
+            taken = self.taken_bytes + num_pages * self.bytes_per_page
+            where = "ranks" if self.is_shared else "GPUs"
+            yield f"x {self.num_ranks} {where}", _gib(self.num_ranks * taken), f"{_gib(taken)} on each"
 
     def show(self, settings: EngineSettings) -> None:
         """Print the arithmetic for an engine of these settings on standard error."""
         rows = self.rows(settings.num_pages, settings.max_model_len)
-        print_table("memory plan", COLUMNS, rows, sys.stderr, LEFT_COLUMNS)
+        title = "memory plan" if self.num_ranks == 1 else "memory plan of one rank"
+        print_table(title, COLUMNS, rows, sys.stderr, LEFT_COLUMNS)
 
     def refuse(self, reason: str, *ways: str) -> EngineError:
         """The error for what does not fit, with the arithmetic and the ways out, those that always help among them."""
         ways += (
             f"raise --gpu-memory-utilization ({self.utilization:g})",
             "free memory that other processes use",
-            "use a GPU with more memory",
+            "use a GPU with more memory, or share the model among more of them with --tp",
         )
         table = plain_table(COLUMNS, self.rows(self.fitting_pages, self.context_tokens), LEFT_COLUMNS)
         return EngineError(f"{reason}\n{table}\n{'; '.join(ways)}")
@@ -129,7 +160,8 @@ def size_engine(
     """Settle every size before an engine is made; `wishes` are those of `EngineSettings.resolve`.
 
     On a GPU the page cache takes `num_pages`, else `kv_cache_bytes`, else what weights and workspace leave of the share
-    `gpu_memory_utilization` of its memory. Raises `EngineError` with the arithmetic where something does not fit.
+    `gpu_memory_utilization` of its memory; with several ranks these are for each of them. Raises `EngineError` with the
+    arithmetic where something does not fit.
     """
     if device != "cuda":
         if gpu_memory_utilization is not None:
@@ -169,6 +201,8 @@ def plan_gpu(library: ctypes.CDLL, settings: EngineSettings, options: abi.Engine
         page_tokens=settings.page_tokens,
         context_tokens=settings.max_model_len,
         max_requests=settings.max_requests,
+        num_ranks=settings.tp,
+        is_shared=settings.shares_devices and settings.tp > 1,
     )
 
 

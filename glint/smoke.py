@@ -54,8 +54,7 @@ def run(
     kernels: Kernels | None = None,
     tp: int = 1,
     expert_layout: ExpertLayout = "tp",
-    row_slices: int | None = None,
-    **sizes: Any,
+    **options: Any,
 ) -> int:
     """Runs the prompts alone, again from the prefix cache, and together; gives 0 if all is well, else 1.
 
@@ -70,12 +69,12 @@ def run(
         expert_layout,
         kernels=kernels,
         engine=engine,
-        row_slices=row_slices,
         progress=True,
-        **sizes,
+        **options,
     ) as llm:
         seconds = time.monotonic() - started
-        computing = f"device {device}, {llm.settings.threads} threads, kernels {llm.engine.kernels}"
+        ranks = f", {tp} ranks with row_slices {llm.settings.row_slices}" if tp > 1 else ""
+        computing = f"device {device}{ranks}, {llm.settings.threads} threads, kernels {llm.engine.kernels}"
         print(f"model {model_dir}, loaded in {seconds:.2f} s, {computing}")
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
         runs = [run_alone(llm, prompt, params) for prompt in PROMPTS]

@@ -108,7 +108,8 @@ class StepLoop:
     def step(self) -> list[StepOutput]:
         """Collect one step and return what it added, in the order of the plan; the next one computes meanwhile.
 
-        If it is interrupted, all requests in flight are aborted and the engine stays usable.
+        If it is interrupted, all requests in flight are aborted and the engine stays usable; after `RankFailed` every
+        further step raises it again, and the engine is to be made anew.
         """
         try:
             return self._step()

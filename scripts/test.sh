@@ -124,6 +124,7 @@ part "house rules" "$tests" tests/house_rules
 part "pure" "$tests" tests/pure
 part "cpu" "$tests" tests/cpu
 part "end to end" "$tests" tests/e2e
+part "deployment" "$tests" tests/deploy
 if "$run_all"; then
   part "sanitize address,undefined" sanitized address,undefined libasan.so
   part "sanitize thread" sanitized thread libtsan.so

@@ -105,6 +105,7 @@ def open_rank(chosen: argparse.Namespace, shape: RankShape, settings: EngineSett
     options = native_options(settings, shape.model, ())
     options.synthetic_seed = SYNTHETIC_SEED
     options.local_experts = shape.local_experts if shape.expert_layout == "ep" else 0
+    options.emulated_ranks = shape.tp if settings.device == "cuda" and shape.tp > 1 else 0
     plan = plan_gpu(library, settings, options, chosen.gpu_memory_utilization)
     if plan.fitting_pages < settings.num_pages:
         raise plan.refuse(

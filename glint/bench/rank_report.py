@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from glint.bench.machine import refusing_unwritable
+from glint.bench.rank_exchange import ExchangeCount, count_exchanges, projected_decode_ms, projected_prefill_ms
 from glint.bench.rank_shapes import (
     Projection,
     RankShape,
     expected_experts,
     prefill_operations,
     project_load,
-    projected_decode_ms,
-    projected_prefill_ms,
     step_bytes,
 )
 from glint.terminal import print_table
@@ -31,10 +30,12 @@ DECODE_COLUMNS = (
     "of ceiling",
     "replayed",
     "tok/s, this rank",
+    "collectives",
+    "MB sent",
     "projected ms",
     "projected tok/s",
 )
-PREFILL_COLUMNS = ("prefill", "ms", "TFLOP", "TFLOP/s", "projected ms")
+PREFILL_COLUMNS = ("prefill", "ms", "TFLOP", "TFLOP/s", "collectives", "MB sent", "projected ms")
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,19 @@ class RankReport:
 
     def decode_ms(self, row: DecodeRow) -> float:
         """A step of all ranks, projected."""
-        return projected_decode_ms(self.shape, row.median_ms, self.all_reduce_us)
+        return projected_decode_ms(self.shape, row.median_ms, row.batch, self.all_reduce_us)
 
     def prefill_ms(self, row: PrefillRow) -> float:
         """A prefill step of all ranks, projected."""
         return projected_prefill_ms(self.shape, row.median_ms, row.tokens, self.exchange_gbs)
+
+    def decode_exchanges(self, row: DecodeRow) -> ExchangeCount:
+        """What this rank would send in a step of this row."""
+        return count_exchanges(self.shape, row.batch, row.batch)
+
+    def prefill_exchanges(self, row: PrefillRow) -> ExchangeCount:
+        """What this rank would send in a prefill step, of which one row is sampled."""
+        return count_exchanges(self.shape, row.tokens, 1)
 
     def rate(self, row: PrefillRow) -> float:
         """TFLOP/s of a prefill step."""
@@ -125,8 +134,8 @@ def show(report: RankReport, projection: Projection | None) -> None:
     for difference in shape.differences:
         print(f"difference {difference}")
     print(
-        f"projected  for {shape.tp} such GPUs, not measured: {report.all_reduce_us:g} us for each of two exchanges per "
-        f"layer in a decode step, {report.exchange_gbs:g} GB/s for sending and receiving FP32 rows in a prefill step\n"
+        f"projected  for {shape.tp} such GPUs, not measured: {report.all_reduce_us:g} us for each collective of a "
+        f"decode step, {report.exchange_gbs:g} GB/s for the bytes that a rank sends in a prefill step\n"
     )
     if report.decodes:
         print_table("decode", DECODE_COLUMNS, decode_cells(report))
@@ -169,6 +178,7 @@ def decode_cells(report: RankReport) -> Iterator[tuple[str, ...]]:
             f"{rate / report.ceiling_bytes_per_second:.0%}",
             f"{row.share_replayed:.0%}",
             f"{row.batch / row.median_ms * 1e3:,.0f}",
+            *_exchange_cells(report.decode_exchanges(row)),
             f"{projected_ms:.2f}",
             f"{row.batch / projected_ms * 1e3:,.0f}",
         )
@@ -182,8 +192,13 @@ def prefill_cells(report: RankReport) -> Iterator[tuple[str, ...]]:
             f"{row.median_ms:.2f}",
             f"{prefill_operations(report.shape, row.tokens, row.cached) / 1e12:.1f}",
             f"{report.rate(row):,.0f}",
+            *_exchange_cells(report.prefill_exchanges(row)),
             f"{report.prefill_ms(row):.2f}",
         )
+
+
+def _exchange_cells(count: ExchangeCount) -> tuple[str, str]:
+    return f"{count.collectives:,}", f"{count.bytes_sent / 1e6:,.1f}"
 
 
 def as_json(report: RankReport, projection: Projection | None) -> dict[str, Any]:
@@ -202,7 +217,9 @@ def as_json(report: RankReport, projection: Projection | None) -> dict[str, Any]
         "ceiling_bytes_per_second": report.ceiling_bytes_per_second,
         "decode": [_decode_json(report, row) for row in report.decodes],
         "prefill": [
-            asdict(row) | {"tflops_per_second": report.rate(row), "projected_ms": report.prefill_ms(row)}
+            asdict(row)
+            | asdict(report.prefill_exchanges(row))
+            | {"tflops_per_second": report.rate(row), "projected_ms": report.prefill_ms(row)}
             for row in report.prefills
         ],
         "projected": {
@@ -218,7 +235,7 @@ def as_json(report: RankReport, projection: Projection | None) -> dict[str, Any]
 def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
     touched = report.touched_bytes(row)
     rate = touched / row.median_ms * 1e3
-    return asdict(row) | {
+    return asdict(row) | asdict(report.decode_exchanges(row)) | {
         "expected_experts_per_layer": expected_experts(report.shape, row.batch),
         "bytes_per_step": step_bytes(report.shape, row.batch, row.mean_context, row.experts_per_layer),
         "bytes_per_second": rate,

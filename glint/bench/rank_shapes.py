@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig, read_config
-from glint.checkpoint.plan import ExpertLayout
+from glint.checkpoint.placement import ExpertLayout
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
 from glint.errors import RequestError
 
@@ -46,8 +46,6 @@ GLM_47 = ModelConfig(
 KNOWN_MODELS = {"glm-4.7": GLM_47}
 FLOAT_BYTES = 4
 BF16_BYTES = 2
-EXCHANGES_PER_LAYER = 2
-EXCHANGE_DIRECTIONS = 2
 
 
 def find_model(name: str) -> ModelConfig:
@@ -95,20 +93,19 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
     if whole.num_kv_heads % tp and tp % whole.num_kv_heads:
         raise RequestError(f"--tp is {tp}, which does not go with {whole.num_kv_heads} key/value heads; choose another")
     differences = ["exchanges between ranks are left out of measured times and added to projected ones"]
-    shared_width = whole.shared_width // tp
-    if is_ep and tp > 1 and whole.num_experts:
+    if tp > 1:
         differences.append(
-            f"the shared expert has its whole width {whole.expert_width} on this rank instead of {shared_width}: the "
-            "kernels run it beside the routed ones, as wide as they are"
+            f"in a step of more than 256 rows the rank norms and routes 1/{tp} of them, as a rank of several does; the "
+            "rows of the others are copies of its own"
         )
-        shared_width = whole.expert_width
+        differences.append(f"the embedding has 1/{tp} of its rows here; a rank of several holds all of them")
     model = replace(
         whole,
         num_heads=whole.num_heads // tp,
         num_kv_heads=max(1, whole.num_kv_heads // tp),
         dense_width=whole.dense_width // tp,
         expert_width=whole.expert_width if is_ep else whole.expert_width // tp,
-        shared_width=shared_width,
+        shared_width=whole.shared_width // tp,
         vocab_size=-(-whole.vocab_size // tp),
     )
     local = whole.num_experts // tp if is_ep else whole.num_experts
@@ -185,21 +182,6 @@ def prefill_operations(shape: RankShape, tokens: int, cached: int) -> float:
     products = model.num_layers * attention + model.num_dense_layers * dense + shape.num_moe_layers * moe
     pairs = tokens * cached + tokens * (tokens + 1) / 2
     return 2 * (tokens * products + model.vocab_size * hidden) + 4 * heads_width * pairs * model.num_layers
-
-
-def projected_decode_ms(shape: RankShape, step_ms: float, all_reduce_us: float) -> float:
-    """A decode step of all ranks together: the measured step of one, and two exchanges per layer."""
-    if shape.tp == 1:
-        return step_ms
-    return step_ms + EXCHANGES_PER_LAYER * shape.model.num_layers * all_reduce_us * 1e-3
-
-
-def projected_prefill_ms(shape: RankShape, step_ms: float, tokens: int, exchange_gbs: float) -> float:
-    """A prefill step of all ranks together: each of two exchanges per layer sends and receives every row in FP32."""
-    if shape.tp == 1:
-        return step_ms
-    exchange_bytes = EXCHANGE_DIRECTIONS * tokens * shape.model.hidden_size * FLOAT_BYTES
-    return step_ms + EXCHANGES_PER_LAYER * shape.model.num_layers * exchange_bytes / (exchange_gbs * 1e6)
 
 
 @dataclass(frozen=True)

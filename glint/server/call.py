@@ -226,7 +226,7 @@ class GeneratingRoute:
                 problem = problem_of(error, call.request_id)
                 await self._refuse(call, problem)
         except asyncio.CancelledError:
-            problem = Problem(503, "the server stopped", code="shutting_down")
+            problem = problem or Problem(503, "the server stopped", code="shutting_down")
             raise
         finally:
             call.close(problem)

@@ -38,7 +38,11 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         help="most tokens in one step; longer prompts are cut into chunks (default: 512, with --device cuda 4096)",
     )
     group.add_argument(
-        "--kv-cache-memory-bytes", dest="kv_cache_bytes", metavar="BYTES", type=int, help="size of the page cache"
+        "--kv-cache-memory-bytes",
+        dest="kv_cache_bytes",
+        metavar="BYTES",
+        type=int,
+        help="size of the page cache of all ranks; with --device cuda on each GPU",
     )
     group.add_argument(
         "--max-total-tokens", metavar="TOKENS", type=int, help="size of the page cache in tokens, instead of bytes"

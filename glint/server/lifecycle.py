@@ -49,13 +49,19 @@ def _process_seconds() -> float:
 
 
 class Lifecycle:
-    """Which phase the server is in. `app` is there from the moment the model is loaded."""
+    """Which phase the server is in. `app` is there from the moment the model is loaded, `failure` once it failed."""
 
     def __init__(self, health_seconds: float) -> None:
         self.phase: Phase = "loading"
         self.app: ASGIApp | None = None
+        self.failure: str | None = None
         self.stalled_seconds: Callable[[], float] = lambda: 0.0
         self._health_seconds = health_seconds
+
+    def fail(self, failure: str) -> None:
+        """Nothing is served any more, for this reason."""
+        self.phase = "failed"
+        self.failure = failure
 
     @property
     def is_healthy(self) -> bool:
@@ -64,11 +70,12 @@ class Lifecycle:
 
     def as_dict(self) -> dict[str, Any]:
         """What /health and /ready say."""
+        reason = {} if self.failure is None else {"reason": self.failure}
         return {
             "status": "ok" if self.is_healthy else "unhealthy",
             "phase": self.phase,
             "seconds_since_last_step": round(self.stalled_seconds(), 3),
-        }
+        } | reason
 
 
 class FrontDoor:
@@ -87,8 +94,10 @@ class FrontDoor:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            message = f"the server is {lifecycle.phase}; try again in a moment"
-            problem = Problem(503, message, code="not_ready", headers={"Retry-After": "1"})
+            has_failed = lifecycle.failure is not None
+            state = lifecycle.failure if has_failed else f"the server is {lifecycle.phase}"
+            code = "engine_failed" if has_failed else "not_ready"
+            problem = Problem(503, f"{state}; try again in a moment", code=code, headers={"Retry-After": "1"})
             await send_problem(send, scope["path"], problem)
 
     async def _report(self, path: str, send: Send) -> None:

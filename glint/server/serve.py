@@ -7,12 +7,14 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 import uvloop
@@ -41,6 +43,8 @@ TICK_SECONDS = 0.5
 SEND_BUFFER_BYTES = 256 * 1024
 SPARE_FILES = 128
 EXIT_FAILED = 1
+FAILED_DRAIN_SECONDS = 2
+GIVE_UP_SECONDS = 4.0
 
 
 def serve(settings: ServerSettings) -> int:
@@ -97,14 +101,16 @@ def _listen(settings: ServerSettings) -> socket.socket:
 class Server(uvicorn.Server):
     """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once."""
 
-    def __init__(self, settings: ServerSettings, startup: Startup, max_connections: int) -> None:
+    def __init__(self, settings: ServerSettings, startup: Startup, max_connections: int | None = None) -> None:
         self._settings = settings
         self._startup = startup
         self._lifecycle = Lifecycle(settings.health_seconds)
+        self.app = FrontDoor(self._lifecycle)
         self._service: EngineService | None = None
+        self._owns_process = False
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
         config = uvicorn.Config(
-            FrontDoor(self._lifecycle),
+            self.app,
             http=BoundedConnection,
             ws="none",
             lifespan="off",
@@ -120,22 +126,24 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def run_to_end(self, listener: socket.socket) -> int:
-        """Serve on a bound socket until the end; gives the exit code."""
+        """Serve on a bound socket until the end; gives the exit code.
+
+        Once the engine has failed, the process ends within 5 s whatever hangs.
+        """
+        self._owns_process = True
         serving = asyncio.create_task(self.serve(sockets=[listener]))
         try:
-            await self._start()
+            await self.start()
+            settings = self._settings
+            log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
         except Exception as problem:
-            self._lifecycle.phase = "failed"
-            self.should_exit = True
+            self._fail("the start failed, the log says why")
             log.error(
                 "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
             )
         await serving
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        if self._service is not None and not await self._service.close():
-            log.error("a step of the engine does not end; the process is given up")
-            logging.shutdown()
-            os._exit(EXIT_FAILED)
+        if not await self.close():
+            _give_up("a step of the engine does not end")
         return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -165,7 +173,18 @@ class Server(uvicorn.Server):
         while not await self.on_tick(0):
             await asyncio.sleep(TICK_SECONDS)
 
-    async def _start(self) -> None:
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the engine has not failed and completes steps while there is work."""
+        return self._lifecycle.is_healthy
+
+    async def close(self) -> bool:
+        """End every request and free the engine. False: a step does not end, so neither does the engine."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        return self._service is None or await self._service.close()
+
+    async def start(self) -> None:
+        """Load the model and compute the first tokens; from then on `app` answers, here or behind another server."""
         checkpoint, engine, tokenizer = await asyncio.to_thread(self._load)
         state = self._make_state(checkpoint, engine, tokenizer)
         service = self._service = state.service
@@ -180,7 +199,6 @@ class Server(uvicorn.Server):
             self._lifecycle.phase = "ready"
         self._workers.submit(state.compiler.prepare)
         log.info("start-up:\n%s", self._startup.table())
-        log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
 
     def _load(self) -> tuple[Checkpoint, Engine, Tokenizer]:
         """Everything that comes from files; the tokenizer is read while the headers are."""
@@ -250,6 +268,21 @@ class Server(uvicorn.Server):
         for gap, count in Counter(gaps).items():
             self._metrics.observe_gap(gap, count)
 
-    def _fail(self) -> None:
-        self._lifecycle.phase = "failed"
+    def _fail(self, failure: str) -> None:
+        """End the server: who still waits for an answer has been told why."""
+        if self._lifecycle.failure is not None:
+            return
+        self._lifecycle.fail(failure)
+        self.config.timeout_graceful_shutdown = FAILED_DRAIN_SECONDS
         self.should_exit = True
+        if self._owns_process:
+            watchdog = threading.Timer(GIVE_UP_SECONDS, _give_up, ["the server does not end after its failure"])
+            watchdog.daemon = True
+            watchdog.start()
+
+
+def _give_up(reason: str) -> NoReturn:
+    """End the process where something in it does not."""
+    log.error("%s; the process is given up", reason)
+    logging.shutdown()
+    os._exit(EXIT_FAILED)

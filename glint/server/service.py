@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from glint.engine import Engine, StepSummary
-from glint.errors import EngineError, GlintError
+from glint.errors import EngineError, GlintError, RankFailed
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
 from glint.server.problems import Problem
@@ -110,14 +110,14 @@ class EngineService:
     """Runs an engine on its own thread; all methods are called on the event loop.
 
     Commands wait for the end of the step that is running. Each step's outputs reach the event loop in one call. An
-    engine that fails ends every answer with a problem and calls `on_failure`; it is not used again.
+    engine that fails ends every answer with a problem and calls `on_failure` with the reason; it is not used again.
     """
 
     def __init__(
         self,
         engine: Engine,
         on_step: Callable[[StepSummary, list[float]], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._on_step = on_step
@@ -127,7 +127,7 @@ class EngineService:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_up = threading.Event()
         self._is_closing = False
-        self._is_failed = False
+        self._failure: str | None = None
         self._busy_since: float | None = None
         self._last_step_at = time.monotonic()
         self._last_serial = 0
@@ -142,7 +142,7 @@ class EngineService:
     @property
     def is_failed(self) -> bool:
         """Whether the engine broke down."""
-        return self._is_failed
+        return self._failure is not None
 
     @property
     def num_answers(self) -> int:
@@ -174,7 +174,9 @@ class EngineService:
 
         The choices of all prompts are numbered through. Raises `RequestError` where the engine refuses a prompt.
         """
-        if self._is_failed or self._is_closing:
+        if self._failure is not None:
+            raise engine_failed(503, self._failure)
+        if self._is_closing:
             raise _shutting_down()
         answer = Answer(on_start)
         queued: asyncio.Future[None] = self._loop.create_future()
@@ -248,10 +250,13 @@ class EngineService:
                 else:
                     self._busy_since = None
                     self._wake_up.wait()
-        except BaseException:
-            log.exception("the engine failed; every request in flight ends with an error")
-            self._is_failed = True
-            self._loop.call_soon_threadsafe(self._fail)
+        except BaseException as problem:
+            is_known = isinstance(problem, RankFailed)
+            log.error(
+                "the engine failed; every request in flight ends with an error: %s", problem, exc_info=not is_known
+            )
+            failure = self._failure = _describe_failure(problem)
+            self._loop.call_soon_threadsafe(self._fail, failure)
         finally:
             self._engine.close()
 
@@ -301,14 +306,24 @@ class EngineService:
             if not queued.done():
                 queued.set_exception(problem)
 
-    def _fail(self) -> None:
-        self._end_all(Problem(500, "the engine failed; the server is restarting", code="engine_failed"))
-        self._on_failure()
+    def _fail(self, failure: str) -> None:
+        self._end_all(engine_failed(500, failure))
+        self._on_failure(failure)
 
 
 def _refuse(queued: "asyncio.Future[None]", problem: GlintError) -> None:
     if not queued.done():
         queued.set_exception(problem)
+
+
+def _describe_failure(problem: BaseException) -> str:
+    """Why the engine failed, in words that clients may see: which rank it was, where one was; the log has the rest."""
+    return f"the engine failed: {problem}" if isinstance(problem, RankFailed) else "the engine failed"
+
+
+def engine_failed(status: int, failure: str) -> Problem:
+    """What a request is told whose engine is gone."""
+    return Problem(status, f"{failure}; the server ends, send the request again once it is back", code="engine_failed")
 
 
 def _shutting_down() -> Problem:

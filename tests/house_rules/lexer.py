@@ -61,6 +61,15 @@ YAML_TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE | re.MULTILINE,
 )
+NIX_TOKEN = re.compile(
+    r"""
+    (?P<long>\'\'.*?\'\')
+    |(?P<string>"(?:\\.|[^"\\])*")
+    |(?P<comment>\#[^\n]*|/\*.*?(?:\*/|\Z))
+    |(?P<other>.)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 IGNORE_TOKEN = re.compile(r"(?P<comment>^\#[^\n]*)|(?P<other>.)", re.DOTALL | re.VERBOSE | re.MULTILINE)
 TOKENS = {
     Kind.C: C_TOKEN,
@@ -68,6 +77,7 @@ TOKENS = {
     Kind.CMAKE: CMAKE_TOKEN,
     Kind.TOML: TOML_TOKEN,
     Kind.YAML: YAML_TOKEN,
+    Kind.NIX: NIX_TOKEN,
     Kind.IGNORE: IGNORE_TOKEN,
 }
 DEAD_CODE_IN_C = re.compile(r"^[ \t]*\#[ \t]*if[ \t]+(?:0|false)\b|\bif(?:\s+constexpr)?\s*\(\s*(?:0|false)\s*\)", re.M)

@@ -25,6 +25,7 @@ class Kind(Enum):
     CMAKE = "CMake"
     TOML = "TOML"
     YAML = "YAML"
+    NIX = "Nix"
     IGNORE = "ignore list"
     PROSE = "prose"
     DATA = "data"
@@ -34,6 +35,8 @@ KIND_BY_NAME = {
     "CMakeLists.txt": Kind.CMAKE,
     ".gitignore": Kind.IGNORE,
     ".gitattributes": Kind.IGNORE,
+    "Dockerfile": Kind.SHELL,
+    ".replit": Kind.TOML,
     ".clang-tidy": Kind.YAML,
     ".clang-format": Kind.YAML,
     "LICENSE": Kind.PROSE,
@@ -51,6 +54,10 @@ KIND_BY_SUFFIX = {
     ".cuh": Kind.C,
     ".inc": Kind.C,
     ".sh": Kind.SHELL,
+    ".conf": Kind.SHELL,
+    ".service": Kind.SHELL,
+    ".dockerignore": Kind.IGNORE,
+    ".nix": Kind.NIX,
     ".cmake": Kind.CMAKE,
     ".toml": Kind.TOML,
     ".yaml": Kind.YAML,

@@ -12,6 +12,7 @@ from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind
 
 DOCUMENTS = [
     "README.md",
+    "docs/deploy.md",
     "docs/server.md",
     "native/cuda/README.md",
     "native/README.md",

@@ -50,6 +50,8 @@ REFUSED = [
     (Kind.TOML, f"x = '{HASH}'\n{HASH} why\n", 2),
     (Kind.YAML, f"a: b {HASH} why\n", 1),
     (Kind.YAML, f"a: it's\nb: c {HASH} isn't\n", 2),
+    (Kind.NIX, f'x = "a"; {HASH} why\n', 1),
+    (Kind.NIX, f"x = 1;\n{OPEN} why {CLOSE}\n", 2),
     (Kind.IGNORE, f"/build\n{HASH} why\n", 2),
 ]
 
@@ -67,6 +69,7 @@ ALLOWED = [
     (Kind.CMAKE, f'set(x "a {HASH} b" \\{HASH} [[ {HASH} c ]])\n'),
     (Kind.TOML, f"x = \"a {HASH}\"\ny = '{HASH}'\nz = '''\n{HASH}\n'''\n"),
     (Kind.YAML, f"a: b{HASH}c\nd: \"{HASH} e\"\nf: ' {HASH} g'\n"),
+    (Kind.NIX, f'x = "a {HASH} {OPEN}";\ny = \'\'\n{HASH} b\n\'\';\n'),
     (Kind.IGNORE, "/build/\n*.pyc\n"),
 ]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glint.bench.rank import percentile
+from glint.bench.rank_exchange import count_exchanges, projected_decode_ms, projected_prefill_ms
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, describe_projection, project, show
 from glint.bench.rank_shapes import (
     GLM_47,
@@ -15,8 +16,6 @@ from glint.bench.rank_shapes import (
     find_model,
     prefill_operations,
     project_load,
-    projected_decode_ms,
-    projected_prefill_ms,
     shape_rank,
     step_bytes,
     swiglu_bytes,
@@ -45,9 +44,9 @@ def test_a_rank_of_eight_has_the_widths_of_the_design() -> None:
     assert (model.num_heads, model.num_kv_heads, model.vocab_size) == (12, 1, 18944)
     assert (model.dense_width, model.expert_width, model.shared_width) == (1536, 192, 192)
     assert (model.num_experts, TP.local_experts, TP.num_moe_layers) == (160, 160, 89)
-    assert (EP.model.expert_width, EP.model.shared_width, EP.local_experts) == (1536, 1536, 20)
-    assert len(TP.differences) == 1
-    assert "whole width 1536 on this rank instead of 192" in EP.differences[1]
+    assert (EP.model.expert_width, EP.model.shared_width, EP.local_experts) == (1536, 192, 20)
+    assert "embedding has 1/8 of its rows" in TP.differences[2]
+    assert len(shape_rank(GLM_47, 1, "tp").differences) == 1
     assert shape_rank(GLM_47, 1, "tp").model == GLM_47
 
 
@@ -106,15 +105,32 @@ def test_operations_of_a_prefill() -> None:
     assert prefill_operations(TP, 4096, 0) == 2 * 4096 * per_token + attention * 4096 * 4097 // 2 + head
     more = prefill_operations(TP, 4096, 28672) - prefill_operations(TP, 4096, 0)
     assert more == attention * 4096 * 28672
-    assert prefill_operations(EP, 4096, 0) > prefill_operations(TP, 4096, 0)
+    assert prefill_operations(EP, 4096, 0) == prefill_operations(TP, 4096, 0)
 
 
 def test_projections_add_the_exchanges() -> None:
-    assert projected_decode_ms(TP, 11.0, 10.0) == pytest.approx(11.0 + 184 * 0.010)
-    assert projected_decode_ms(shape_rank(GLM_47, 1, "tp"), 11.0, 10.0) == 11.0
-    row_bytes = 4096 * 5120 * 4
-    assert projected_prefill_ms(TP, 50.0, 4096, 300.0) == pytest.approx(50.0 + 184 * 2 * row_bytes / 300e9 * 1e3)
+    assert projected_decode_ms(TP, 11.0, 64, 10.0) == pytest.approx(11.0 + 186 * 0.010)
+    assert projected_decode_ms(shape_rank(GLM_47, 1, "tp"), 11.0, 64, 10.0) == 11.0
+    sent = count_exchanges(TP, 4096, 1).bytes_sent
+    assert projected_prefill_ms(TP, 50.0, 4096, 300.0) == pytest.approx(50.0 + sent / 300e9 * 1e3)
     assert projected_prefill_ms(shape_rank(GLM_47, 1, "tp"), 50.0, 4096, 300.0) == 50.0
+
+
+def test_the_exchanges_of_a_decode_step() -> None:
+    found = count_exchanges(TP, 64, 64)
+    logits = 64 * 18944 * 4 * 7
+    results = 64 * 176 * 7
+    assert found.collectives == 2 * 92 + 2
+    assert found.bytes_sent == 184 * 7 * 64 * 5120 * 4 + (logits + results) // 8
+
+
+def test_the_exchanges_of_a_prefill_step() -> None:
+    found = count_exchanges(TP, 4096, 1)
+    rows = 512 * 7
+    layers = 92 * 2 * (5120 * 4 + 5120 + 4) + 89 * 2 * 8 * 4 + 5120 * 4
+    assert found.collectives == 92 * 6 + 89 * 2 + 1 + 2
+    assert found.bytes_sent == rows * layers + (18944 * 4 * 7 + 176 * 7) // 8
+    assert count_exchanges(shape_rank(GLM_47, 1, "tp"), 4096, 1).bytes_sent == 0
 
 
 def test_the_projected_load() -> None:
@@ -131,7 +147,7 @@ def test_the_load_is_projected_from_the_rows_that_hold_it() -> None:
     whole = report(*decodes, prefills=prefills)
     found = project(whole, 64, 256, 256)
     assert found is not None
-    assert found.decode_seconds == pytest.approx(255 * (11.0 + 1.84) * 1e-3)
+    assert found.decode_seconds == pytest.approx(255 * (11.0 + 1.86) * 1e-3)
     assert found.prefill_seconds == pytest.approx(4 * whole.prefill_ms(prefills[1]) * 1e-3)
     assert project(whole, 64, 512, 256) is not None and project(whole, 64, 4096, 256) is None
     assert project(whole, 32, 256, 256) is None
@@ -147,7 +163,7 @@ def test_the_report_names_what_is_projected(capsys: pytest.CaptureFixture[str]) 
     assert "for 8 such GPUs, not measured" in printed and "projected load on 8 such GPUs" in printed
     (line,) = (line for line in printed.splitlines() if "64 at 512" in line)
     cells = line.split("  ")
-    assert "11.00" in line and f"{64 / 0.011:,.0f}" in line and f"{64 / 0.01284:,.0f}" in line and "89%" in line, cells
+    assert "11.00" in line and f"{64 / 0.011:,.0f}" in line and f"{64 / 0.01286:,.0f}" in line and "89%" in line, cells
     document = json.loads(json.dumps(as_json(whole, projection)))
     assert document["decode"][0]["share_of_ceiling"] == pytest.approx(9.784 / 11.0, rel=1e-3)
     assert document["projected"]["load"]["output_tokens_per_second"] == projection.tokens_per_second

@@ -19,6 +19,7 @@ from glint import cli, flags
 from glint.config import EngineSettings, Kernels
 from glint.errors import RequestError
 from glint.native import library
+from glint.ranks import AllReduce, Exchange
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
 from glint.sizing import size_engine
@@ -150,12 +151,26 @@ def test_kernels_are_those_of_the_engine() -> None:
     assert tuple(flags.KERNELS) == get_args(Kernels)
 
 
+def test_ways_to_share_are_those_of_the_engine() -> None:
+    assert (tuple(flags.EXCHANGES), tuple(flags.ALL_REDUCES)) == (get_args(Exchange), get_args(AllReduce))
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "smoke"])
+def test_help_says_how_ranks_share_a_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("threads on the CPU", "answers are the same at every --tp", "glint check MODEL_DIR --tp N"):
+        assert words in text
+
+
 @pytest.mark.parametrize(
     "command", [["serve"], ["generate"], ["chat"], ["bench", "cpu"], ["bench", "serve"], ["smoke"]]
 )
 def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     parser = cli.make_parser()
     given = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
+    given += ["--exchange", "sharded", "--all-reduce", "nccl"]
     expected: dict[str, object] = {
         "device": "cpu",
         "threads": 3,
@@ -163,6 +178,8 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
         "tp": 2,
         "expert_layout": "ep",
         "row_slices": 4,
+        "exchange": "sharded",
+        "all_reduce": "nccl",
     }
     if command != ["bench", "cpu"]:
         given += ["--max-model-len", "900", "--max-num-seqs", "7", "--gpu-memory-utilization", "0.8"]
@@ -175,10 +192,14 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["bench", "cpu"], ["smoke"]])
-def test_more_than_one_rank_is_refused(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_a_model_cannot_have_are_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = small_folder(tmp_path, max_position_embeddings=1024)
-    assert cli.main([*command, "--model", str(folder), "--tp", "2"]) == 1
-    assert "tp is 2; this version runs one rank" in capsys.readouterr().err
+    assert cli.main([*command, "--model", str(folder), "--tp", "7"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("glint: tp 7 and row_slices 7 do not go with this model:\n")
+    assert "num_attention_heads 8 cannot be split over 7 ranks; choose another --tp" in said and said.count("\n") > 3
 
 
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["smoke"]])

@@ -11,7 +11,9 @@ from glint import config
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import ScaleKind
 from glint.config import EngineSettings, read_free_memory, token_cache_bytes
+from glint.engine_options import native_options
 from glint.errors import EngineError
+from glint.native import abi
 
 SAMPLE = ModelConfig(
     vocab_size=49152,
@@ -108,7 +110,15 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"tp": 2}, "tp is 2; this version runs one rank"),
+        ({"tp": 65}, "tp is 65; it must be an integer from 1 to 64"),
+        ({"tp": 0}, "tp is 0"),
+        ({"row_slices": 96}, "row_slices is 96"),
+        ({"tp": 3, "row_slices": 4}, "row_slices is 4 and tp is 3; every rank holds 1, 2, 4 .* choose 3, 6 or 12"),
+        ({"tp": 3, "row_slices": 9}, "row_slices is 9 and tp is 3"),
+        ({"tp": 3, "row_slices": 1}, "row_slices is 1 and tp is 3"),
+        ({"exchange": "none"}, "exchange is 'none'; choose one of auto, replicated, sharded"),
+        ({"all_reduce": "ring"}, "all_reduce is 'ring'; choose one of auto, nccl, custom"),
+        ({"all_reduce": "nccl"}, "all_reduce is 'nccl', but the ranks of device 'cpu' share their memory; leave --all"),
         ({"device": "cuda"}, r"num_pages is not given; on device 'cuda' glint\.sizing\.size_engine finds it"),
         (
             {"kernels": "hopper"},
@@ -159,12 +169,79 @@ def test_defaults_of_a_gpu() -> None:
         ({"kernels": "neon"}, r"--kernels or \$GLINT_KERNELS, or device 'cpu'"),
         ({"page_tokens": 16}, "page_tokens is 16; the CUDA kernels have pages of 64 tokens"),
         ({"row_slices": 8}, "row_slices is 8 and tp is 1; on device 'cuda' they are equal"),
-        ({"tp": 2}, "tp is 2; this version runs one rank"),
+        ({"tp": 3, "row_slices": 6}, "row_slices is 6 and tp is 3; on device 'cuda' they are equal"),
     ],
 )
 def test_what_a_gpu_cannot_do_is_refused(wishes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         resolve_cuda(**wishes)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "reasons"),
+    [
+        (
+            {"tp": 2},
+            (
+                "num_attention_heads 9 cannot be split over 2 ranks; choose another --tp",
+                "num_key_value_heads 3 can neither be split over 2 ranks nor be duplicated evenly; choose another --tp",
+            ),
+        ),
+        (
+            {"tp": 3, "expert_layout": "ep"},
+            ("n_routed_experts 7 cannot be split over 3 ranks; choose another --tp or --expert-layout tp",),
+        ),
+        (
+            {"row_slices": 5},
+            tuple(
+                f"{size} cannot be cut into 5 slices; choose another --row-slices"
+                for size in (
+                    "num_attention_heads * head_dim 576",
+                    "intermediate_size 1536",
+                    "shared expert width 192",
+                    "moe_intermediate_size 192",
+                )
+            ),
+        ),
+        (
+            {"row_slices": 2, "expert_layout": "ep"},
+            ("n_routed_experts 7 cannot be cut into 2 slices; choose another --row-slices",),
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_shared_is_refused_with_every_reason(
+    wishes: dict[str, Any], reasons: tuple[str, ...]
+) -> None:
+    with pytest.raises(EngineError) as refused:
+        resolve(**wishes)
+    asked = f"tp {wishes.get('tp', 1)} and row_slices {wishes.get('row_slices', wishes.get('tp', 1))}"
+    assert str(refused.value).splitlines() == [f"{asked} do not go with this model:", *(f"  {one}" for one in reasons)]
+
+
+def test_ranks_share_the_threads_and_the_bytes_of_the_cache(free_memory: int) -> None:
+    settings = resolve(tp=3, threads=1, exchange="sharded", kv_cache_bytes=30 * 16 * TOKEN_BYTES)
+    assert (settings.tp, settings.row_slices, settings.threads, settings.exchange) == (3, 3, 1, "sharded")
+    assert settings.num_pages == 30
+    assert resolve(tp=3, row_slices=12).row_slices == 12
+    assert resolve(row_slices=3).row_slices == 3
+
+
+def test_more_ranks_than_heads_keep_copies(free_memory: int) -> None:
+    assert [token_cache_bytes(SAMPLE, "cpu", tp) // TOKEN_BYTES for tp in (1, 3, 6, 9)] == [1, 1, 2, 3]
+    wide = dataclasses.replace(SAMPLE, num_heads=12, vocab_size=49152)
+    cache_bytes = 30 * 16 * TOKEN_BYTES
+    sizes = [EngineSettings.resolve("folder", wide, tp=tp, kv_cache_bytes=cache_bytes).num_pages for tp in (3, 6)]
+    assert sizes == [30, 15]
+
+
+def test_native_options_carry_how_ranks_share(free_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = native_options(resolve(tp=3, row_slices=6, exchange="replicated"), SAMPLE, ())
+    assert (options.num_ranks, options.row_slices, options.exchange) == (3, 6, abi.EXCHANGE_REPLICATED)
+    assert (options.all_reduce, options.kv_dtype, options.shares_devices) == (abi.ALL_REDUCE_AUTO, 0, 0)
+    monkeypatch.setenv("GLINT_SHARED_DEVICES", "1")
+    options = native_options(resolve_cuda(tp=3, all_reduce="custom", exchange="sharded"), SAMPLE, ())
+    assert (options.all_reduce, options.exchange) == (abi.ALL_REDUCE_CUSTOM, abi.EXCHANGE_SHARDED)
+    assert options.shares_devices == 1
 
 
 def test_the_environment_chooses_kernels_where_nobody_else_does(

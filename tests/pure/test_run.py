@@ -65,6 +65,15 @@ def test_only_what_computes_needs_the_build_of_its_device(
     assert entry.needed_build(arguments) == needed
 
 
+def test_ranks_reach_the_command(entry: ModuleType) -> None:
+    chosen, rest = entry.parse(["--smoke", "--tp", "3", "--expert-layout", "ep", "--model", "folder"])
+    assert rest == []
+    flags = entry.glint_flags(chosen)
+    assert flags[2:] == ["--model", "folder", "--tp", "3", "--expert-layout", "ep"]
+    with pytest.raises(SystemExit):
+        entry.parse(["--prepare", "--tp", "3"])
+
+
 @pytest.mark.parametrize(
     ("asked", "gpu", "nvcc", "device"),
     [

@@ -47,6 +47,19 @@ def test_who_is_let_in_when(phase: Phase) -> None:
         assert phase in answer.json()["error"]["message"]
 
 
+def test_a_failed_server_says_why() -> None:
+    lifecycle = at("ready")
+    assert "reason" not in get(lifecycle, "/health").json()
+    lifecycle.fail("the engine failed: rank 2 of 4 failed")
+    for path in ("/health", "/ready"):
+        answer = get(lifecycle, path)
+        assert answer.status_code == 503
+        assert (answer.json()["phase"], answer.json()["reason"]) == ("failed", "the engine failed: rank 2 of 4 failed")
+    refused = get(lifecycle, "/v1/models")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
+    assert "rank 2 of 4 failed" in refused.json()["error"]["message"]
+
+
 def test_nobody_is_let_in_before_there_is_an_application() -> None:
     lifecycle = at("ready")
     lifecycle.app = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from glint.errors import EngineError, RequestError
+from glint.errors import EngineError, RankFailed, RequestError
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
 from glint.server import service as service_module
@@ -22,7 +22,8 @@ from glint.steps import StepSummary
 class Counting:
     """An engine by its interface alone: every request counts up from its first prompt token, one token a step.
 
-    `gate` holds steps back while it is not set. A prompt of token 13 is refused; token 66 breaks the engine.
+    `gate` holds steps back while it is not set. A prompt of token 13 is refused; token 66 breaks the engine, token 77
+    one of its ranks.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,9 @@ class Counting:
         started = tuple(request_id for request_id in self.running)
         for request_id, (token, left) in list(self.running.items()):
             if token == 66:
-                raise RuntimeError("broken")
+                raise RuntimeError("broken at /a/secret/place")
+            if token == 77:
+                raise RankFailed("rank 2 of 4 failed: a link is down; the ranks cannot go on without it")
             reason = "length" if left == 1 else None
             self.running[request_id] = (token + 1, left - 1)
             if reason is not None:
@@ -78,12 +81,12 @@ class Running:
 
     def __init__(self) -> None:
         self.engine = Counting()
-        self.failures = 0
+        self.failures: list[str] = []
         self.gaps: list[float] = []
         self.service = EngineService(self.engine, lambda summary, gaps: self.gaps.extend(gaps), self._fail)
 
-    def _fail(self) -> None:
-        self.failures += 1
+    def _fail(self, failure: str) -> None:
+        self.failures.append(failure)
 
     async def submit(self, *first_tokens: int, count: int = 4, n: int = 1) -> Answer:
         """Submit a prompt for each first token."""
@@ -194,23 +197,48 @@ def test_a_submitter_that_goes_away_leaves_nothing_behind() -> None:
     run(test)
 
 
-def test_a_broken_engine_ends_every_answer() -> None:
+@pytest.mark.parametrize(
+    ("token", "failure"),
+    [
+        (66, "the engine failed"),
+        (77, "the engine failed: rank 2 of 4 failed: a link is down; the ranks cannot go on without it"),
+    ],
+)
+def test_a_broken_engine_ends_every_answer(token: int, failure: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test(made: Running) -> None:
         healthy = await made.submit(100, count=10**6)
-        broken = await made.submit(66)
+        broken = await made.submit(token)
         for answer in (healthy, broken):
             with pytest.raises(Problem) as ended:
                 while True:
                     await answer.take()
             assert (ended.value.status, ended.value.code) == (500, "engine_failed")
-        await until(lambda: made.failures > 0)
+            assert ended.value.message == f"{failure}; the server ends, send the request again once it is back"
+        await until(lambda: bool(made.failures))
         assert made.service.is_failed
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(Problem, match=failure) as refused:
             await made.submit(1)
-        assert refused.value.status == 503
+        assert (refused.value.status, refused.value.code) == (503, "engine_failed")
 
     made = run(test)
-    assert made.failures == 1
+    assert made.failures == [failure]
+    (record,) = (record for record in caplog.records if "every request in flight ends" in record.message)
+    assert bool(record.exc_info) == (token == 66)
+
+
+def test_a_request_that_is_being_queued_when_the_engine_breaks_is_told() -> None:
+    async def test(made: Running) -> None:
+        made.engine.gate.clear()
+        await made.submit(77)
+        await until(lambda: made.engine.is_held)
+        queued = asyncio.create_task(made.submit(1))
+        await asyncio.sleep(0.02)
+        made.engine.gate.set()
+        with pytest.raises(Problem, match="rank 2 of 4 failed") as ended:
+            await queued
+        assert ended.value.code == "engine_failed"
+
+    run(test)
 
 
 def test_closing_ends_what_runs() -> None:

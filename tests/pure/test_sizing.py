@@ -77,6 +77,45 @@ def test_the_table_adds_up() -> None:
     assert "1,000 pages" in text and "64,000 tokens" in text and "41,984 pages fit" in text
 
 
+def test_ranks_on_gpus_of_their_own_take_as_much_on_each() -> None:
+    eight = replace(H200, num_ranks=8)
+    assert eight.room_bytes == (126 - 1 - 41 - 2 - 1) * GIB
+    assert eight.num_pages == 81 * 512
+    text = plain_table(COLUMNS, eight.rows(eight.num_pages, 200_000))
+    assert "of 8 GPUs the one with the least free" in text
+    lines = {line.split("  ")[1].strip(): line for line in text.splitlines()}
+    assert "1.00 GiB" in lines["- NCCL"] and "8 ranks" in lines["- NCCL"]
+    assert "1,000.00 GiB" in lines["x 8 GPUs"] and "125.00 GiB on each" in lines["x 8 GPUs"]
+    assert "NCCL" not in plain_table(COLUMNS, H200.rows(1, 1))
+
+
+def test_ranks_that_share_a_gpu_share_its_memory() -> None:
+    shared = replace(H200, num_ranks=2, is_shared=True)
+    assert shared.allowed_bytes == (126 - 1) * GIB // 2
+    assert 2 * (shared.taken_bytes + shared.num_pages * shared.bytes_per_page) <= 125 * GIB
+    assert shared.num_pages == 18 * 512 + 256
+    text = plain_table(COLUMNS, shared.rows(shared.num_pages, 200_000))
+    assert "/ 2 ranks" in text and "62.50 GiB" in text and "x 2 ranks" in text
+
+
+def test_an_engine_of_several_ranks_is_planned_for_one(
+    gpu: list[abi.EngineOptions], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sized = size(tp=3, gpu_memory_utilization=0.4, max_step_items=1000)
+    assert (gpu[0].num_ranks, gpu[0].row_slices) == (3, 3)
+    assert sized.settings.num_pages == (56 - 45) * 512
+    sized.show()
+    assert "memory plan of one rank" in capsys.readouterr().err
+    monkeypatch.setenv("GLINT_SHARED_DEVICES", "1")
+    shared = size(tp=3, max_step_items=1000, gpu_memory_utilization=1.0)
+    assert shared.plan is not None and shared.plan.is_shared
+    assert shared.settings.num_pages == (139 * GIB // 3 - 44 * GIB) // (2 * MIB)
+    with pytest.raises(EngineError, match="share the model among more of them with --tp"):
+        size(tp=3)
+    with pytest.raises(EngineError, match="num_attention_heads 9 cannot be split over 2 ranks"):
+        size(tp=2)
+
+
 def test_an_engine_takes_what_the_gpu_has(gpu: list[abi.EngineOptions]) -> None:
     sized = size()
     assert (sized.settings.num_pages, sized.settings.max_model_len) == (8192 // 64 * 256, 8192)

@@ -1,0 +1,65 @@
+"""What one rank of several sends to the others in a step, counted from the shapes."""
+
+from dataclasses import dataclass
+
+from glint.bench.rank_shapes import FLOAT_BYTES, RankShape
+from glint.checkpoint.quantisation import ScaleKind
+
+SAMPLE_RESULT_BYTES = 176
+REPLICATED_TOKENS = 256
+CODE_BYTES = 1
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class ExchangeCount:
+    """Collectives that one rank takes part in during a step, and the bytes that it sends in them."""
+
+    collectives: int
+    bytes_sent: int
+
+
+def count_exchanges(shape: RankShape, tokens: int, sampled: int) -> ExchangeCount:
+    """Count a step of `tokens` rows of which `sampled` are sampled, with the exchange that the CUDA library chooses.
+
+    Up to 256 rows are replicated: two all-gathers of FP32 parts per layer. More are sharded: per layer two
+    all-to-alls of FP32 parts and two all-gathers of quantised rows with their scales, the chosen experts and their
+    weights, and at the end the normed rows. Either way the logits are gathered and the results broadcast by the first
+    rank, of which this counts the mean over ranks.
+    """
+    if shape.tp == 1:
+        return ExchangeCount(0, 0)
+    layers = (_replicated if tokens <= REPLICATED_TOKENS else _sharded)(shape, tokens)
+    logits = sampled * shape.model.vocab_size * FLOAT_BYTES
+    results = sampled * SAMPLE_RESULT_BYTES * (shape.tp - 1)
+    return ExchangeCount(
+        layers.collectives + 2, layers.bytes_sent + (logits * (shape.tp - 1) + results) // shape.tp
+    )
+
+
+def _replicated(shape: RankShape, tokens: int) -> ExchangeCount:
+    collectives = 2 * shape.model.num_layers
+    return ExchangeCount(collectives, collectives * (shape.tp - 1) * tokens * shape.model.hidden_size * FLOAT_BYTES)
+
+
+def _sharded(shape: RankShape, tokens: int) -> ExchangeCount:
+    model = shape.model
+    has_codes = model.weight_scale_kind is not ScaleKind.NONE
+    rows = -(-tokens // shape.tp) * (shape.tp - 1)
+    part = model.hidden_size * FLOAT_BYTES
+    operand = model.hidden_size * CODE_BYTES + FLOAT_BYTES if has_codes else model.hidden_size * BF16_BYTES
+    choice = 2 * model.experts_per_token * FLOAT_BYTES
+    gathers = 2 if has_codes else 1
+    collectives = model.num_layers * (2 + 2 * gathers) + shape.num_moe_layers * 2 + 1
+    row_bytes = model.num_layers * 2 * (part + operand) + shape.num_moe_layers * choice + part
+    return ExchangeCount(collectives, rows * row_bytes)
+
+
+def projected_decode_ms(shape: RankShape, step_ms: float, batch: int, all_reduce_us: float) -> float:
+    """A decode step of all ranks together: the measured step of one, and a stated time for every collective."""
+    return step_ms + count_exchanges(shape, batch, batch).collectives * all_reduce_us * 1e-3
+
+
+def projected_prefill_ms(shape: RankShape, step_ms: float, tokens: int, exchange_gbs: float) -> float:
+    """A prefill step of all ranks together: the measured step of one, and its bytes at a stated rate."""
+    return step_ms + count_exchanges(shape, tokens, 1).bytes_sent / (exchange_gbs * 1e6)
