@@ -39,17 +39,19 @@ def run(chosen: argparse.Namespace) -> int:
     with open_rank(chosen, shape, settings) as native:
         ceiling = native.measure_read(CEILING_BYTES)
         bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
-        prefills = []
-        for tokens in chosen.prefill:
-            for cached in chosen.cached:
-                say(f"prefill of {tokens} tokens over {cached}")
-                prefills.append(bench.measure_prefill(tokens, cached))
         decodes = []
         for context in chosen.context:
             for batch in chosen.batch:
                 say(f"decode of {batch} requests at context {context}")
                 decodes.append(bench.measure_decode(batch, context, chosen.warm_up, chosen.steps, shape.num_moe_layers))
         stats = native.stats()
+    with open_rank(chosen, shape, settings, shards_rows=True) as native:
+        bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
+        prefills = []
+        for tokens in chosen.prefill:
+            for cached in chosen.cached:
+                say(f"prefill of {tokens} tokens over {cached}")
+                prefills.append(bench.measure_prefill(tokens, cached))
     report = RankReport(
         model=chosen.model,
         shape=shape,
@@ -99,20 +101,27 @@ def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSetting
     )
 
 
-def open_rank(chosen: argparse.Namespace, shape: RankShape, settings: EngineSettings) -> NativeEngine:
-    """Make the engine of one rank with synthetic weights, having checked and shown that it fits."""
+def open_rank(
+    chosen: argparse.Namespace, shape: RankShape, settings: EngineSettings, shards_rows: bool = False
+) -> NativeEngine:
+    """Make the engine of one rank with synthetic weights, having checked and shown that it fits.
+
+    One that shards rows norms and routes its share of a long step, and takes copies of its own rows for the others'.
+    That makes tokens alike, so the prompts of decode rows are computed by one that does not.
+    """
     library = open_library(settings.device, chosen.engine)
     options = native_options(settings, shape.model, ())
     options.synthetic_seed = SYNTHETIC_SEED
     options.local_experts = shape.local_experts if shape.expert_layout == "ep" else 0
-    options.emulated_ranks = shape.tp if settings.device == "cuda" and shape.tp > 1 else 0
+    options.emulated_ranks = shape.tp if shards_rows and settings.device == "cuda" and shape.tp > 1 else 0
     plan = plan_gpu(library, settings, options, chosen.gpu_memory_utilization)
     if plan.fitting_pages < settings.num_pages:
         raise plan.refuse(
             f"the rank and {settings.num_pages:,} pages for the largest --batch and --context do not fit:",
             "lower --batch or --context",
         )
-    plan.show(settings)
+    if not shards_rows:
+        plan.show(settings)
     with shown_loading(lambda: load_progress(library), say):
         return NativeEngine(library, options, np.zeros(0, NATIVE_TENSOR))
 

@@ -6,7 +6,7 @@ from glint.bench.rank_shapes import FLOAT_BYTES, RankShape
 from glint.checkpoint.quantisation import ScaleKind
 
 SAMPLE_RESULT_BYTES = 176
-REPLICATED_TOKENS = 256
+REPLICATED_ROWS = 64
 CODE_BYTES = 1
 BF16_BYTES = 2
 
@@ -22,14 +22,14 @@ class ExchangeCount:
 def count_exchanges(shape: RankShape, tokens: int, sampled: int) -> ExchangeCount:
     """Count a step of `tokens` rows of which `sampled` are sampled, with the exchange that the CUDA library chooses.
 
-    Up to 256 rows are replicated: two all-gathers of FP32 parts per layer. More are sharded: per layer two
+    Up to 64 rows are replicated: two exchanges of FP32 parts per layer. More are sharded: per layer two
     all-to-alls of FP32 parts and two all-gathers of quantised rows with their scales, the chosen experts and their
     weights, and at the end the normed rows. Either way the logits are gathered and the results broadcast by the first
     rank, of which this counts the mean over ranks.
     """
     if shape.tp == 1:
         return ExchangeCount(0, 0)
-    layers = (_replicated if tokens <= REPLICATED_TOKENS else _sharded)(shape, tokens)
+    layers = (_replicated if tokens <= REPLICATED_ROWS else _sharded)(shape, tokens)
     logits = sampled * shape.model.vocab_size * FLOAT_BYTES
     results = sampled * SAMPLE_RESULT_BYTES * (shape.tp - 1)
     return ExchangeCount(

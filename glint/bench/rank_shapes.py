@@ -95,8 +95,8 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
     differences = ["exchanges between ranks are left out of measured times and added to projected ones"]
     if tp > 1:
         differences.append(
-            f"in a step of more than 256 rows the rank norms and routes 1/{tp} of them, as a rank of several does; the "
-            "rows of the others are copies of its own"
+            f"in a prefill step the rank norms and routes 1/{tp} of the rows, as a rank of several does; the rows of the "
+            "others are copies of its own"
         )
         differences.append(f"the embedding has 1/{tp} of its rows here; a rank of several holds all of them")
     model = replace(

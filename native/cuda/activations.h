@@ -21,13 +21,13 @@ struct StepLimits {
   bool has_shared_apart = false;
   int32_t num_ranks = 1;
   int32_t vocab_rows = 0;
-  int64_t replicated_tokens = 0;
+  int64_t gathered_rows = 0;
   int64_t peer_rows = 0;
   bool decides = true;
 
   int64_t padded_tokens() const { return (max_tokens + num_ranks - 1) / num_ranks * num_ranks; }
-  int64_t gathered_tokens() const { return num_ranks == 1 ? 0 : num_ranks * replicated_tokens; }
-  bool has_shards() const { return num_ranks > 1 && replicated_tokens < max_tokens; }
+  int64_t gathered_tokens() const { return num_ranks == 1 ? 0 : num_ranks * gathered_rows; }
+  bool has_shards() const { return num_ranks > 1 && gathered_rows < max_tokens; }
   int64_t max_splits() const { return (max_context_tokens + kSplitTokens - 1) / kSplitTokens; }
   int64_t max_decode_tasks() const { return max_items * max_splits(); }
   int64_t max_pages_per_request() const { return (max_context_tokens + kPageTokens - 1) / kPageTokens; }

@@ -1,9 +1,8 @@
 #include "cuda/attention.h"
 
 #include "cuda/check.h"
-#include "cuda/kernels/attention_decode.cuh"
+#include "cuda/kernels/attention_step.cuh"
 #include "cuda/kernels/attention_prefill.cuh"
-#include "cuda/kernels/rotate.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -70,6 +69,16 @@ void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {
   if (call.attend.head_dim == kMaxHeadDim) return start_decode<kMaxHeadDim, true>(call, stream);
   if (!is_one_slab(call.attend.head_dim)) return start_decode<kMaxHeadDim, false>(call, stream);
   start_decode<kSlabDims, false>(call, stream);
+}
+
+void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
+  const AttendCall& attend = call.attend;
+  check_rotary(call.rotate);
+  require_argument(
+      fits_attention_step(attend.num_heads, attend.num_kv_heads, attend.head_dim, call.rotate.rotary_dim),
+      attend.num_heads, " heads over ", attend.num_kv_heads, " KV heads of ", attend.head_dim, ", ",
+      call.rotate.rotary_dim, " of them rotated, do not fit the attention of a whole step; launch its parts one by one");
+  start_persistent<StepPlan>(attention_step_kernel, call, kDecodeThreads, kDecodeBlocksPerSm, stream);
 }
 
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream) {

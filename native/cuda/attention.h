@@ -79,6 +79,13 @@ struct DecodeCall {
   int32_t* arrivals;
 };
 
+struct AttentionStepCall : DecodeCall {
+  RotateCall rotate;
+  uint8_t* codes;
+  float* scales;
+  int64_t code_stride;
+};
+
 struct PrefillCall {
   AttendCall attend;
   const PrefillTask* tasks;
@@ -89,9 +96,14 @@ inline constexpr int kPrefillTileQueries = 128;
 
 constexpr int64_t partial_floats(int64_t head_dim) { return kMaxGroupHeads * (padded_head_dim(head_dim) + 2); }
 
+constexpr bool fits_attention_step(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t rotary_dim) {
+  return num_kv_heads == 1 && num_heads + 2 <= kMaxGroupHeads && head_dim == kMaxHeadDim && rotary_dim % 8 == 0;
+}
+
 void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
 void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream);
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream);
+void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream);
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream);

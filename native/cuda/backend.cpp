@@ -20,7 +20,8 @@ constexpr int32_t kHopperMajor = 9;
 constexpr size_t kNeededSharedBytes = 227 * 1024;
 constexpr int32_t kWidestNorm = 8192;
 constexpr int32_t kWidestCodes = 12288;
-constexpr int64_t kReplicatedTokens = 256;
+constexpr int64_t kGatheredRows = 16;
+constexpr int64_t kPeerRows = 64;
 
 int32_t choose_kernels(int32_t requested, int32_t compute_major) {
   const bool is_hopper = compute_major == kHopperMajor;
@@ -77,9 +78,15 @@ bool has_shared_apart(const PlacedWeights& weights) {
   return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.shared.width > 0; });
 }
 
-int64_t most_replicated_tokens(const glint_engine_options& options, int64_t max_tokens) {
+int64_t most_gathered_rows(const glint_engine_options& options, int64_t max_tokens) {
   if (options.exchange == GLINT_EXCHANGE_SHARDED) return 0;
-  return options.exchange == GLINT_EXCHANGE_REPLICATED ? max_tokens : std::min(max_tokens, kReplicatedTokens);
+  return options.exchange == GLINT_EXCHANGE_REPLICATED ? max_tokens : std::min(max_tokens, kGatheredRows);
+}
+
+int64_t most_peer_rows(const glint_engine_options& options, int64_t max_tokens) {
+  const bool is_alone = options.num_ranks == 1 && options.emulated_ranks == 0;
+  const bool is_refused = options.all_reduce == GLINT_ALL_REDUCE_NCCL || options.exchange == GLINT_EXCHANGE_SHARDED;
+  return is_alone || is_refused ? 0 : std::min(max_tokens, kPeerRows);
 }
 
 void check_widths(const glint_model& model) {
@@ -195,8 +202,6 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
   Arena counter;
   const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device), counter);
   const int64_t max_tokens = std::max(options.max_step_tokens, options.max_step_items);
-  const int64_t replicated_tokens = most_replicated_tokens(options, max_tokens);
-  const bool uses_peers = slice.num_ranks > 1 && options.all_reduce != GLINT_ALL_REDUCE_NCCL;
   return {.max_tokens = max_tokens,
           .max_items = options.max_step_items,
           .max_context_tokens = options.max_context_tokens,
@@ -205,8 +210,8 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
           .has_shared_apart = has_shared_apart(weights),
           .num_ranks = std::max(slice.num_ranks, options.emulated_ranks),
           .vocab_rows = slice.vocab_size(),
-          .replicated_tokens = replicated_tokens,
-          .peer_rows = uses_peers ? std::min(replicated_tokens, kReplicatedTokens) : 0,
+          .gathered_rows = most_gathered_rows(options, max_tokens),
+          .peer_rows = most_peer_rows(options, max_tokens),
           .decides = slice.is_first()};
 }
 
@@ -236,7 +241,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
   if (has_peers()) collectives.emplace(world.group, slice.rank);
-  if (limits.peer_rows > 0) {
+  if (has_peers() && limits.peer_rows > 0) {
     peers.emplace(world.group, slice.rank, places.peers, limits.peer_rows, model.hidden_size);
   }
 }

@@ -62,10 +62,10 @@ void copy_own_rows(Backend& backend, std::byte* rows, uint64_t piece_bytes) {
 
 Exchange choose_exchange(const Backend& backend, int64_t num_rows) {
   if (backend.limits.num_ranks == 1) return Exchange::kAlone;
-  if (num_rows > backend.limits.replicated_tokens) return Exchange::kSharded;
-  if (backend.emulates_ranks()) return Exchange::kAlone;
-  const bool fits_peers = backend.peers.has_value() && num_rows <= backend.limits.peer_rows;
-  return fits_peers ? Exchange::kPeers : Exchange::kGathered;
+  const bool fits_peers = num_rows <= backend.limits.peer_rows;
+  if (fits_peers && backend.emulates_ranks()) return Exchange::kAlone;
+  if (fits_peers && backend.peers.has_value()) return Exchange::kPeers;
+  return num_rows <= backend.limits.gathered_rows ? Exchange::kGathered : Exchange::kSharded;
 }
 
 RowRange own_rows(const Backend& backend) {
@@ -100,6 +100,22 @@ void norm_update(Backend& backend, NormCall norm) {
   norm.part_stride = pending.part_stride;
   norm.num_parts = pending.num_parts;
   launch_norm(norm, backend.stream);
+}
+
+void finish_with_peers(Backend& backend) {
+  if (!backend.pending.is_with_peers) return;
+  norm_update(backend, {.hidden = backend.places.hidden,
+                        .normed = nullptr,
+                        .codes = nullptr,
+                        .scales = nullptr,
+                        .code_stride = 0,
+                        .parts = nullptr,
+                        .part_stride = 0,
+                        .num_parts = 0,
+                        .weight = nullptr,
+                        .count = backend.num_rows,
+                        .width = backend.model.hidden_size,
+                        .epsilon = 0.0F});
 }
 
 void share_rows(Backend& backend, void* rows, int64_t row_bytes) {

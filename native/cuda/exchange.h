@@ -48,6 +48,7 @@ Exchange choose_exchange(const Backend& backend, int64_t num_rows);
 RowRange own_rows(const Backend& backend);
 float* update_target(Backend& backend, UpdateSource source);
 void norm_update(Backend& backend, NormCall norm);
+void finish_with_peers(Backend& backend);
 void share_rows(Backend& backend, void* rows, int64_t row_bytes);
 void gather_logits(Backend& backend, int64_t count);
 void share_results(Backend& backend, void* results, int64_t byte_count);

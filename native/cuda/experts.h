@@ -14,6 +14,8 @@ constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
+constexpr int32_t kLocalGroupTokens = 64;
+constexpr int32_t kEarlyExperts = 11;
 
 struct TilePlan {
   int32_t gate_up_tokens;
@@ -69,6 +71,7 @@ struct GateUpCall {
   int64_t k_bytes;
   int64_t num_tokens;
   int64_t max_tiles;
+  GroupCall routing = {};
 };
 
 struct DownCall {
@@ -82,10 +85,14 @@ struct DownCall {
   int64_t width;
   int64_t hidden_size;
   int64_t num_tokens;
+  GroupCall routing = {};
 };
+
+constexpr bool groups_in_place(int64_t num_tokens) { return num_tokens <= kLocalGroupTokens; }
 
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);
+void require_routing(const GroupCall& routing, int64_t num_tokens);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
 void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
 void launch_expert_down(const DownCall& call, cudaStream_t stream);

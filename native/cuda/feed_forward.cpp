@@ -25,24 +25,26 @@ void run_feed_forward(Backend& backend, const PlacedFeedForward& weights, float*
   run_product(backend, weights.down, nullptr, gated, out, backend.model.hidden_size, backend.num_rows);
 }
 
-void group_tokens(Backend& backend, bool has_shared) {
-  launch_group_tokens({.grouped = backend.places.moe.grouped,
-                       .experts = backend.places.moe.experts,
-                       .weights = backend.places.moe.weights,
-                       .num_tokens = static_cast<int32_t>(backend.num_rows),
-                       .experts_per_token = backend.model.experts_per_token,
-                       .expert_first = backend.slice.expert_first,
-                       .expert_last = backend.slice.expert_last,
-                       .has_shared = has_shared ? 1 : 0,
-                       .num_real_tokens = backend.places.step.counts + kRowCount,
-                       .experts_touched = backend.places.moe.experts_touched},
-                      backend.stream);
+GroupCall group_call(const Backend& backend, bool has_shared) {
+  return {.grouped = backend.places.moe.grouped,
+          .experts = backend.places.moe.experts,
+          .weights = backend.places.moe.weights,
+          .num_tokens = static_cast<int32_t>(backend.num_rows),
+          .experts_per_token = backend.model.experts_per_token,
+          .expert_first = backend.slice.expert_first,
+          .expert_last = backend.slice.expert_last,
+          .has_shared = has_shared ? 1 : 0,
+          .num_real_tokens = backend.places.step.counts + kRowCount,
+          .experts_touched = backend.places.moe.experts_touched};
 }
 
 void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) {
   const PlacedExperts& experts = layer.experts;
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
+  const GroupCall group = group_call(backend, experts.holds_shared);
+  const GroupCall routing = groups_in_place(backend.num_rows) ? group : GroupCall{};
+  if (routing.experts == nullptr) launch_group_tokens(group, backend.stream);
   launch_expert_gate_up({.hidden = moe.hidden,
                          .grouped = moe.grouped,
                          .packed_weights = experts.packed_gate_up,
@@ -53,7 +55,8 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                          .width = backend.model.expert_width,
                          .k_bytes = backend.model.hidden_size,
                          .num_tokens = backend.num_rows,
-                         .max_tiles = max_tiles(backend)},
+                         .max_tiles = max_tiles(backend),
+                         .routing = routing},
                         backend.stream);
   launch_expert_down({.out = out,
                       .records = moe.records,
@@ -64,7 +67,8 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .hidden = moe.hidden,
                       .width = backend.model.expert_width,
                       .hidden_size = backend.model.hidden_size,
-                      .num_tokens = backend.num_rows},
+                      .num_tokens = backend.num_rows,
+                      .routing = routing},
                      backend.stream);
   if (experts.holds_shared) return;
   run_feed_forward(backend, layer.shared, moe.shared);
@@ -148,6 +152,7 @@ void combine_rows(Backend& backend, float* out) {
 void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out) {
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
+  launch_group_tokens(group_call(backend, layer.experts.holds_shared), backend.stream);
   run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
   run_grouped(backend, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
   run_feed_forward(backend, layer.shared, moe.shared);
@@ -194,7 +199,6 @@ void route(Backend& backend, int64_t layer) {
 void expert_feed_forward(Backend& backend, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
   float* out = cuda::update_target(backend, cuda::UpdateSource::kFeedForward);
-  cuda::group_tokens(backend, weights.experts.holds_shared);
   if (weights.experts.is_hopper) {
     cuda::run_hopper_experts(backend, weights, out);
   } else {

@@ -47,6 +47,54 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
   if (has_codes) share_rows(backend, operand.scales, sizeof(float));
 }
 
+bool attends_in_one_kernel(const Backend& backend) {
+  const glint_model& model = backend.model;
+  return (backend.is_capturing || backend.num_prefill_tasks == 0) && weight_element(model) == ProductElement::kE4m3 &&
+         fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
+}
+
+RotateCall rotate_call(const Backend& backend, int64_t layer) {
+  const glint_model& model = backend.model;
+  const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
+  const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
+  const int64_t stride = query_width + 2 * kv_width;
+  const float* query = backend.places.query_key_value;
+  return {.query_out = backend.places.query,
+          .pages = backend.pages(layer),
+          .query = query,
+          .key = query + query_width,
+          .value = query + query_width + kv_width,
+          .query_stride = stride,
+          .key_stride = stride,
+          .query_norm = backend.layer(layer).query_norm,
+          .key_norm = backend.layer(layer).key_norm,
+          .cosines = backend.places.cosines,
+          .sines = backend.places.sines,
+          .slots = backend.places.step.slots,
+          .count = backend.num_rows,
+          .num_heads = model.num_heads,
+          .num_kv_heads = model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .rotary_dim = model.rotary_dim,
+          .epsilon = static_cast<float>(model.norm_epsilon)};
+}
+
+DecodeCall decode_call(const Backend& backend, int64_t layer) {
+  const StepPlaces& step = backend.places.step;
+  return {.attend = {.out = backend.places.attended,
+                     .query = backend.places.query,
+                     .pages = backend.pages(layer),
+                     .page_table = step.page_table,
+                     .num_heads = backend.model.num_heads,
+                     .num_kv_heads = backend.model.num_kv_heads,
+                     .head_dim = backend.model.head_dim},
+          .tasks = step.decode_tasks,
+          .num_tasks = step.counts + kDecodeCount,
+          .max_tasks = static_cast<int32_t>(backend.limits.max_decode_tasks()),
+          .partials = backend.places.partials,
+          .arrivals = backend.places.arrivals};
+}
+
 void finish_logits(Backend& backend, int64_t count) {
   const int64_t hidden = backend.model.hidden_size;
   const Operand operand = {.rows = backend.places.logit_operand,
@@ -262,61 +310,33 @@ void project_query_key_value(Backend& backend, int64_t layer) {
 }
 
 void rotate_and_store(Backend& backend, int64_t layer) {
-  const glint_model& model = backend.model;
-  const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
-  const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
-  const int64_t stride = query_width + 2 * kv_width;
-  const float* query = backend.places.query_key_value;
-  cuda::launch_rotate_and_store({.query_out = backend.places.query,
-                                 .pages = backend.pages(layer),
-                                 .query = query,
-                                 .key = query + query_width,
-                                 .value = query + query_width + kv_width,
-                                 .query_stride = stride,
-                                 .key_stride = stride,
-                                 .query_norm = backend.layer(layer).query_norm,
-                                 .key_norm = backend.layer(layer).key_norm,
-                                 .cosines = backend.places.cosines,
-                                 .sines = backend.places.sines,
-                                 .slots = backend.places.step.slots,
-                                 .count = backend.num_rows,
-                                 .num_heads = model.num_heads,
-                                 .num_kv_heads = model.num_kv_heads,
-                                 .head_dim = model.head_dim,
-                                 .rotary_dim = model.rotary_dim,
-                                 .epsilon = static_cast<float>(model.norm_epsilon)},
-                                backend.stream);
+  if (cuda::attends_in_one_kernel(backend)) return;
+  cuda::launch_rotate_and_store(cuda::rotate_call(backend, layer), backend.stream);
 }
 
 void attend(Backend& backend, int64_t layer) {
-  const cuda::StepPlaces& step = backend.places.step;
-  const cuda::AttendCall call = {.out = backend.places.attended,
-                                 .query = backend.places.query,
-                                 .pages = backend.pages(layer),
-                                 .page_table = step.page_table,
-                                 .num_heads = backend.model.num_heads,
-                                 .num_kv_heads = backend.model.num_kv_heads,
-                                 .head_dim = backend.model.head_dim};
-  if (backend.is_capturing || backend.num_decode_tasks > 0) {
-    cuda::launch_attention_decode({.attend = call,
-                                   .tasks = step.decode_tasks,
-                                   .num_tasks = step.counts + cuda::kDecodeCount,
-                                   .max_tasks = static_cast<int32_t>(backend.limits.max_decode_tasks()),
-                                   .partials = backend.places.partials,
-                                   .arrivals = backend.places.arrivals},
-                                  backend.stream);
+  const cuda::DecodeCall decode = cuda::decode_call(backend, layer);
+  if (cuda::attends_in_one_kernel(backend)) {
+    const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
+    const cuda::Operand operand = backend.operand(width);
+    return cuda::launch_attention_step(
+        {decode, cuda::rotate_call(backend, layer), operand.rows, operand.scales, operand.stride_bytes},
+        backend.stream);
   }
+  if (backend.is_capturing || backend.num_decode_tasks > 0) cuda::launch_attention_decode(decode, backend.stream);
   if (!backend.is_capturing && backend.num_prefill_tasks > 0) {
-    cuda::launch_attention_prefill({.attend = call,
-                                    .tasks = step.prefill_tasks,
-                                    .num_tasks = step.counts + cuda::kPrefillCount},
+    cuda::launch_attention_prefill({.attend = decode.attend,
+                                    .tasks = backend.places.step.prefill_tasks,
+                                    .num_tasks = backend.places.step.counts + cuda::kPrefillCount},
                                    backend.stream);
   }
 }
 
 void project_attended(Backend& backend, int64_t layer) {
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
-  const cuda::Operand operand = cuda::prepare_rows(backend, backend.places.attended, width);
+  const cuda::Operand operand = cuda::attends_in_one_kernel(backend)
+                                    ? backend.operand(width)
+                                    : cuda::prepare_rows(backend, backend.places.attended, width);
   cuda::run_product(backend, backend.layer(layer).output, nullptr, operand,
                     cuda::update_target(backend, cuda::UpdateSource::kAttention), backend.model.hidden_size,
                     backend.num_rows);

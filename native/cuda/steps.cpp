@@ -95,6 +95,7 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   const StepPlaces& host = backend.staging.steps[slot];
   const StepPlaces& device = backend.places.step;
   StepWriter writer{backend, host};
+  cuda::finish_with_peers(backend);
   backend.slot = slot;
   backend.num_rows = static_cast<int64_t>(batch.tokens.size());
   backend.num_decode_tasks = 0;

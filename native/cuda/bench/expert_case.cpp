@@ -175,7 +175,8 @@ GateUpCall ExpertCase::gate_up(const GroupedCase& grouped) const {
           .width = layout_.width,
           .k_bytes = kHiddenSize,
           .num_tokens = grouped.num_tokens(),
-          .max_tiles = grouped.max_tiles()};
+          .max_tiles = grouped.max_tiles(),
+          .routing = routing(grouped)};
 }
 
 DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
@@ -188,11 +189,18 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
           .hidden = hidden_.data(),
           .width = layout_.width,
           .hidden_size = kHiddenSize,
-          .num_tokens = grouped.num_tokens()};
+          .num_tokens = grouped.num_tokens(),
+          .routing = routing(grouped)};
+}
+
+GroupCall ExpertCase::routing(const GroupedCase& grouped) const {
+  return groups_in_place(grouped.num_tokens()) ? grouped.call(layout_) : GroupCall{};
 }
 
 void ExpertCase::run(const GroupedCase& grouped, float* out, cudaStream_t stream) const {
-  launch_group_tokens(grouped.call(layout_), stream);
+  GroupCall lists = grouped.call(layout_);
+  if (groups_in_place(grouped.num_tokens())) lists.experts_touched = nullptr;
+  launch_group_tokens(lists, stream);
   launch_expert_gate_up(gate_up(grouped), stream);
   launch_expert_down(down(grouped, out), stream);
 }
@@ -250,6 +258,7 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
   code_scales_.assign(num_rows, 0.0F);
   size_t num_seen = 0;
   int64_t wrong = 0;
+  const bool has_records = layout_.width != kDownTileK || grouped.num_tokens() > 1;
   for (size_t index = 0; num_seen < num_rows; ++index) {
     const TokenTile& tile = tiles[index];
     const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
@@ -261,12 +270,12 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
       for (int64_t unit = 0; unit < layout_.width; ++unit) most = std::max(most, std::fabs(values[unit]));
       const float scale = most == 0.0F ? 1.0F : most / kE4m3Max;
       code_scales_[static_cast<size_t>(row)] = scale;
-      if (scale != scales[slot]) ++wrong;
+      if (has_records && scale != scales[slot]) ++wrong;
       for (int64_t unit = 0; unit < layout_.width; ++unit) {
         const int64_t place = code_place(shape, tile.row_count, slot, unit);
         const uint8_t code = e4m3_from_float(values[unit] / scale);
         codes_[static_cast<size_t>(row * layout_.width + unit)] = code;
-        if (code != record[place]) ++wrong;
+        if (has_records && code != record[place]) ++wrong;
       }
     }
   }

@@ -41,6 +41,7 @@ struct DecodeItem {
   __device__ int count() const { return min(kSplitTokens, task.num_positions - first_position()); }
   __device__ int page_count() const { return (count() + kPageTokens - 1) / kPageTokens; }
   __device__ int page_tokens(int page) const { return min(kPageTokens, count() - page * kPageTokens); }
+  __device__ bool has_newest() const { return task.split + 1 == task.num_splits; }
 };
 
 template <typename Visit>
@@ -77,7 +78,8 @@ struct DecodeLane {
 
   __device__ explicit DecodeLane(Plan& shared) : plan(shared) {}
 
-  __device__ __forceinline__ void start(const AttendCall& call, const DecodeItem& item) {
+  __device__ __forceinline__ void start(const DecodeCall& decode, const DecodeItem& item) {
+    const AttendCall& call = decode.attend;
     const int group_heads = call.num_heads / call.num_kv_heads;
     const uint16_t* g_query =
         call.query + (int64_t{item.task.row} * call.num_heads + item.kv_head * group_heads) * kHeadDim;
@@ -91,6 +93,10 @@ struct DecodeLane {
             is_head ? *reinterpret_cast<const uint32_t*>(g_query + row(reg % 2) * kHeadDim + dim) : 0U;
       }
     }
+    clear();
+  }
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
     exponent[0] = exponent[1] = kLowestExponent;
@@ -208,7 +214,11 @@ struct DecodeLane {
     }
   }
 
-  __device__ __forceinline__ void store_out(const AttendCall& call, const DecodeItem& item) const {
+  __device__ __forceinline__ void put_newest_key(std::byte*, int) const {}
+  __device__ __forceinline__ void put_newest_value(std::byte*, int) const {}
+
+  __device__ __forceinline__ void store_out(const DecodeCall& decode, const DecodeItem& item) const {
+    const AttendCall& call = decode.attend;
     const int group_heads = call.num_heads / call.num_kv_heads;
     float* g_out = call.out + (int64_t{item.task.row} * call.num_heads + item.kv_head * group_heads) * head_dim(call);
 #pragma unroll
@@ -276,28 +286,26 @@ struct DecodeLane {
     return plan.is_last;
   }
 
-  __device__ __forceinline__ void finish(const DecodeCall& call, const DecodeItem& item) {
-    join_weight_sums();
-    if (item.task.num_splits == 1) return store_out(call.attend, item);
+  __device__ __forceinline__ bool join_splits(const DecodeCall& call, const DecodeItem& item) {
     store_partial(partial(call, item, item.task.split));
-    if (!announce_partial(call, item)) return;
+    if (!announce_partial(call, item)) return false;
     SplitJoin joins[2];
 #pragma unroll
     for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
-#pragma unroll 8
+#pragma unroll 4
     for (int split = 0; split < item.task.num_splits; ++split) join_partial(joins, partial(call, item, split));
     weight_sum[0] = joins[0].weight_sum;
     weight_sum[1] = joins[1].weight_sum;
-    store_out(call.attend, item);
+    return true;
   }
 };
 
-template <typename Plan>
+template <typename Item, typename Plan>
 __device__ __forceinline__ void load_decode_pages(const DecodeCall& call, Plan& plan) {
   typename Plan::Ring::Place place;
   for_each_decode_item(call, [&](const DecodeItem& item) {
     const PageSource source{call.attend.pages, item.pages, item.kv_head};
-    load_page_pairs(plan.ring, place, source, item);
+    load_page_pairs(plan.ring, place, source, Item{item});
   });
 }
 
@@ -310,7 +318,9 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ri
   auto arriving = place;
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    s_keys[page] = plan.ring.wait_until_arrived(arriving);
+    std::byte* s_page = plan.ring.wait_until_arrived(arriving);
+    work.put_newest_key(s_page, visible - page * kPageTokens);
+    s_keys[page] = s_page;
     arriving.advance();
   }
   work.template score<kPages>(scores, s_keys);
@@ -326,20 +336,21 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ri
   sync_consumers<kDecodeConsumers>();
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    const std::byte* s_values = plan.ring.wait_until_arrived(place);
+    std::byte* s_values = plan.ring.wait_until_arrived(place);
+    work.put_newest_value(s_values, visible - page * kPageTokens);
     plan.ring.template zero_tail<kDecodeConsumers>(place, visible - page * kPageTokens);
     work.add_values(plan.weights[page], s_values, visible - page * kPageTokens);
     plan.ring.release(place);
   }
 }
 
-template <typename Lane>
-__device__ __forceinline__ void attend_decode_pages(const DecodeCall& call, typename Lane::Plan& plan) {
-  const float scale = kLog2E / sqrtf(static_cast<float>(Lane::head_dim(call.attend)));
+template <typename Lane, typename Call>
+__device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call) {
+  const DecodeCall& decode = call;
+  const float scale = kLog2E / sqrtf(static_cast<float>(Lane::head_dim(decode.attend)));
   typename Lane::Plan::Ring::Place place;
-  Lane work(plan);
-  for_each_decode_item(call, [&](const DecodeItem& item) {
-    work.start(call.attend, item);
+  for_each_decode_item(decode, [&](const DecodeItem& item) {
+    work.start(call, item);
     for (int first = 0; first < item.count(); first += kPairPages * kPageTokens) {
       const int visible = item.count() - first;
       if (visible > kPageTokens) {
@@ -348,7 +359,9 @@ __device__ __forceinline__ void attend_decode_pages(const DecodeCall& call, type
         attend_pages<1>(work, place, visible, scale);
       }
     }
-    work.finish(call, item);
+    work.join_weight_sums();
+    if (item.task.num_splits > 1 && !work.join_splits(decode, item)) return;
+    work.store_out(call, item);
   });
 }
 
@@ -360,9 +373,10 @@ __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm) attention_
   plan.ring.template prepare<kDecodeWarps>();
   wait_for_previous_kernel();
   if (threadIdx.x < kDecodeConsumers) {
-    attend_decode_pages<DecodeLane<kHeadDim, kIsWhole>>(call, plan);
+    DecodeLane<kHeadDim, kIsWhole> work(plan);
+    attend_decode_pages(work, call);
   } else if (threadIdx.x == kDecodeConsumers) {
-    load_decode_pages(call, plan);
+    load_decode_pages<DecodeItem>(call, plan);
   }
 }
 

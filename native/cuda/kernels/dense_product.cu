@@ -133,7 +133,7 @@ bool is_wide(const DenseLaunch& dense) {
   constexpr int64_t kFewestRowTileTokens = 2560;
   const int64_t tokens = dense.call.num_tokens;
   if (dense.inputs.num_pieces == 8) return tokens > 64 && dense.row_tiles() * tokens >= kFewestRowTileTokens;
-  return dense.inputs.num_pieces == 1 || tokens > 16;
+  return dense.inputs.num_pieces == 1 || tokens > 64;
 }
 
 template <hopper::Element kElement>

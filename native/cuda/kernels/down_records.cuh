@@ -21,10 +21,34 @@ struct DownInputs {
   int32_t num_steps;
   int32_t num_owners;
   int32_t block_tokens;
+  GroupCall routing;
 
   __device__ __forceinline__ int num_token_blocks() const { return (num_tokens + block_tokens - 1) / block_tokens; }
 
-  __device__ __forceinline__ int num_tiles() const { return __ldg(grouped.down_tile_ends + num_token_blocks() - 1); }
+  __device__ __forceinline__ int num_tiles() const { return __ldcg(grouped.down_tile_ends + num_token_blocks() - 1); }
+};
+
+struct ListedRows {
+  const GroupedTokens& grouped;
+
+  __device__ __forceinline__ TokenTile tile(int index) const {
+    const int4 loaded = __ldcg(reinterpret_cast<const int4*>(grouped.down_tiles) + index);
+    return {loaded.x, loaded.y, loaded.z, loaded.w};
+  }
+  __device__ __forceinline__ int token(int row) const { return __ldcg(grouped.row_tokens + row); }
+  __device__ __forceinline__ float weight(int row) const { return __ldcg(grouped.row_weights + row); }
+};
+
+struct LocalDownGroups : LocalGroups {
+  float row_weights[kLocalRows];
+};
+
+struct LocalRows {
+  const LocalDownGroups& s_groups;
+
+  __device__ __forceinline__ TokenTile tile(int index) const { return s_groups.tile(index); }
+  __device__ __forceinline__ int token(int row) const { return s_groups.row_tokens[row]; }
+  __device__ __forceinline__ float weight(int row) const { return s_groups.row_weights[row]; }
 };
 
 constexpr int kNarrowVectors = 2;
@@ -78,9 +102,9 @@ struct FragmentRecords {
   };
 };
 
-template <class Records, int kVectors, int kRows>
-__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const TokenTile& tile, int index,
-                                                  int slot_first) {
+template <class Records, int kVectors, int kRows, class Rows>
+__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const Rows& rows, const TokenTile& tile,
+                                                  int index, int slot_first) {
   using Facts = RecordFacts<Records::kMaxTokens>;
   static_assert(sizeof(Facts) == RecordShape{Records::kMaxTokens, 0}.facts_bytes(), "facts end a record");
   const RecordShape shape = {Records::kMaxTokens, inputs.width};
@@ -93,8 +117,8 @@ __device__ __forceinline__ void write_record_rows(const DownInputs& inputs, cons
   for (int next = 0; next < kRows; ++next) {
     const int row = tile.row_first + min(slot_first + next, tile.row_count - 1);
     r_rows[next].load(inputs.hidden + int64_t{row} * inputs.width, inputs.width);
-    r_tokens[next] = __ldg(inputs.grouped.row_tokens + row);
-    r_weights[next] = __ldg(inputs.grouped.row_weights + row);
+    r_tokens[next] = rows.token(row);
+    r_weights[next] = rows.weight(row);
   }
 #pragma unroll
   for (int next = 0; next < kRows; ++next) {
@@ -117,22 +141,22 @@ struct RecordItem {
   int32_t item;
   TokenTile tile;
 
-  __device__ __forceinline__ RecordItem(const DownInputs& inputs, int num_tiles, int first) : item(first), tile{} {
-    if (item >= num_tiles * Records::kItemsPerTile) return;
-    const int4 loaded = __ldg(reinterpret_cast<const int4*>(inputs.grouped.down_tiles) + index());
-    tile = {loaded.x, loaded.y, loaded.z, loaded.w};
+  template <class Rows>
+  __device__ __forceinline__ RecordItem(const Rows& rows, int num_tiles, int first) : item(first), tile{} {
+    if (item < num_tiles * Records::kItemsPerTile) tile = rows.tile(index());
   }
 
   __device__ __forceinline__ int index() const { return item / Records::kItemsPerTile; }
   __device__ __forceinline__ int slot() const { return item % Records::kItemsPerTile; }
 };
 
-template <class Records, int kWarps, int kVectors, int kRows>
-__device__ __forceinline__ void write_records(const DownInputs& inputs, int num_tiles, RecordItem<Records> next) {
+template <class Records, int kWarps, int kVectors, int kRows, class Rows>
+__device__ __forceinline__ void write_records(const DownInputs& inputs, const Rows& rows, int num_tiles,
+                                              RecordItem<Records> next) {
   while (next.item < num_tiles * Records::kItemsPerTile) {
-    const RecordItem<Records> following(inputs, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);
+    const RecordItem<Records> following(rows, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);
     for (int slot = next.slot() * kRows; slot < next.tile.row_count; slot += Records::kItemsPerTile * kRows) {
-      write_record_rows<Records, kVectors, kRows>(inputs, next.tile, next.index(), slot);
+      write_record_rows<Records, kVectors, kRows>(inputs, rows, next.tile, next.index(), slot);
     }
     next = following;
   }

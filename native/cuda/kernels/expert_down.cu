@@ -74,7 +74,7 @@ void launch_pack_down(const PackCall& call, cudaStream_t stream) {
 void launch_expert_down(const DownCall& call, cudaStream_t stream) {
   require_shape(call.hidden_size, call.width);
   const TilePlan plan = plan_tiles(call.num_tokens);
-  const DownInputs inputs = {call.out,
+  DownInputs inputs = {call.out,
                              call.records,
                              call.arrivals,
                              call.grouped,
@@ -86,11 +86,16 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                              static_cast<int32_t>(call.num_tokens),
                              static_cast<int32_t>(call.width / kDownTileK),
                              static_cast<int32_t>(call.hidden_size / kDownTileRows),
-                             plan.block_tokens};
-  if (plan.down_tokens == 16) {
-    launch_few<DownShape<16, 64>>(inputs, stream);
+                             plan.block_tokens,
+                             call.routing};
+  inputs.routing.experts_touched = nullptr;
+  if (call.routing.experts != nullptr) {
+    require_routing(call.routing, call.num_tokens);
+    launch_few<DownShape<kLocalTileTokens, kLocalGroupTokens, true>>(inputs, stream);
+  } else if (plan.down_tokens == 16) {
+    launch_few<DownShape<16, 64, false>>(inputs, stream);
   } else if (plan.down_tokens == 32) {
-    launch_few<DownShape<32, 256>>(inputs, stream);
+    launch_few<DownShape<32, 256, false>>(inputs, stream);
   } else if (inputs.num_steps == 1) {
     launch_many<ManyDownShape<true>>(inputs, stream);
   } else {

@@ -1,170 +1,61 @@
 #pragma once
 
-#include "cuda/kernels/down_records.cuh"
+#include "cuda/kernels/down_stream.cuh"
 
 namespace glint::cuda {
 
-template <int kMaxTokensValue, int kBlockTokensValue>
-struct DownShape {
-  static constexpr int kMaxTokens = kMaxTokensValue;
-  static constexpr int kBlockTokens = kBlockTokensValue;
-  static constexpr int kRings = 4;
-  static constexpr int kConsumerThreads = kRings * 128;
-  static constexpr int kThreads = 128 + kConsumerThreads;
-  static constexpr int kWeightColumnBytes = kDownTileRows * 16;
-  static constexpr int kTokenBytes = kMaxTokens * kDownTileK;
-  static constexpr int kSumFloats = kBlockTokens * kDownTileRows;
-  static constexpr int kFactBytes = sizeof(RecordFacts<kMaxTokens>);
-  static constexpr int kStageBytes = kDownTileBytes + kTokenBytes + kFactBytes + kDownTileRows * 4 + 16;
-  static constexpr int kFittingStages = (kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4) / kStageBytes;
-  static constexpr int kRingStages = (kFittingStages < 24 ? kFittingStages : 24) / kRings;
-  static constexpr int kStages = kRingStages * kRings;
-  static_assert(kRingStages >= 2, "a ring needs two stages");
-};
+constexpr int kRecordBarrier = 9;
+constexpr int kCodeBarrier = 10;
 
 template <class Shape>
-struct DownPlan {
-  alignas(128) uint8_t weights[Shape::kStages][kDownTileBytes];
-  alignas(128) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
-  alignas(16) float sums[Shape::kSumFloats];
-  alignas(16) RecordFacts<Shape::kMaxTokens> facts[Shape::kStages];
-  alignas(16) float row_scales[Shape::kStages][kDownTileRows];
-  alignas(8) uint64_t stage_arrived[Shape::kStages];
-  alignas(8) uint64_t stage_released[Shape::kStages];
-};
-
-template <class Shape>
-__device__ __forceinline__ void prepare_down(DownPlan<Shape>& s_plan) {
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Shape::kStages; ++stage) {
-      hopper::mbarrier_init(s_plan.stage_arrived[stage], 1 + 32);
-      hopper::mbarrier_init(s_plan.stage_released[stage], 4);
-    }
-    hopper::fence_mbarrier_init();
-  }
-  for (int index = threadIdx.x; index < Shape::kSumFloats; index += Shape::kThreads) s_plan.sums[index] = 0.0F;
-  __syncthreads();
+__device__ __forceinline__ bool quantises_here(const DownInputs& inputs, int num_tiles) {
+  return Shape::kGroupsHere && inputs.width == kDownTileK && num_tiles <= Shape::kStages;
 }
 
-template <class Shape>
-class DownStream {
- public:
-  __device__ __forceinline__ DownStream(const DownInputs& inputs, int num_tiles)
-      : inputs_(inputs), num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
-    index_ = hopper::thread_index() / 32;
-    ring_first_ = index_ * Shape::kRingStages;
-    if (is_done()) return;
-    next_ = load_tile(lane_);
-    find_tile();
-  }
-
-  __device__ __forceinline__ bool is_done() const { return index_ >= num_tiles_; }
-  __device__ __forceinline__ bool is_first_round() const { return place_.phase == 0; }
-
-  __device__ __forceinline__ void wait_until_released(DownPlan<Shape>& s_plan) const {
-    hopper::mbarrier_wait(s_plan.stage_released[stage()], place_.phase ^ 1U);
-  }
-
-  __device__ __forceinline__ void load_weights(DownPlan<Shape>& s_plan) const {
-    if (lane_ == 0) {
-      uint64_t& arrived = s_plan.stage_arrived[stage()];
-      const int64_t tile = (int64_t{expert_} * inputs_.num_owners + blockIdx.x) * inputs_.num_steps + k_step_;
-      hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
-                                                 kDownTileBytes, arrived);
+template <class Shape, class Rows>
+__device__ __forceinline__ void quantise_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
+                                               int num_tiles) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  const int writer = static_cast<int>(threadIdx.x) / 32 - 4;
+  for (int index = writer; index < num_tiles; index += Shape::kConsumerThreads / 32) {
+    const int stage = index % Shape::kRings * Shape::kRingStages + index / Shape::kRings;
+    const TokenTile tile = rows.tile(index);
+    for (int slot = 0; slot < tile.row_count; ++slot) {
+      HiddenRow<kNarrowVectors> r_row;
+      r_row.load(inputs.hidden + int64_t{tile.row_first + slot} * inputs.width, inputs.width);
+      const typename Records::Row target(s_plan.tokens[stage], tile, slot, inputs.width);
+      const float scale = r_row.quantise_by_converged_warp(target, inputs.width);
+      if (threadIdx.x % 32 != 0) continue;
+      s_plan.facts[stage].count = tile.row_count;
+      s_plan.facts[stage].places[slot] = rows.token(tile.row_first + slot) * Records::kPlaceStride;
+      s_plan.facts[stage].weights[slot] = rows.weight(tile.row_first + slot);
+      s_plan.facts[stage].scales[slot] = scale;
     }
     __syncwarp();
   }
+  hopper::fence_proxy_async();
+  hopper::named_barrier_sync(kCodeBarrier, Shape::kConsumerThreads);
+}
 
-  __device__ __forceinline__ void load_record(DownPlan<Shape>& s_plan) const {
-    const RecordShape record = {Shape::kMaxTokens, inputs_.width};
-    const uint8_t* g_record = inputs_.records + index_ * record.bytes() + lane_ * 16;
-    copy_codes(hopper::shared_address(s_plan.tokens[stage()]) + lane_ * 16, g_record);
-    if (k_step_ == 0) {
-      const float* g_scales = inputs_.row_scales + int64_t{expert_} * inputs_.hidden_size + blockIdx.x * kDownTileRows;
-      const uint32_t facts = hopper::shared_address(&s_plan.facts[stage()]) + lane_ * 16;
-#pragma unroll
-      for (int offset = 0; offset < Shape::kFactBytes; offset += 512) {
-        if (offset + lane_ * 16 < Shape::kFactBytes) {
-          hopper::cp_async_16(facts + offset, g_record + record.facts_offset() + offset);
-        }
-      }
-      const uint32_t scales = hopper::shared_address(s_plan.row_scales[stage()]) + lane_ * 16;
-      if (lane_ < kDownTileRows / 4) hopper::cp_async_16(scales, g_scales + lane_ * 4);
-    }
-    hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[stage()]);
+template <class Shape, class Rows>
+__device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
+                                                int num_tiles) {
+  DownStream<Shape, Rows> stream(inputs, rows, num_tiles);
+  if (quantises_here<Shape>(inputs, num_tiles)) {
+    for (; !stream.is_done(); stream.advance()) stream.load_all_but_codes(s_plan);
+    return;
   }
-
-  __device__ __forceinline__ void advance() {
-    place_.advance(Shape::kRingStages);
-    if (++k_step_ < inputs_.num_steps) return;
-    k_step_ = 0;
-    index_ += Shape::kRings;
-    if (!is_done()) find_tile();
-  }
-
- private:
-  __device__ __forceinline__ int stage() const { return ring_first_ + place_.stage; }
-
-  __device__ __forceinline__ void copy_codes(uint32_t target, const uint8_t* g_record) const {
-    constexpr int kRounds = Shape::kTokenBytes / 512;
-    const int slot_mask = padded_tokens(count_) - 1;
-    const int num_chunks = (slot_mask + 1) * (kDownTileK / 16);
-    const uint8_t* g_codes = g_record + k_step_ * num_chunks * 16;
-    const bool is_real_slot = (lane_ & slot_mask) < count_;
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int chunk = round * 32 + lane_;
-      const bool is_real = Shape::kMaxTokens <= 32 ? is_real_slot : (chunk & slot_mask) < count_;
-      if (is_real && chunk < num_chunks) hopper::cp_async_16(target + round * 512, g_codes + round * 512);
-    }
-  }
-
-  __device__ __forceinline__ void find_tile() {
-    if (index_ >= chunk_first_ + 32) {
-      chunk_first_ += 32;
-      now_ = next_;
-      next_ = load_tile(chunk_first_ + 32 + lane_);
-    }
-    const int place = index_ % 32;
-    expert_ = __shfl_sync(~0U, now_.x, place);
-    count_ = __shfl_sync(~0U, now_.z, place);
-  }
-
-  __device__ __forceinline__ int4 load_tile(int index) const {
-    return __ldg(reinterpret_cast<const int4*>(inputs_.grouped.down_tiles) + min(index, num_tiles_ - 1));
-  }
-
-  const DownInputs& inputs_;
-  int num_tiles_;
-  int lane_;
-  int index_;
-  int ring_first_;
-  int k_step_ = 0;
-  int expert_ = 0;
-  int count_ = 0;
-  RingPlace place_;
-  int chunk_first_ = -32;
-  int4 now_ = {};
-  int4 next_ = {};
-};
-
-constexpr int kRecordBarrier = 9;
-
-template <class Shape>
-__device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
   if (num_tiles == 0) {
     hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
     return;
   }
-  DownStream<Shape> stream(inputs, num_tiles);
   int num_early = 0;
   for (; !stream.is_done() && stream.is_first_round(); ++num_early, stream.advance()) stream.load_weights(s_plan);
   hopper::wait_for_previous_kernel();
   const BlockArrivals arrivals(inputs.arrivals);
   hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
   arrivals.announce_and_wait<128>();
-  DownStream<Shape> late(inputs, num_tiles);
+  DownStream<Shape, Rows> late(inputs, rows, num_tiles);
   for (; num_early > 0; --num_early, late.advance()) late.load_record(s_plan);
   for (; !stream.is_done(); stream.advance()) {
     stream.wait_until_released(s_plan);
@@ -317,30 +208,53 @@ __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const Dow
   store_sums(s_plan, inputs);
 }
 
+template <class Shape, class Rows>
+__device__ __forceinline__ void run_down(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
+                                         int num_tiles) {
+  if (threadIdx.x < 128) return load_down_tiles(s_plan, inputs, rows, num_tiles);
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  constexpr int kWriters = Shape::kConsumerThreads / 32;
+  const RecordItem<Records> first(rows, num_tiles,
+                                  static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
+  hopper::wait_for_previous_kernel();
+  if (quantises_here<Shape>(inputs, num_tiles)) {
+    quantise_tiles(s_plan, inputs, rows, num_tiles);
+    return multiply_down(s_plan, inputs, num_tiles);
+  }
+  if (inputs.width <= kNarrowVectors * 128) {
+    write_records<Records, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
+  } else {
+    write_records<Records, kWriters, kWideVectors, 1>(inputs, rows, num_tiles, first);
+  }
+  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  multiply_down(s_plan, inputs, num_tiles);
+}
+
+template <int kThreads>
+__device__ __forceinline__ void group_down(LocalDownGroups& s_groups, const GroupCall& routing) {
+  LocalGrouping<kThreads> grouping(routing, s_groups);
+  grouping.mark();
+  grouping.list_tiles(0);
+  grouping.for_each_row([&](int row, int token, int pair) {
+    s_groups.row_tokens[row] = static_cast<uint8_t>(token);
+    s_groups.row_weights[row] = pair < 0 ? 1.0F : __ldcg(routing.weights + pair);
+  });
+  __syncthreads();
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     expert_down_kernel(const __grid_constant__ DownInputs inputs) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<DownPlan<Shape>*>(s_bytes);
-  const int num_tiles = __ldg(inputs.grouped.down_tile_ends);
   prepare_down(s_plan);
   hopper::allow_next_kernel();
-  if (threadIdx.x < 128) {
-    load_down_tiles(s_plan, inputs, num_tiles);
-    return;
-  }
-  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
-  constexpr int kWriters = Shape::kConsumerThreads / 32;
-  const RecordItem<Records> first(inputs, num_tiles,
-                                  static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
-  hopper::wait_for_previous_kernel();
-  if (inputs.width <= kNarrowVectors * 128) {
-    write_records<Records, kWriters, kNarrowVectors, 1>(inputs, num_tiles, first);
+  if constexpr (Shape::kGroupsHere) {
+    group_down<Shape::kThreads>(s_plan.groups, inputs.routing);
+    run_down(s_plan, inputs, LocalRows{s_plan.groups}, s_plan.groups.num_tiles);
   } else {
-    write_records<Records, kWriters, kWideVectors, 1>(inputs, num_tiles, first);
+    run_down(s_plan, inputs, ListedRows{inputs.grouped}, __ldcg(inputs.grouped.down_tile_ends));
   }
-  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
-  multiply_down(s_plan, inputs, num_tiles);
 }
 
 }

@@ -365,11 +365,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   ManyDown<Shape> down(s_plan, inputs);
   DownUnit unit(inputs, 0);
   down.start_weights(unit);
+  const ListedRows rows{inputs.grouped};
   const RecordItem<FragmentRecords> first(
-      inputs, num_tiles, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
+      rows, num_tiles, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
   hopper::wait_for_previous_kernel();
   const BlockArrivals arrivals(inputs.arrivals);
-  write_records<FragmentRecords, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, num_tiles, first);
+  write_records<FragmentRecords, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, rows, num_tiles, first);
   __syncthreads();
   arrivals.announce_and_wait<Shape::kThreads>();
   down.start_codes(unit);

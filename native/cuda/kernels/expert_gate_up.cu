@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/experts.h"
 #include "cuda/kernels/launch_wide.cuh"
 
@@ -71,9 +73,19 @@ struct GateUpLaunch {
 template <int kMaxTokens>
 void launch_spread(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
-  const ExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
+  const ExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles, grouped.row_tokens};
   launch_tile_product<ProductShape<hopper::Element::kE4m3, kMaxTokens, 8>>(gate_up.inputs, walk, gate_up.finish(),
                                                                            gate_up.max_tiles(), gate_up.stream);
+}
+
+void launch_grouping(const GateUpLaunch& gate_up) {
+  constexpr int64_t kFewestTokens = 32;
+  const GroupCall& routing = gate_up.call.routing;
+  const int32_t num_experts = routing.expert_last - routing.expert_first;
+  const int32_t num_early = gate_up.call.num_tokens >= kFewestTokens ? std::min(kEarlyExperts, num_experts) : 0;
+  const RoutingWalk walk = {gate_up.row_tiles(), num_early, routing};
+  launch_tile_product<ProductShape<hopper::Element::kE4m3, kLocalTileTokens, 8, true>>(
+      gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }
 
 void launch_wide(const GateUpLaunch& gate_up) {
@@ -95,7 +107,10 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
                                 call.k_bytes,        plan.piece_steps, plan.num_pieces};
   const GateUpLaunch gate_up = {call, inputs, stream};
   const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
-  if (tile_tokens == 16) {
+  if (call.routing.experts != nullptr) {
+    require_routing(call.routing, call.num_tokens);
+    launch_grouping(gate_up);
+  } else if (tile_tokens == 16) {
     launch_spread<16>(gate_up);
   } else if (tile_tokens == 32) {
     launch_spread<32>(gate_up);

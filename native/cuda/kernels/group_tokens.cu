@@ -68,7 +68,7 @@ struct TokenChoices {
 #pragma unroll
     for (int choice = 0; choice < kMaxExpertsPerToken; ++choice) {
       const bool is_real = token < call.num_tokens && choice < call.experts_per_token;
-      r_experts[choice] = is_real ? __ldg(call.experts + token * call.experts_per_token + choice) : -1;
+      r_experts[choice] = is_real ? __ldcg(call.experts + token * call.experts_per_token + choice) : -1;
     }
   }
 
@@ -88,8 +88,8 @@ struct WeightedPair {
 
   __device__ WeightedPair(const GroupCall& call, int pair) : expert(-1), weight(0.0F) {
     if (pair >= call.num_tokens * call.experts_per_token) return;
-    expert = local_expert(call, __ldg(call.experts + pair));
-    weight = __ldg(call.weights + pair);
+    expert = local_expert(call, __ldcg(call.experts + pair));
+    weight = __ldcg(call.weights + pair);
   }
 };
 
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   const int first_pair = static_cast<int>(blockIdx.x) * kGroupThreads + static_cast<int>(threadIdx.x);
   const TokenChoices first_choices(call, threadIdx.x);
   const WeightedPair first_weight(call, first_pair);
-  const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldg(call.num_real_tokens);
+  const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldcg(call.num_real_tokens);
   const int num_tokens = max(0, min(num_real, call.num_tokens));
   const GroupPlan plan = {.s_masks = s_words,
                           .s_ranks = reinterpret_cast<uint16_t*>(s_words + num_experts * num_words),
@@ -283,6 +283,17 @@ int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t n
   const int64_t blocks = (num_tokens + plan.block_tokens - 1) / plan.block_tokens;
   const int64_t rows = num_tokens * (experts_per_token + 1);
   return rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks;
+}
+
+void require_routing(const GroupCall& routing, int64_t num_tokens) {
+  require_argument(groups_in_place(num_tokens) && routing.num_tokens == num_tokens, "a step of ", num_tokens,
+                   " tokens with the routing of ", routing.num_tokens, " cannot be grouped in place; at most ",
+                   kLocalGroupTokens, " can, list others by launch_group_tokens");
+  const int32_t num_experts = routing.expert_last - routing.expert_first + (routing.has_shared != 0 ? 1 : 0);
+  require_argument(num_experts <= kMaxLocalExperts, "one rank holds at most ", kMaxLocalExperts, " experts, not ",
+                   num_experts);
+  require_argument(routing.experts_per_token <= kMaxExpertsPerToken, "a token has at most ", kMaxExpertsPerToken,
+                   " experts, not ", routing.experts_per_token);
 }
 
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {

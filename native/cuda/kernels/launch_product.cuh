@@ -15,7 +15,7 @@ inline int device_multiprocessors() {
 }
 
 struct LaunchAttributes {
-  cudaLaunchAttribute values[2];
+  cudaLaunchAttribute values[3];
   cudaLaunchConfig_t config;
 
   LaunchAttributes(unsigned threads, size_t shared_bytes, unsigned cluster, cudaStream_t stream) : values{}, config{} {
@@ -29,7 +29,10 @@ struct LaunchAttributes {
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = values;
-    config.numAttrs = cluster > 1 ? 2 : 1;
+    const unsigned last = cluster > 1 ? 2 : 1;
+    values[last].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    values[last].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    config.numAttrs = last + 1;
   }
 };
 

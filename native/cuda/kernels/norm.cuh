@@ -76,9 +76,8 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) 
   const bool is_aligned = call.width % kVectorFloats == 0;
   RowTile<kVectors> tile;
   RowTile<kVectors> weight;
-  let_next_kernel_start();
   if (call.weight != nullptr) weight.load(call.weight, call.width, is_aligned);
-  wait_for_previous_kernel();
+  wait_and_let_next_kernel_start(call.count);
   tile.load(call.hidden + row * call.width, call.width, is_aligned);
   if constexpr (kRoom > 0) {
     const bool has_aligned_parts = is_aligned && (kRoom == 1 || call.part_stride % kVectorFloats == 0);

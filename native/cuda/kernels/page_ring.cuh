@@ -63,7 +63,7 @@ struct PageRing {
     mbarrier_expect(&arrived[place.stage], kSlabs * slab_bytes);
     if (tokens == kPageTokens) {
       copy_bulk_evict_first(tiles[place.stage], g_tile, kTileBytes, &arrived[place.stage]);
-    } else {
+    } else if (tokens > 0) {
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
         copy_bulk_evict_first(tiles[place.stage] + slab * kSlabBytes, g_tile + int64_t{slab} * kSlabBytes, slab_bytes,
@@ -73,7 +73,7 @@ struct PageRing {
     place.advance();
   }
 
-  __device__ __forceinline__ const std::byte* wait_until_arrived(const Place& place) {
+  __device__ __forceinline__ std::byte* wait_until_arrived(const Place& place) {
     mbarrier_wait(&arrived[place.stage], place.phase);
     return tiles[place.stage];
   }

@@ -28,12 +28,14 @@ struct TokenPasses {
   int r_tokens[kPasses];
   int count;
 
-  __device__ __forceinline__ void load(const ProductInputs& inputs, const TokenTile& tokens) {
+  template <class Walk>
+  __device__ __forceinline__ void load(const Walk& walk, const TokenTile& tokens) {
     count = tokens.row_count;
+    const int last = max(count, 1) - 1;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = tokens.row_first + min(static_cast<int>(threadIdx.x) / 8 + pass * kTokensPerPass, count - 1);
-      r_tokens[pass] = inputs.row_tokens == nullptr ? row : __ldg(inputs.row_tokens + row);
+      r_tokens[pass] =
+          walk.token(tokens.row_first + min(static_cast<int>(threadIdx.x) / 8 + pass * kTokensPerPass, last));
     }
   }
 };
@@ -95,24 +97,17 @@ struct WeightStream {
 template <class Shape, class Walk>
 __device__ __forceinline__ int load_early(SharedPlan<Shape>& s_plan, const WeightStream<Shape>& weights,
                                           const Walk& walk, int cluster) {
-  if constexpr (Walk::kIsKnownEarly) {
-    const int count = min(weights.num_steps, Shape::kStages);
-    if (cluster >= walk.num_tiles()) return 0;
-    const int row_tile = walk.tile(cluster).row_tile;
-    for (int k_step = 0; threadIdx.x == 0 && k_step < count; ++k_step) {
-      weights.load(s_plan, row_tile, k_step, k_step);
-    }
-    return count;
-  } else {
-    return 0;
-  }
+  const int row_tile = walk.early_row_tile(cluster);
+  if (row_tile < 0) return 0;
+  const int count = min(weights.num_steps, Shape::kStages);
+  for (int k_step = 0; threadIdx.x == 0 && k_step < count; ++k_step) weights.load(s_plan, row_tile, k_step, k_step);
+  return count;
 }
 
 template <class Shape, class Walk>
 __device__ __forceinline__ void load_tiles(SharedPlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk,
-                                           int cluster, int num_clusters) {
+                                           int cluster, int num_clusters, int num_early) {
   const WeightStream<Shape> weights(inputs);
-  int num_early = load_early(s_plan, weights, walk, cluster);
   hopper::wait_for_previous_kernel();
   const int64_t k_first = int64_t{weights.step_first} * kProductTileK;
   ProductTile next_tile = walk.tile(cluster);
@@ -121,7 +116,7 @@ __device__ __forceinline__ void load_tiles(SharedPlan<Shape>& s_plan, const Prod
   const int prefetch_step = min(1, weights.num_steps - 1);
   RingPlace ring;
   TokenPasses<Shape> next_passes;
-  next_passes.load(inputs, next_tile.tokens);
+  next_passes.load(walk, next_tile.tokens);
   for (int index = cluster; index < num_tiles; index += num_clusters) {
     const ProductTile tile = next_tile;
     const TokenGather<Shape> gather(inputs, next_passes, k_first);
@@ -134,7 +129,7 @@ __device__ __forceinline__ void load_tiles(SharedPlan<Shape>& s_plan, const Prod
       gather.load(s_plan.tokens[ring.stage], k_step);
       hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[ring.stage]);
       ring.advance(Shape::kStages);
-      if (k_step == prefetch_step) next_passes.load(inputs, next_tile.tokens);
+      if (k_step == prefetch_step) next_passes.load(walk, next_tile.tokens);
     }
   }
 }

@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
-#include "cuda/kernels/hopper.cuh"
+#include "cuda/kernels/local_groups.cuh"
 #include "cuda/kernels/wgmma.cuh"
 #include "cuda/products.h"
 
@@ -17,11 +18,12 @@ constexpr int kSharedLimitBytes = 227 * 1024;
 constexpr int kSharedHalfBytes = 113 * 1024;
 constexpr int kSharedReserveBytes = 2048;
 
-template <hopper::Element kElementValue, int kMaxTokensValue, int kClusterValue>
+template <hopper::Element kElementValue, int kMaxTokensValue, int kClusterValue, bool kGroupsHereValue = false>
 struct ProductShape {
   static constexpr hopper::Element kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kCluster = kClusterValue;
+  static constexpr bool kGroupsHere = kGroupsHereValue;
   static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
   static constexpr bool kIsOneRound = kCluster == 3 && kMaxTokens <= 16;
   static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 && !kIsOneRound ? 2 : 1;
@@ -40,6 +42,8 @@ struct ProductShape {
   static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 64, "a token tile is at most 64 tokens");
 };
 
+struct NoGroups {};
+
 template <class Shape>
 struct SharedPlan {
   alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
@@ -50,6 +54,7 @@ struct SharedPlan {
   alignas(8) uint64_t partials_arrived[Shape::kPartialBuffers];
   alignas(8) uint64_t partials_released[Shape::kPartialBuffers];
   float token_scales[Shape::kPartialBuffers][Shape::kMaxTokens];
+  std::conditional_t<Shape::kGroupsHere, LocalGroups, NoGroups> groups;
 };
 
 __device__ __forceinline__ int padded_tokens(int count) {
@@ -92,6 +97,12 @@ struct DenseWalk {
     const int first = index % token_tiles * max_tokens;
     return {{0, first, min(max_tokens, num_tokens - first), 0}, index / token_tiles};
   }
+
+  __device__ __forceinline__ int token(int row) const { return row; }
+
+  __device__ __forceinline__ int early_row_tile(int cluster) const {
+    return cluster < num_tiles() ? tile(cluster).row_tile : -1;
+  }
 };
 
 struct ExpertWalk {
@@ -100,12 +111,51 @@ struct ExpertWalk {
   int32_t num_row_tiles;
   const TokenTile* token_tiles;
   const int32_t* num_token_tiles;
+  const int32_t* row_tokens;
 
-  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldg(num_token_tiles); }
+  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldcg(num_token_tiles); }
 
   __device__ __forceinline__ ProductTile tile(int index) const {
-    const int4 tokens = __ldg(reinterpret_cast<const int4*>(token_tiles) + index / num_row_tiles);
+    const int4 tokens = __ldcg(reinterpret_cast<const int4*>(token_tiles) + index / num_row_tiles);
     return {{tokens.x, tokens.y, tokens.z, tokens.w}, index % num_row_tiles};
+  }
+
+  __device__ __forceinline__ int token(int row) const { return __ldcg(row_tokens + row); }
+  __device__ __forceinline__ int early_row_tile(int) const { return -1; }
+};
+
+struct LocalWalk {
+  int32_t num_row_tiles;
+  const LocalGroups& s_groups;
+
+  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * s_groups.num_tiles; }
+
+  __device__ __forceinline__ ProductTile tile(int index) const {
+    return {s_groups.tile(index / num_row_tiles), index % num_row_tiles};
+  }
+
+  __device__ __forceinline__ int token(int row) const { return s_groups.row_tokens[row]; }
+};
+
+struct RoutingWalk {
+  int32_t num_row_tiles;
+  int32_t num_early;
+  GroupCall routing;
+
+  __device__ __forceinline__ int early_row_tile(int cluster) const {
+    return cluster < num_early * num_row_tiles ? cluster : -1;
+  }
+
+  template <int kThreads>
+  __device__ __forceinline__ LocalWalk group(LocalGroups& s_groups) const {
+    LocalGrouping<kThreads> grouping(routing, s_groups);
+    hopper::wait_for_previous_kernel();
+    hopper::allow_next_kernel();
+    grouping.mark();
+    grouping.list_tiles(num_early);
+    grouping.for_each_row([&](int row, int token, int) { s_groups.row_tokens[row] = static_cast<uint8_t>(token); });
+    __syncthreads();
+    return {num_row_tiles, s_groups};
   }
 };
 

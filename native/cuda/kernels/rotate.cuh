@@ -15,6 +15,31 @@ inline constexpr int kRotateWarps = 4;
 inline constexpr float kBf16Limit = 0x1.ffp127F;
 
 template <int kPaddedDim>
+struct RotaryLane {
+  static constexpr int kDims = kPaddedDim / kWarpLanes;
+  int half;
+  float cosines[kDims];
+  float sines[kDims];
+
+  __device__ __forceinline__ int other_dim(int dim) const {
+    if (dim >= 2 * half) return -1;
+    return dim < half ? dim + half : dim - half;
+  }
+
+  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+    half = call.rotary_dim / 2;
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) {
+      const int dim = static_cast<int>(threadIdx.x) % kWarpLanes * kDims + index;
+      const int64_t place = row * half + (dim < half ? dim : dim - half);
+      const bool is_rotated = dim < 2 * half;
+      cosines[index] = is_rotated ? call.cosines[place] : 1.0F;
+      sines[index] = is_rotated ? (dim < half ? -call.sines[place] : call.sines[place]) : 0.0F;
+    }
+  }
+};
+
+template <int kPaddedDim>
 struct HeadLane {
   static constexpr int kDims = kPaddedDim / kWarpLanes;
   float values[kDims];
@@ -43,28 +68,33 @@ struct HeadLane {
     return __all_sync(kWholeWarp, holds);
   }
 
-  __device__ __forceinline__ void normalise(const HeadLane& weight, float inverse_dim, float epsilon) {
+  __device__ __forceinline__ float sum_of_squares() const {
     float sum = 0.0F;
 #pragma unroll
     for (int index = 0; index < kDims; ++index) sum = fmaf(values[index], values[index], sum);
-    sum = reduce_warp(sum, SumOf());
-    const float factor = __fdiv_rn(1.0F, __fsqrt_rn(sum * inverse_dim + epsilon));
+    return sum;
+  }
+
+  __device__ __forceinline__ static float norm_factor(float sum, float inverse_dim, float epsilon) {
+    return __fdiv_rn(1.0F, __fsqrt_rn(__fmaf_rn(sum, inverse_dim, epsilon)));
+  }
+
+  __device__ __forceinline__ void normalise(const HeadLane& weight, float inverse_dim, float epsilon) {
+    const float factor = norm_factor(reduce_warp(sum_of_squares(), SumOf()), inverse_dim, epsilon);
 #pragma unroll
     for (int index = 0; index < kDims; ++index) values[index] = weight.values[index] * values[index] * factor;
   }
 
-  __device__ __forceinline__ void rotate(float* s_head, const float* g_cosines, const float* g_sines, int rotary_dim) {
-    const int half = rotary_dim / 2;
+  __device__ __forceinline__ void rotate(float* s_head, const RotaryLane<kPaddedDim>& rotary) {
 #pragma unroll
     for (int index = 0; index < kDims; ++index) s_head[first_dim() + index] = values[index];
     __syncwarp();
 #pragma unroll
     for (int index = 0; index < kDims; ++index) {
-      const int dim = first_dim() + index;
-      if (dim < half) {
-        values[index] = values[index] * g_cosines[dim] - s_head[dim + half] * g_sines[dim];
-      } else if (dim < rotary_dim) {
-        values[index] = values[index] * g_cosines[dim - half] + s_head[dim - half] * g_sines[dim - half];
+      const int other = rotary.other_dim(first_dim() + index);
+      if (other >= 0) {
+        values[index] =
+            __fmaf_rn(values[index], rotary.cosines[index], __fmul_rn(s_head[other], rotary.sines[index]));
       }
     }
     __syncwarp();
@@ -90,6 +120,7 @@ template <int kPaddedDim>
 struct HeadWork {
   HeadLane<kPaddedDim> values;
   HeadLane<kPaddedDim> weight;
+  RotaryLane<kPaddedDim> rotary;
   int head;
   int kv_head;
   bool is_query;
@@ -110,6 +141,7 @@ struct HeadWork {
   }
 
   __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+    if (is_query || is_key) rotary.load(call, row);
     if (is_query) {
       return values.load(call.query + row * call.query_stride + int64_t{head} * call.head_dim, call.head_dim);
     }
@@ -122,8 +154,7 @@ struct HeadWork {
 
   __device__ __forceinline__ void store(const RotateCall& call, int64_t row, float* s_head) {
     if (has_norm) values.normalise(weight, inverse_dim, call.epsilon);
-    const int64_t table_row = row * (call.rotary_dim / 2);
-    if (is_query || is_key) values.rotate(s_head, call.cosines + table_row, call.sines + table_row, call.rotary_dim);
+    if (is_query || is_key) values.rotate(s_head, rotary);
     if (!has_finite_value) values.fill(is_key ? NAN : 0.0F);
     values.store(target(call, row));
   }

@@ -77,9 +77,8 @@ __global__ void __launch_bounds__(kFewMostThreads) router_few_kernel(const Route
   const int64_t row_first = int64_t{blockIdx.y} * 8 * kRowTiles;
   FragmentC sums[kFewExpertTiles][kRowTiles] = {};
   FewWeights weights;
-  let_next_kernel_start();
   load_few_weights(weights, call, expert_first, piece_first);
-  wait_for_previous_kernel();
+  wait_and_let_next_kernel_start(call.count);
   s_terms.split(call, row_first, piece_first);
   __syncthreads();
 #pragma unroll

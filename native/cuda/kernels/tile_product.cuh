@@ -109,13 +109,15 @@ __device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_pa
   }
 }
 
-template <class Shape, class Finish>
+template <class Shape, class Walk, class Finish>
 struct TileFacts {
   typename Finish::RowFacts r_rows[Shape::kOwnedFragments];
   float r_token_scale;
 
-  __device__ __forceinline__ TileFacts(const Finish& finish, const ProductTile& tile, int rank, int thread) {
-    r_token_scale = finish.token_scale(tile, thread);
+  __device__ __forceinline__ TileFacts(const Walk& walk, const Finish& finish, const ProductTile& tile, int rank,
+                                       int thread) {
+    const bool has_scale = finish.token_scales != nullptr && thread < tile.tokens.row_count;
+    r_token_scale = has_scale ? __ldcg(finish.token_scales + walk.token(tile.tokens.row_first + thread)) : 1.0F;
 #pragma unroll
     for (int owned = 0; owned < Shape::kOwnedFragments; ++owned) {
       r_rows[owned] = finish.row_facts(tile, owned * Shape::kCluster + rank);
@@ -123,9 +125,9 @@ struct TileFacts {
   }
 };
 
-template <class Shape, class Finish>
+template <class Shape, class Walk, class Finish>
 __device__ __forceinline__ void finish_tile(SharedPlan<Shape>& s_plan, const Finish& finish, const ProductTile& tile,
-                                            const TileFacts<Shape, Finish>& facts, int buffer, int rank,
+                                            const TileFacts<Shape, Walk, Finish>& facts, int buffer, int rank,
                                             int num_groups) {
   const int warp = threadIdx.x / 32 % 2;
   const float* s_partials = s_plan.partials + buffer * Shape::kBufferFloats;
@@ -155,10 +157,10 @@ __device__ __forceinline__ void finish_tiles(SharedPlan<Shape>& s_plan, const Wa
   const int num_tiles = walk.num_tiles();
   if (cluster >= num_tiles) return;
   RingPlace buffer;
-  TileFacts<Shape, Finish> next_facts(finish, next_tile, rank, thread);
+  TileFacts<Shape, Walk, Finish> next_facts(walk, finish, next_tile, rank, thread);
   for (int index = cluster; index < num_tiles; index += num_clusters, buffer.advance(Shape::kPartialBuffers)) {
     const ProductTile tile = next_tile;
-    const TileFacts<Shape, Finish> facts = next_facts;
+    const TileFacts<Shape, Walk, Finish> facts = next_facts;
     const int num_groups = padded_tokens(tile.tokens.row_count) / kGroupTokens;
     if (thread == 0) {
       hopper::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage],
@@ -166,7 +168,7 @@ __device__ __forceinline__ void finish_tiles(SharedPlan<Shape>& s_plan, const Wa
     }
     if (thread < Shape::kMaxTokens) s_plan.token_scales[buffer.stage][thread] = facts.r_token_scale;
     next_tile = walk.tile(min(index + num_clusters, num_tiles - 1));
-    next_facts = TileFacts<Shape, Finish>(finish, next_tile, rank, thread);
+    next_facts = TileFacts<Shape, Walk, Finish>(walk, finish, next_tile, rank, thread);
     hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
     hopper::mbarrier_wait(s_plan.partials_arrived[buffer.stage], buffer.phase);
     finish_tile(s_plan, finish, tile, facts, buffer.stage, rank, num_groups);
@@ -179,24 +181,36 @@ __device__ __forceinline__ void finish_tiles(SharedPlan<Shape>& s_plan, const Wa
 }
 
 template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void play_role(SharedPlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk,
+                                          const Finish& finish, int num_early) {
+  const int cluster = blockIdx.x / Shape::kCluster;
+  const int num_clusters = gridDim.x / Shape::kCluster;
+  if (threadIdx.x >= 128) {
+    multiply_tiles(s_plan, inputs.piece_steps, walk, cluster, num_clusters);
+  } else if (threadIdx.x < Shape::kGatherThreads) {
+    load_tiles(s_plan, inputs, walk, cluster, num_clusters, num_early);
+  } else {
+    finish_tiles(s_plan, walk, finish, cluster, num_clusters);
+  }
+}
+
+template <class Shape, class Walk, class Finish>
 __global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocessor)
     tile_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ Walk walk,
                         const __grid_constant__ Finish finish) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<SharedPlan<Shape>*>(s_bytes);
-  const int cluster = blockIdx.x / Shape::kCluster;
-  const int num_clusters = gridDim.x / Shape::kCluster;
   prepare(s_plan);
-  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
-  if (threadIdx.x < 128) {
-    if (threadIdx.x < Shape::kGatherThreads) {
-      load_tiles(s_plan, inputs, walk, cluster, num_clusters);
-    } else {
-      finish_tiles(s_plan, walk, finish, cluster, num_clusters);
-    }
+  const WeightStream<Shape> weights(inputs);
+  const int num_early = load_early(s_plan, weights, walk, static_cast<int>(blockIdx.x) / Shape::kCluster);
+  if constexpr (Shape::kGroupsHere) {
+    play_role(s_plan, inputs, walk.template group<kProductThreads>(s_plan.groups), finish, num_early);
   } else {
-    multiply_tiles(s_plan, inputs.piece_steps, walk, cluster, num_clusters);
+    if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
+      hopper::wait_for_previous_kernel();
+      hopper::allow_next_kernel();
+    }
+    play_role(s_plan, inputs, walk, finish, num_early);
   }
   __syncwarp();
   hopper::cluster_sync_relaxed();

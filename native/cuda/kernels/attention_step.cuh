@@ -1,0 +1,232 @@
+#pragma once
+
+#include "cuda/kernels/attention_decode.cuh"
+#include "cuda/kernels/rotate.cuh"
+#include "cuda/kernels/row_tile.cuh"
+
+namespace glint::cuda {
+
+inline constexpr int kStepUnits = 4;
+inline constexpr int kStepRowDims = kMaxHeadDim + kChunkDims;
+inline constexpr uint32_t kNanPair = 0x7fff7fffU;
+
+struct RareDivision {
+  float divisor;
+
+  __device__ __noinline__ float operator()(float value) const { return __fdiv_rn(value, divisor); }
+};
+
+struct StepPlan : DecodePlan<kMaxHeadDim> {
+  alignas(16) uint16_t query[kMaxGroupHeads][kStepRowDims];
+  alignas(16) uint16_t newest[2][kMaxHeadDim];
+  float magnitudes[kDecodeWarps];
+  bool has_finite_value;
+};
+
+struct StoredItem : DecodeItem {
+  __device__ int page_tokens(int page) const {
+    const bool is_newest = has_newest() && page + 1 == page_count();
+    return DecodeItem::page_tokens(page) - (is_newest ? 1 : 0);
+  }
+};
+
+struct StepRows {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  Head units[kStepUnits];
+  RotaryLane<kMaxHeadDim> rotary;
+
+  __device__ static int unit(const RotateCall& call, int index) {
+    return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.num_heads;
+  }
+
+  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+      const int place = unit(call, index);
+      const float* g_row = call.query + row * call.query_stride + (place + call.num_heads) * kMaxHeadDim;
+      if (place >= 0) g_row = (place == 0 ? call.key : call.value) + row * call.key_stride;
+      if (place >= 2) g_row = call.value + row * call.key_stride;
+      units[index].load(g_row, kMaxHeadDim);
+    }
+    rotary.load(call, row);
+  }
+
+  __device__ __forceinline__ void normalise(const RotateCall& call, const Head& query_norm, const Head& key_norm) {
+    float sums[kStepUnits] = {};
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) sums[index] = units[index].sum_of_squares();
+#pragma unroll
+    for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int index = 0; index < kStepUnits; ++index) {
+        sums[index] += __shfl_xor_sync(kWholeWarp, sums[index], distance);
+      }
+    }
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+      const bool is_query = unit(call, index) < 0;
+      const bool has_norm = is_query ? call.query_norm != nullptr : unit(call, index) == 0 && call.key_norm != nullptr;
+      const float factor = Head::norm_factor(sums[index], __frcp_rn(static_cast<float>(kMaxHeadDim)), call.epsilon);
+#pragma unroll
+      for (int dim = 0; dim < Head::kDims; ++dim) {
+        const float weight = is_query ? query_norm.values[dim] : key_norm.values[dim];
+        const float normed = weight * units[index].values[dim] * factor;
+        units[index].values[dim] = has_norm ? normed : units[index].values[dim];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rotate(const RotateCall& call) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    const int other = rotary.other_dim(Head::first_dim());
+    const int other_lane = other < 0 ? lane : other / Head::kDims;
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+#pragma unroll
+      for (int dim = 0; dim < Head::kDims; ++dim) {
+        const float value = units[index].values[dim];
+        const float partner = __shfl_sync(kWholeWarp, value, other_lane);
+        const float rotated = __fmaf_rn(value, rotary.cosines[dim], __fmul_rn(partner, rotary.sines[dim]));
+        units[index].values[dim] = other >= 0 && unit(call, index) < 1 ? rotated : value;
+      }
+    }
+  }
+};
+
+struct StepLane : DecodeLane<kMaxHeadDim, true> {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  StepPlan& rows;
+  Head query_norm;
+  Head key_norm;
+  uint4 newest = {};
+  bool has_newest = false;
+
+  __device__ StepLane(StepPlan& shared, const RotateCall& call) : DecodeLane(shared), rows(shared) {
+    if (call.query_norm != nullptr) query_norm.load(call.query_norm, kMaxHeadDim);
+    if (call.key_norm != nullptr) key_norm.load(call.key_norm, kMaxHeadDim);
+    for (int index = thread(); index < kMaxGroupHeads * kStepRowDims / 8; index += kDecodeConsumers) {
+      reinterpret_cast<uint4*>(rows.query)[index] = {};
+    }
+    sync_consumers<kDecodeConsumers>();
+  }
+
+  __device__ __forceinline__ void start(const AttentionStepCall& call, const DecodeItem& item) {
+    const int64_t slot = call.rotate.slots[item.task.row];
+    wait_for_previous_kernel();
+    has_newest = item.has_newest();
+    prepare_rows(call.rotate, item.task.row);
+    sync_consumers<kDecodeConsumers>();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ldmatrix_x4(query[step].regs, shared_address(&rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
+    }
+    if (has_newest && warp() == 0) publish_newest(call.rotate, slot);
+    clear();
+  }
+
+  __device__ __forceinline__ void prepare_rows(const RotateCall& call, int64_t row) {
+    StepRows prepared;
+    prepared.load(call, row);
+    prepared.normalise(call, query_norm, key_norm);
+    prepared.rotate(call);
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+      const int unit = StepRows::unit(call, index);
+      if (unit >= 2) break;
+      if (unit == 1) {
+        const bool is_finite = prepared.units[index].is_finite_in_bf16();
+        if (lane() == 0) rows.has_finite_value = is_finite;
+      }
+      uint16_t* s_row = unit < 0 ? rows.query[unit + call.num_heads] : rows.newest[unit];
+      prepared.units[index].store(reinterpret_cast<std::byte*>(s_row + Head::first_dim()));
+    }
+  }
+
+  __device__ __forceinline__ void publish_newest(const RotateCall& call, int64_t slot) {
+    const bool is_key = lane() < 16;
+    const int dim = lane() % 16 * kChunkDims;
+    newest = *reinterpret_cast<const uint4*>(&rows.newest[is_key ? 0 : 1][dim]);
+    if (!rows.has_finite_value) newest = is_key ? make_uint4(kNanPair, kNanPair, kNanPair, kNanPair) : uint4{};
+    std::byte* g_page = (is_key ? call.pages.keys : call.pages.values) + slot / kPageTokens * call.pages.page_bytes;
+    *reinterpret_cast<uint4*>(g_page + swizzled_offset(static_cast<int>(slot % kPageTokens), dim)) = newest;
+  }
+
+  __device__ __forceinline__ void put_newest(std::byte* s_tile, int visible, int lane_first) const {
+    if (!has_newest || visible < 1 || visible > kPageTokens) return;
+    if (thread() >= lane_first && thread() < lane_first + 16) {
+      const int dim = lane() % 16 * kChunkDims;
+      *reinterpret_cast<uint4*>(s_tile + swizzled_offset(visible - 1, dim)) = newest;
+    }
+    fence_proxy_async();
+    sync_consumers<kDecodeConsumers>();
+  }
+
+  __device__ __forceinline__ void put_newest_key(std::byte* s_keys, int visible) const {
+    put_newest(s_keys, visible, 0);
+  }
+  __device__ __forceinline__ void put_newest_value(std::byte* s_values, int visible) const {
+    put_newest(s_values, visible, 16);
+  }
+
+  __device__ __forceinline__ float share_magnitude(int num_heads) {
+    float highest = 0.0F;
+#pragma unroll
+    for (int index = 0; index < 4 * kDimTiles; ++index) {
+      const int half = index / 2 % 2;
+      float& value = sums[index / 4].values[index % 4];
+      value = __fdiv_rn(value, weight_sum[half]);
+      if (row(half) < num_heads) highest = fmaxf(highest, fabsf(value));
+    }
+    highest = reduce_warp(highest, MaxOf());
+    if (lane() == 0) rows.magnitudes[warp()] = highest;
+    sync_consumers<kDecodeConsumers>();
+#pragma unroll
+    for (int other = 0; other < kDecodeWarps; ++other) highest = fmaxf(highest, rows.magnitudes[other]);
+    return highest;
+  }
+
+  template <typename Division>
+  __device__ __forceinline__ void store_codes(uint8_t* g_codes, int num_heads, const Division& division) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= num_heads) continue;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        const uint32_t codes = code_pair(sums[tile].values[2 * half], sums[tile].values[2 * half + 1], division);
+        const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<uint16_t*>(g_codes + row(half) * kMaxHeadDim + dim) = static_cast<uint16_t>(codes);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_out(const AttentionStepCall& call, const DecodeItem& item) {
+    const int num_heads = call.attend.num_heads;
+    const float scale = code_scale(share_magnitude(num_heads));
+    uint8_t* g_codes = call.codes + item.task.row * call.code_stride;
+    if (thread() == 0) call.scales[item.task.row] = scale;
+    if (ReciprocalDivision::is_exact_for(scale)) {
+      store_codes(g_codes, num_heads, ReciprocalDivision{scale, __frcp_rn(scale)});
+    } else {
+      store_codes(g_codes, num_heads, RareDivision{scale});
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
+    attention_step_kernel(const __grid_constant__ AttentionStepCall call) {
+  extern __shared__ std::byte s_memory[];
+  auto& plan = *reinterpret_cast<StepPlan*>(aligned_plan(s_memory));
+  let_next_kernel_start();
+  plan.ring.prepare<kDecodeWarps>();
+  if (threadIdx.x < kDecodeConsumers) {
+    StepLane work(plan, call.rotate);
+    attend_decode_pages(work, call);
+    wait_for_previous_kernel();
+  } else if (threadIdx.x == kDecodeConsumers) {
+    load_decode_pages<StoredItem>(call, plan);
+  }
+}
+
+}

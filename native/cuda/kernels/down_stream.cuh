@@ -1,0 +1,164 @@
+#pragma once
+
+#include "cuda/kernels/down_records.cuh"
+
+namespace glint::cuda {
+
+template <int kMaxTokensValue, int kBlockTokensValue, bool kGroupsHereValue>
+struct DownShape {
+  static constexpr int kMaxTokens = kMaxTokensValue;
+  static constexpr int kBlockTokens = kBlockTokensValue;
+  static constexpr bool kGroupsHere = kGroupsHereValue;
+  static constexpr int kRings = 4;
+  static constexpr int kConsumerThreads = kRings * 128;
+  static constexpr int kThreads = 128 + kConsumerThreads;
+  static constexpr int kWeightColumnBytes = kDownTileRows * 16;
+  static constexpr int kTokenBytes = kMaxTokens * kDownTileK;
+  static constexpr int kSumFloats = kBlockTokens * kDownTileRows;
+  static constexpr int kFactBytes = sizeof(RecordFacts<kMaxTokens>);
+  static constexpr int kStageBytes = kDownTileBytes + kTokenBytes + kFactBytes + kDownTileRows * 4 + 16;
+  static constexpr int kGroupBytes = kGroupsHere ? sizeof(LocalDownGroups) : 0;
+  static constexpr int kFittingStages = (kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4 - kGroupBytes) / kStageBytes;
+  static constexpr int kRingStages = (kFittingStages < 24 ? kFittingStages : 24) / kRings;
+  static constexpr int kStages = kRingStages * kRings;
+  static_assert(kRingStages >= 2, "a ring needs two stages");
+};
+
+template <class Shape>
+struct DownPlan {
+  alignas(128) uint8_t weights[Shape::kStages][kDownTileBytes];
+  alignas(128) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
+  alignas(16) float sums[Shape::kSumFloats];
+  alignas(16) RecordFacts<Shape::kMaxTokens> facts[Shape::kStages];
+  alignas(16) float row_scales[Shape::kStages][kDownTileRows];
+  alignas(8) uint64_t stage_arrived[Shape::kStages];
+  alignas(8) uint64_t stage_released[Shape::kStages];
+  std::conditional_t<Shape::kGroupsHere, LocalDownGroups, NoGroups> groups;
+};
+
+template <class Shape>
+__device__ __forceinline__ void prepare_down(DownPlan<Shape>& s_plan) {
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      hopper::mbarrier_init(s_plan.stage_arrived[stage], 1 + 32);
+      hopper::mbarrier_init(s_plan.stage_released[stage], 4);
+    }
+    hopper::fence_mbarrier_init();
+  }
+  for (int index = threadIdx.x; index < Shape::kSumFloats; index += Shape::kThreads) s_plan.sums[index] = 0.0F;
+  __syncthreads();
+}
+
+template <class Shape, class Rows>
+class DownStream {
+ public:
+  __device__ __forceinline__ DownStream(const DownInputs& inputs, const Rows& rows, int num_tiles)
+      : inputs_(inputs), rows_(rows), num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
+    index_ = hopper::thread_index() / 32;
+    ring_first_ = index_ * Shape::kRingStages;
+    if (is_done()) return;
+    next_ = load_tile(lane_);
+    find_tile();
+  }
+
+  __device__ __forceinline__ bool is_done() const { return index_ >= num_tiles_; }
+  __device__ __forceinline__ bool is_first_round() const { return place_.phase == 0; }
+
+  __device__ __forceinline__ void wait_until_released(DownPlan<Shape>& s_plan) const {
+    hopper::mbarrier_wait(s_plan.stage_released[stage()], place_.phase ^ 1U);
+  }
+
+  __device__ __forceinline__ void load_weights(DownPlan<Shape>& s_plan) const {
+    if (lane_ == 0) {
+      uint64_t& arrived = s_plan.stage_arrived[stage()];
+      const int64_t tile = (int64_t{expert_} * inputs_.num_owners + blockIdx.x) * inputs_.num_steps + k_step_;
+      hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
+      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
+                                                 kDownTileBytes, arrived);
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void load_record(DownPlan<Shape>& s_plan) const {
+    const RecordShape record = {Shape::kMaxTokens, inputs_.width};
+    const uint8_t* g_record = inputs_.records + index_ * record.bytes() + lane_ * 16;
+    copy_codes(hopper::shared_address(s_plan.tokens[stage()]) + lane_ * 16, g_record);
+    if (k_step_ == 0) {
+      const uint32_t facts = hopper::shared_address(&s_plan.facts[stage()]) + lane_ * 16;
+#pragma unroll
+      for (int offset = 0; offset < Shape::kFactBytes; offset += 512) {
+        if (offset + lane_ * 16 < Shape::kFactBytes) {
+          hopper::cp_async_16(facts + offset, g_record + record.facts_offset() + offset);
+        }
+      }
+      load_scales(s_plan);
+    }
+    hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[stage()]);
+  }
+
+  __device__ __forceinline__ void load_all_but_codes(DownPlan<Shape>& s_plan) const {
+    load_weights(s_plan);
+    load_scales(s_plan);
+    hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[stage()]);
+  }
+
+  __device__ __forceinline__ void advance() {
+    place_.advance(Shape::kRingStages);
+    if (++k_step_ < inputs_.num_steps) return;
+    k_step_ = 0;
+    index_ += Shape::kRings;
+    if (!is_done()) find_tile();
+  }
+
+ private:
+  __device__ __forceinline__ int stage() const { return ring_first_ + place_.stage; }
+
+  __device__ __forceinline__ void load_scales(DownPlan<Shape>& s_plan) const {
+    const float* g_scales = inputs_.row_scales + int64_t{expert_} * inputs_.hidden_size + blockIdx.x * kDownTileRows;
+    const uint32_t scales = hopper::shared_address(s_plan.row_scales[stage()]) + lane_ * 16;
+    if (lane_ < kDownTileRows / 4) hopper::cp_async_16(scales, g_scales + lane_ * 4);
+  }
+
+  __device__ __forceinline__ void copy_codes(uint32_t target, const uint8_t* g_record) const {
+    constexpr int kRounds = Shape::kTokenBytes / 512;
+    const int slot_mask = padded_tokens(count_) - 1;
+    const int num_chunks = (slot_mask + 1) * (kDownTileK / 16);
+    const uint8_t* g_codes = g_record + k_step_ * num_chunks * 16;
+    const bool is_real_slot = (lane_ & slot_mask) < count_;
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int chunk = round * 32 + lane_;
+      const bool is_real = Shape::kMaxTokens <= 32 ? is_real_slot : (chunk & slot_mask) < count_;
+      if (is_real && chunk < num_chunks) hopper::cp_async_16(target + round * 512, g_codes + round * 512);
+    }
+  }
+
+  __device__ __forceinline__ void find_tile() {
+    if (index_ >= chunk_first_ + 32) {
+      chunk_first_ += 32;
+      now_ = next_;
+      next_ = load_tile(chunk_first_ + 32 + lane_);
+    }
+    const int place = index_ % 32;
+    expert_ = __shfl_sync(~0U, now_.expert, place);
+    count_ = __shfl_sync(~0U, now_.row_count, place);
+  }
+
+  __device__ __forceinline__ TokenTile load_tile(int index) const { return rows_.tile(min(index, num_tiles_ - 1)); }
+
+  const DownInputs& inputs_;
+  const Rows& rows_;
+  int num_tiles_;
+  int lane_;
+  int index_;
+  int ring_first_;
+  int k_step_ = 0;
+  int expert_ = 0;
+  int count_ = 0;
+  RingPlace place_;
+  int chunk_first_ = -32;
+  TokenTile now_ = {};
+  TokenTile next_ = {};
+};
+
+}
