@@ -95,7 +95,7 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
     differences = ["exchanges between ranks are left out of measured times and added to projected ones"]
     if tp > 1:
         differences.append(
-            f"in a prefill step the rank norms and routes 1/{tp} of the rows, as a rank of several does; the rows of the "
+            f"in a prefill step the rank norms and routes 1/{tp} of the rows, as a rank of several does; rows of the "
             "others are copies of its own"
         )
         differences.append(f"the embedding has 1/{tp} of its rows here; a rank of several holds all of them")
