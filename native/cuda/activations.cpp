@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/collectives.h"
 #include "cuda/portable.h"
 #include "cuda/router.h"
 
@@ -100,6 +101,12 @@ SamplePlaces lay_out_sampling(const glint_model& model, const StepLimits& limits
   return places;
 }
 
+int64_t update_floats(const glint_model& model, const StepLimits& limits) {
+  const int64_t rows = std::max(limits.padded_tokens(), limits.gathered_tokens());
+  const int64_t first_use = limits.num_ranks > 1 ? Collectives::scratch_floats(limits.num_ranks) : 0;
+  return std::max(rows * model.hidden_size, first_use);
+}
+
 int64_t mask_words(const glint_model& model) { return (int64_t{model.vocab_size} + 31) / 32; }
 
 ProductElement weight_element(const glint_model& model) {
@@ -121,7 +128,7 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.sampling = lay_out_sampling(model, limits, arena);
   places.moe = lay_out_experts(model, limits, arena);
   places.hidden = arena.take<float>(tokens * hidden);
-  places.update = arena.take<float>(std::max(tokens, limits.gathered_tokens()) * hidden);
+  places.update = arena.take<float>(update_floats(model, limits));
   places.received = arena.take<float>(limits.has_shards() ? tokens * hidden : 0);
   if (limits.peer_rows > 0) places.peers = PeerSum::take_places(arena, limits.peer_rows, hidden);
   places.normed = arena.take<float>(tokens * hidden);

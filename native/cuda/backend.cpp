@@ -108,6 +108,9 @@ void check_ranks(const glint_engine_options& options) {
                                           options.emulated_ranks > 0 && options.emulated_ranks <= kMaxParts),
           GLINT_STATUS_UNSUPPORTED, "options.emulated_ranks is ", options.emulated_ranks, " with num_ranks ",
           options.num_ranks, ": one rank with random weights stands for up to ", kMaxParts, "; use 0");
+  require(options.exchange != GLINT_EXCHANGE_SHARDED || options.all_reduce != GLINT_ALL_REDUCE_CUSTOM,
+          GLINT_STATUS_UNSUPPORTED, "options.exchange is sharded and options.all_reduce custom: shards go through NCCL; ",
+          "use --all-reduce auto or another --exchange");
   require(options.shares_devices == 0 || options.kernels != GLINT_KERNELS_HOPPER, GLINT_STATUS_UNSUPPORTED,
           "options.shares_devices is ", options.shares_devices,
           " with the Hopper kernels: they need a GPU of their own, use --kernels portable");
@@ -191,10 +194,6 @@ DeviceFacts fullest_device(const glint_engine_options& options) {
     if (facts.memory_free < fullest.memory_free) fullest = facts;
   }
   GLINT_CHECK_CUDA(cudaSetDevice(0));
-  if (options.shares_devices == 0) return fullest;
-  const auto num_ranks = static_cast<uint64_t>(options.num_ranks);
-  fullest.memory_total /= num_ranks;
-  fullest.memory_free /= num_ranks;
   return fullest;
 }
 
@@ -247,8 +246,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
 }
 
 uint64_t Backend::update_bytes() const {
-  const int64_t rows = std::max(limits.padded_tokens(), limits.gathered_tokens());
-  return static_cast<uint64_t>(rows * model.hidden_size) * sizeof(float);
+  return static_cast<uint64_t>(cuda::update_floats(model, limits)) * sizeof(float);
 }
 
 Backend::~Backend() {
@@ -293,6 +291,7 @@ BackendOwner make_backend(const glint_model& model, const glint_engine_options& 
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options) {
   const RankSlice slice = cuda::device_slice(model, options, 0);
   cuda::check_options(slice, options);
+  if (options.num_ranks > 1) cuda::prepare_nccl_environment(options.shares_devices != 0);
   const DeviceFacts device = cuda::fullest_device(options);
   const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
   const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model));

@@ -44,6 +44,25 @@ struct Collectives::Call {
   NcclComm comm;
 };
 
+class Collectives::Group {
+ public:
+  explicit Group(Collectives& owner) : owner_(owner) { owner.check(owner.nccl_->group_start(), "ncclGroupStart"); }
+  ~Group() {
+    if (is_open_) owner_.nccl_->group_end();
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  void end() {
+    is_open_ = false;
+    owner_.check(owner_.nccl_->group_end(), "ncclGroupEnd");
+  }
+
+ private:
+  Collectives& owner_;
+  bool is_open_ = true;
+};
+
 Collectives::Collectives(RankGroup& group, int32_t rank) : group_(group), nccl_(group.nccl()), rank_(rank) {
   require_argument(nccl_ != nullptr, "rank ", rank, " has no NCCL library: make the group with Nccl::load");
   group_.enrol(*this);
@@ -90,8 +109,8 @@ void Collectives::check_async() {
 void Collectives::count(uint64_t bytes_sent) { add_counts({.collectives = 1, .bytes_sent = bytes_sent}); }
 
 void Collectives::add_counts(const CollectiveCounts& counts) {
-  counts_.collectives += counts.collectives;
-  counts_.bytes_sent += counts.bytes_sent;
+  collectives_run_ += counts.collectives;
+  bytes_sent_ += counts.bytes_sent;
 }
 
 void Collectives::begin_group() {
@@ -117,7 +136,7 @@ void Collectives::all_to_all(void* out, const void* in, uint64_t bytes_per_rank,
   const Call call(*this);
   const uint64_t own_bytes = shard_bytes(rank_, bytes_per_rank, total_bytes);
   uint64_t bytes_sent = 0;
-  check(nccl_->group_start(), "ncclGroupStart");
+  Group group(*this);
   for (int32_t peer = 0; peer < num_ranks(); ++peer) {
     const uint64_t peer_bytes = shard_bytes(peer, bytes_per_rank, total_bytes);
     if (peer_bytes > 0) {
@@ -130,7 +149,7 @@ void Collectives::all_to_all(void* out, const void* in, uint64_t bytes_per_rank,
     }
     if (peer != rank_) bytes_sent += peer_bytes;
   }
-  check(nccl_->group_end(), "ncclGroupEnd");
+  group.end();
   count(bytes_sent);
 }
 
@@ -142,23 +161,23 @@ void Collectives::broadcast(void* buffer, uint64_t byte_count, int32_t root, cud
 
 void Collectives::gather(void* out, const void* in, uint64_t bytes_per_rank, int32_t root, cudaStream_t stream) {
   const Call call(*this);
-  check(nccl_->group_start(), "ncclGroupStart");
+  Group group(*this);
   check(nccl_->send(in, bytes_per_rank, NcclType::kBytes, root, call.comm, stream), "ncclSend");
   for (int32_t peer = 0; rank_ == root && peer < num_ranks(); ++peer) {
     check(nccl_->receive(place_of(out, peer, bytes_per_rank), bytes_per_rank, NcclType::kBytes, peer, call.comm,
                          stream),
           "ncclRecv");
   }
-  check(nccl_->group_end(), "ncclGroupEnd");
+  group.end();
   count(rank_ == root ? 0 : bytes_per_rank);
 }
 
 void Collectives::exchange(const Transfer& out, const Transfer& in, uint64_t byte_count, cudaStream_t stream) {
   const Call call(*this);
-  check(nccl_->group_start(), "ncclGroupStart");
+  Group group(*this);
   check(nccl_->send(out.place, byte_count, NcclType::kBytes, out.peer, call.comm, stream), "ncclSend");
   check(nccl_->receive(in.place, byte_count, NcclType::kBytes, in.peer, call.comm, stream), "ncclRecv");
-  check(nccl_->group_end(), "ncclGroupEnd");
+  group.end();
 }
 
 void Collectives::all_reduce(float* values, int64_t count, const FloatScratch& scratch, cudaStream_t stream) {

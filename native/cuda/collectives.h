@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,9 @@ struct FloatScratch {
 class Collectives final : public Abortable {
  public:
   static constexpr uint64_t kLinkTestBytes = 65536;
+  static constexpr int64_t scratch_floats(int32_t num_ranks) {
+    return 2 * num_ranks * static_cast<int64_t>(kLinkTestBytes / sizeof(float));
+  }
   static constexpr int64_t kMostGatheredFloats = 65536;
 
   Collectives(RankGroup& group, int32_t rank);
@@ -44,7 +48,7 @@ class Collectives final : public Abortable {
 
   int32_t rank() const { return rank_; }
   int32_t num_ranks() const { return group_.num_ranks(); }
-  const CollectiveCounts& counts() const { return counts_; }
+  CollectiveCounts counts() const { return {.collectives = collectives_run_, .bytes_sent = bytes_sent_}; }
   void add_counts(const CollectiveCounts& counts);
 
   void begin_group();
@@ -62,6 +66,7 @@ class Collectives final : public Abortable {
 
  private:
   struct Call;
+  class Group;
   struct Transfer {
     std::byte* place;
     int32_t peer;
@@ -80,7 +85,8 @@ class Collectives final : public Abortable {
   std::timed_mutex mutex_;
   std::atomic<NcclComm> comm_ = nullptr;
   std::atomic<bool> is_given_up_ = false;
-  CollectiveCounts counts_;
+  std::atomic<uint64_t> collectives_run_ = 0;
+  std::atomic<uint64_t> bytes_sent_ = 0;
 };
 
 }

@@ -94,6 +94,7 @@ void norm_update(Backend& backend, NormCall norm) {
   backend.pending = {};
   if (pending.is_with_peers) {
     backend.peers->launch(norm, static_cast<int32_t>(backend.update_source), backend.stream);
+    backend.collectives->add_counts({.collectives = 1, .bytes_sent = backend.peers->bytes_read(norm.count)});
     return;
   }
   norm.parts = pending.parts;

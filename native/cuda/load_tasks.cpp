@@ -95,7 +95,8 @@ struct NamedWeight {
 
 class TaskPlanner {
  public:
-  TaskPlanner(const glint_model& model, std::vector<LoadTask>& tasks) : model_(model), tasks_(tasks) {}
+  TaskPlanner(const glint_model& model, int32_t expert_first, std::vector<LoadTask>& tasks)
+      : model_(model), expert_first_(expert_first), tasks_(tasks) {}
 
   void add_ends(const PlacedWeights& placed, const ModelWeights& source) {
     copy(placed.embedding, {weight_piece(source.embedding, weight_name(GLINT_ROLE_EMBEDDING))});
@@ -224,9 +225,10 @@ class TaskPlanner {
   void add_portable_experts(const PlacedExperts& placed, const LayerWeights& source) {
     for (int32_t expert = 0; expert < static_cast<int32_t>(placed.num_experts); ++expert) {
       const FeedForwardWeights& weights = source.experts[static_cast<size_t>(expert)];
-      add_weight(placed.gate, expert, {{&weights.gate, weight_name(GLINT_ROLE_GATE, expert)}});
-      add_weight(placed.up, expert, {{&weights.up, weight_name(GLINT_ROLE_UP, expert)}});
-      add_weight(placed.down, expert, {{&weights.down, weight_name(GLINT_ROLE_DOWN, expert)}});
+      const int32_t named = expert_first_ + expert;
+      add_weight(placed.gate, expert, {{&weights.gate, weight_name(GLINT_ROLE_GATE, named)}});
+      add_weight(placed.up, expert, {{&weights.up, weight_name(GLINT_ROLE_UP, named)}});
+      add_weight(placed.down, expert, {{&weights.down, weight_name(GLINT_ROLE_DOWN, named)}});
     }
   }
 
@@ -239,7 +241,7 @@ class TaskPlanner {
       const bool is_shared = matrix == num_experts;
       const FeedForwardWeights& weights = is_shared ? source.shared : source.experts[static_cast<size_t>(matrix)];
       const int32_t gate_role = is_shared ? GLINT_ROLE_SHARED_GATE : GLINT_ROLE_GATE;
-      const int32_t expert = is_shared ? -1 : matrix;
+      const int32_t expert = is_shared ? -1 : expert_first_ + matrix;
       const NamedWeight gate = {&weights.gate, weight_name(gate_role, expert)};
       const NamedWeight up = {&weights.up, weight_name(gate_role + 1, expert)};
       const NamedWeight down = {&weights.down, weight_name(gate_role + 2, expert)};
@@ -286,6 +288,7 @@ class TaskPlanner {
   }
 
   const glint_model& model_;
+  int32_t expert_first_;
   std::vector<LoadTask>& tasks_;
   int32_t layer_ = -1;
 };
@@ -293,11 +296,11 @@ class TaskPlanner {
 }
 
 std::vector<LoadTask> plan_load_tasks(const PlacedWeights& placed, const glint_model& model,
-                                      const ModelWeights& source) {
+                                      const ModelWeights& source, int32_t expert_first) {
   require(placed.layers.size() == source.layers.size(), GLINT_STATUS_INTERNAL, "there are places for ",
           placed.layers.size(), " layers and weights of ", source.layers.size());
   std::vector<LoadTask> tasks;
-  TaskPlanner planner(model, tasks);
+  TaskPlanner planner(model, expert_first, tasks);
   planner.add_ends(placed, source);
   for (size_t layer = 0; layer < placed.layers.size(); ++layer) {
     planner.add_layer(placed.layers[layer], source.layers[layer], static_cast<int32_t>(layer));

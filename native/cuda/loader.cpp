@@ -172,7 +172,8 @@ class ParallelLoad {
 uint64_t loader_pinned_bytes(int32_t num_ranks) { return staging_bytes(num_readers(num_ranks)); }
 
 void load_weights(const PlacedWeights& placed, const RankSlice& slice, const ModelWeights& source) {
-  const std::vector<LoadTask> tasks = plan_load_tasks(placed, slice.model, slice_weights(source, slice));
+  const std::vector<LoadTask> tasks =
+      plan_load_tasks(placed, slice.model, slice_weights(source, slice), slice.expert_first);
   load_progress().expect(total_task_bytes(tasks));
   ParallelLoad(tasks, num_readers(slice.num_ranks)).run();
 }

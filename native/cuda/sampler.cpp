@@ -90,8 +90,7 @@ struct SampleWriter {
   }
 };
 
-void start_sampling(Backend& backend, int32_t slot, SampleResult* results, std::span<const SamplingRow> rows) {
-  if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+void start_sampling(Backend& backend, SampleResult* results, std::span<const SamplingRow> rows) {
   SampleWriter writer{backend, backend.staging.sampling, backend.places.sampling};
   for (const SamplingRow& row : rows) writer.add(row);
   writer.send();
@@ -113,7 +112,8 @@ namespace ops {
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
   SampleResult* results = device_results(backend, slot);
-  if (backend.slice.is_first()) start_sampling(backend, slot, results, rows);
+  if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  if (backend.slice.is_first()) start_sampling(backend, results, rows);
   if (slot != kPromptSlot) {
     cuda::share_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
   }

@@ -153,7 +153,7 @@ void end_capture(Backend& backend) {
   backend.graphs.add(backend.stream);
   backend.is_capturing = false;
   if (backend.has_peers()) {
-    const cuda::CollectiveCounts& now = backend.collectives->counts();
+    const cuda::CollectiveCounts now = backend.collectives->counts();
     cuda::CollectiveCounts& captured = backend.captured_counts.back();
     captured = {.collectives = now.collectives - captured.collectives,
                 .bytes_sent = now.bytes_sent - captured.bytes_sent};

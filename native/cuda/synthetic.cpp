@@ -137,7 +137,7 @@ ModelWeights model_shape(const glint_model& model) {
 }
 
 void fill_synthetic_weights(const PlacedWeights& placed, const glint_model& model, uint64_t seed) {
-  const std::vector<LoadTask> tasks = plan_load_tasks(placed, model, model_shape(model));
+  const std::vector<LoadTask> tasks = plan_load_tasks(placed, model, model_shape(model), 0);
   load_progress().expect(total_task_bytes(tasks));
   const DeviceMemory stage(kStageBytes, "a staging buffer for synthetic weights");
   auto* g_stage = reinterpret_cast<uint8_t*>(stage.data());

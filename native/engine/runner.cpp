@@ -194,6 +194,12 @@ void StepRunner::sample_rows(int32_t slot) {
   ranks_.run([&](Rank& rank) { ops::sample_rows(*rank.backend, slot, sampling_rows_); });
 }
 
+void StepRunner::collect_rows(int32_t slot, std::span<SampledRow> out) {
+  ranks_.run([&](Rank& rank) {
+    ops::collect_rows(*rank.backend, slot, rank.index == 0 ? out : std::span<SampledRow>{});
+  });
+}
+
 void StepRunner::report_prompt_logprobs(Step& step) {
   for (size_t index = 0; index < step.items.size(); ++index) {
     const PlannedItem& item = step.items[index];
@@ -226,7 +232,7 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
     }
     compute_logits(prompt_rows_);
     sample_rows(kPromptSlot);
-    ops::collect_rows(ranks_.first_backend(), kPromptSlot, {sampled_rows_.data(), static_cast<size_t>(count)});
+    collect_rows(kPromptSlot, {sampled_rows_.data(), static_cast<size_t>(count)});
     for (int32_t offset = 0; offset < count; ++offset) {
       const SampledRow& row = sampled_rows_[static_cast<size_t>(offset)];
       if (row.failure != GLINT_FAILURE_NONE) {
@@ -270,7 +276,7 @@ void StepRunner::run_sampling(Step& step) {
 
 void StepRunner::take_rows(Step& step) {
   const std::span<SampledRow> rows(sampled_rows_.data(), step.sampled_items.size());
-  ops::collect_rows(ranks_.first_backend(), step.slot(), rows);
+  collect_rows(step.slot(), rows);
   for (size_t row = 0; row < rows.size(); ++row) finish_row(step, step.sampled_items[row], rows[row]);
 }
 

@@ -30,6 +30,7 @@ class StepRunner {
   void run_sampling(Step& step);
   void compute_logits(std::span<const int32_t> rows);
   void sample_rows(int32_t slot);
+  void collect_rows(int32_t slot, std::span<SampledRow> out);
   void take_rows(Step& step);
   const uint32_t* mask_of(const Step& step, int32_t item) const;
   void add_to_batch(const PlannedItem& item);

@@ -67,6 +67,13 @@ struct TestTap {
   std::shared_ptr<HiddenRecord> record;
 };
 
+std::shared_ptr<glint::Engine> one_rank_engine(glint_engine* handle) {
+  std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+  glint::require_argument(engine->ranks().count() == 1, "taps need one rank, this engine has ",
+                          engine->ranks().count());
+  return engine;
+}
+
 }
 
 extern "C" {
@@ -76,9 +83,8 @@ GLINT_API const char* glint_testing_taps_error(void) { return last_error.c_str()
 GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
   std::unique_ptr<TestTap> tap;
   guarded([&] {
-    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+    const std::shared_ptr<glint::Engine> engine = one_rank_engine(handle);
     auto record = std::make_shared<HiddenRecord>(engine->model().num_layers, engine->model().hidden_size);
-    glint::require_argument(engine->ranks().count() == 1, "taps need one rank, this engine has ", engine->ranks().count());
     engine->forward().set_tap([record, &backend = engine->backend()](int64_t layer, int64_t count) {
       record->take(backend, layer, count);
     });
@@ -88,7 +94,7 @@ GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
 }
 
 GLINT_API int32_t glint_testing_tap_remove(glint_engine* handle) {
-  return guarded([&] { glint::engine_of(handle)->forward().set_tap({}); });
+  return guarded([&] { one_rank_engine(handle)->forward().set_tap({}); });
 }
 
 GLINT_API void glint_testing_tap_free(TestTap* tap) { delete tap; }
@@ -107,13 +113,13 @@ GLINT_API void glint_testing_tap_read(TestTap* tap, int64_t layer, float* rows) 
 
 GLINT_API int32_t glint_testing_logits(glint_engine* handle, float* out, const int32_t* rows, int64_t count) {
   return guarded([&] {
-    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+    const std::shared_ptr<glint::Engine> engine = one_rank_engine(handle);
     glint::ops::compute_logits(engine->backend(), {rows, static_cast<size_t>(count)});
     glint::ops::read_logits(engine->backend(), out, count);
   });
 }
 
 GLINT_API int32_t glint_testing_poison_pages(glint_engine* handle) {
-  return guarded([&] { glint::ops::fill_pages(glint::engine_of(handle)->backend(), std::byte{0xff}); });
+  return guarded([&] { glint::ops::fill_pages(one_rank_engine(handle)->backend(), std::byte{0xff}); });
 }
 }

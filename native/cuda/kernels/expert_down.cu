@@ -29,11 +29,11 @@ template <DownKernel kKernel, class Plan>
 void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Plan);
   static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
-  static const bool is_ready = [] {
+  static PerDevice shared_bytes;
+  shared_bytes.get([] {
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    return true;
-  }();
-  require(is_ready, GLINT_STATUS_INTERNAL, "the down kernel could not take its shared memory");
+    return kBytes;
+  });
   LaunchAttributes launch(static_cast<unsigned>(threads), kBytes, 1, stream);
   launch.config.gridDim = dim3(static_cast<unsigned>(inputs.num_owners));
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kKernel, inputs));

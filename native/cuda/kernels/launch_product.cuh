@@ -2,6 +2,7 @@
 
 #include "cuda/check.h"
 #include "cuda/kernels/tile_product.cuh"
+#include "cuda/per_device.h"
 
 namespace glint::cuda {
 
@@ -38,7 +39,8 @@ struct LaunchAttributes {
 
 template <class Shape, class Walk, class Finish>
 int max_product_clusters() {
-  static const int count = [] {
+  static PerDevice count;
+  return count.get([] {
     const auto kernel = tile_product_kernel<Shape, Walk, Finish>;
     constexpr int kBytes = sizeof(SharedPlan<Shape>);
     static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
@@ -48,8 +50,7 @@ int max_product_clusters() {
     int clusters = 0;
     GLINT_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config));
     return clusters;
-  }();
-  return count;
+  });
 }
 
 template <class Shape, class Walk, class Finish>

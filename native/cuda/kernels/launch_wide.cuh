@@ -67,10 +67,11 @@ void launch_wide_product(const ProductInputs& inputs, const typename Shape::Toke
   constexpr int kBytes = sizeof(WidePlan<Shape>);
   static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
   const auto kernel = wide_product_kernel<Shape, Walk, Finish>;
-  static const int most = [kernel] {
+  static PerDevice thread_blocks;
+  const int most = thread_blocks.get([kernel] {
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return device_multiprocessors();
-  }();
+  });
   LaunchAttributes launch(kProductThreads, kBytes, 1, stream);
   launch.config.gridDim = dim3(static_cast<unsigned>(max_tiles < most ? max_tiles : most));
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kernel, inputs, tokens, walk, finish));
