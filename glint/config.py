@@ -12,6 +12,7 @@ from glint.errors import EngineError
 from glint.ranks import AllReduce, Exchange, check_slices, check_split
 
 Device = Literal["cpu", "cuda"]
+KvCacheDtype = Literal["auto", "bf16", "fp8"]
 Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
 
 DEVICE_KERNELS: dict[Device, tuple[Kernels, ...]] = {
@@ -37,9 +38,10 @@ class EngineSettings:
     `tp` is the number of ranks; `threads` are shared by them, and each has at least one. Rows that ranks sum up have
     `row_slices` parts with a scale of their own: answers are the same at every `tp` where `row_slices` is. `exchange`
     and `all_reduce` choose how ranks share rows and sums, which changes no answer. With `shares_devices` ranks may
-    have one GPU in common, for tests. The page cache of each rank has `num_pages` pages of `page_tokens` tokens. A step
-    computes at most `max_step_tokens` tokens of at most `max_step_items` requests.
-    `max_model_len` bounds prompt and answer together and always fits in the page cache.
+    have one GPU in common, for tests. `kv_cache_dtype` is what keys and values are kept in: fp8, on a GPU only, rounds
+    them to E4M3 and takes about half the memory of bf16, which auto is there. The page cache of each rank has
+    `num_pages` pages of `page_tokens` tokens. A step computes at most `max_step_tokens` tokens of at most
+    `max_step_items` requests. `max_model_len` bounds prompt and answer together and always fits in the page cache.
     """
 
     model_dir: Path
@@ -58,6 +60,7 @@ class EngineSettings:
     exchange: Exchange = "auto"
     all_reduce: AllReduce = "auto"
     shares_devices: bool = False
+    kv_cache_dtype: KvCacheDtype = "auto"
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -95,6 +98,11 @@ class EngineSettings:
                     f"all_reduce is {self.all_reduce!r}, but the ranks of device {self.device!r} share their memory; "
                     "leave --all-reduce out, or use --device cuda"
                 )
+            if self.kv_cache_dtype != "auto":
+                raise EngineError(
+                    f"kv_cache_dtype is {self.kv_cache_dtype!r}, but device {self.device!r} has one kind of page; "
+                    "leave --kv-cache-dtype out, or use --device cuda"
+                )
             return
         if self.page_tokens != DEFAULT_PAGE_TOKENS["cuda"]:
             raise EngineError(
@@ -121,6 +129,7 @@ class EngineSettings:
         expert_layout: ExpertLayout = "tp",
         exchange: Exchange = "auto",
         all_reduce: AllReduce = "auto",
+        kv_cache_dtype: KvCacheDtype = "auto",
         page_tokens: int | None = None,
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -131,12 +140,11 @@ class EngineSettings:
     ) -> "EngineSettings":
         """Fill what was not asked for from the machine and the model.
 
-        Threads are the cores this process may use; kernels are those of $GLINT_KERNELS where it is set. On the CPU the
-        page cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB,
-        but never more than a quarter of the free memory; on a GPU `num_pages` must be given, which
-        `glint.sizing.size_engine` does. Without `max_model_len` the context is as long as the model and the page cache
-        allow. Raises `EngineError` where something does not fit, with all reasons where the model cannot be shared by
-        so many ranks. Ranks may have one GPU in common where $GLINT_SHARED_DEVICES is 1.
+        Threads are the cores this process may use; kernels those of $GLINT_KERNELS where it is set. On the CPU the page
+        cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB, never
+        over a quarter of the free memory; on a GPU `num_pages` comes from `glint.sizing.size_engine`. Without
+        `max_model_len` the context is what model and page cache allow. Raises `EngineError` with all reasons where
+        something does not fit. Ranks may have one GPU in common where $GLINT_SHARED_DEVICES is 1.
         """
         for name, choice in (("device", device), ("expert_layout", expert_layout)):
             _check_choice(name, choice, _CHOICES[name])
@@ -159,6 +167,7 @@ class EngineSettings:
             expert_layout=expert_layout,
             exchange=exchange,
             all_reduce=all_reduce,
+            kv_cache_dtype=kv_cache_dtype,
             shares_devices=os.environ.get(SHARED_DEVICES_VARIABLE) == "1",
             page_tokens=page_tokens,
             num_pages=num_pages,
@@ -175,6 +184,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "expert_layout": get_args(ExpertLayout),
     "exchange": get_args(Exchange),
     "all_reduce": get_args(AllReduce),
+    "kv_cache_dtype": get_args(KvCacheDtype),
 }
 _COUNTS = (
     "threads",

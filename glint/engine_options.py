@@ -6,9 +6,10 @@ from typing import get_args
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.shards import CheckpointFile
-from glint.config import EngineSettings, Kernels
+from glint.config import EngineSettings, Kernels, KvCacheDtype
 from glint.native import abi
 
+KV_DTYPES: dict[KvCacheDtype, int] = {"auto": 0, "bf16": abi.DTYPE_BF16, "fp8": abi.DTYPE_F8_E4M3}
 _MODEL_FIELDS = tuple(field[0] for field in abi.Model._fields_ if field[0] != "struct_bytes")
 
 
@@ -41,6 +42,7 @@ def native_options(settings: EngineSettings, model: ModelConfig, files: Sequence
         expert_layout=getattr(abi, f"EXPERT_LAYOUT_{settings.expert_layout.upper()}"),
         exchange=getattr(abi, f"EXCHANGE_{settings.exchange.upper()}"),
         all_reduce=getattr(abi, f"ALL_REDUCE_{settings.all_reduce.upper()}"),
+        kv_dtype=KV_DTYPES[settings.kv_cache_dtype],
         shares_devices=settings.shares_devices,
         page_tokens=settings.page_tokens,
         num_pages=settings.num_pages,

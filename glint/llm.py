@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.table import open_checkpoint
-from glint.config import Device, EngineSettings, Kernels
+from glint.config import Device, EngineSettings, Kernels, KvCacheDtype
 from glint.engine import Engine
 from glint.errors import RequestError
 from glint.ranks import AllReduce, Exchange
@@ -131,6 +131,7 @@ class LLM:
         row_slices: int | None = None,
         exchange: Exchange = "auto",
         all_reduce: AllReduce = "auto",
+        kv_cache_dtype: KvCacheDtype = "auto",
         page_tokens: int | None = None,
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -143,9 +144,8 @@ class LLM:
         """Open the model folder and load the engine.
 
         `engine` is the path of a native library, instead of the device's own. With `skip_tokenizer` prompts are token
-        ids and completions carry no text. `gpu_memory_utilization` is the share of the GPU's memory to use, 0.9 where
-        it is left out. With `tp` ranks the answers are those of `tp=1` where `row_slices` is the same. `progress` shows
-        the memory plan and the loading on standard error. The other arguments are those of `EngineSettings.resolve`.
+        ids and completions have no text. `gpu_memory_utilization` is the share of the GPU's memory to use, else 0.9.
+        `progress` shows memory plan and loading on standard error. The others are those of `EngineSettings.resolve`.
         """
         folder = Path(model_dir).expanduser()
         checkpoint = open_checkpoint(folder)
@@ -163,6 +163,7 @@ class LLM:
             expert_layout=expert_layout,
             exchange=exchange,
             all_reduce=all_reduce,
+            kv_cache_dtype=kv_cache_dtype,
             page_tokens=page_tokens,
             num_pages=num_pages,
             kv_cache_bytes=kv_cache_bytes,

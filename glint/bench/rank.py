@@ -13,7 +13,7 @@ import numpy as np
 
 from glint.bench.machine import check_writable
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, project, show, write_json
-from glint.bench.rank_shapes import RankShape, find_model, shape_rank
+from glint.bench.rank_shapes import BF16_BYTES, RankShape, find_model, shape_rank
 from glint.checkpoint.table import NATIVE_TENSOR
 from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
 from glint.engine_options import kernels_name, native_options
@@ -63,6 +63,7 @@ def run(chosen: argparse.Namespace) -> int:
         prefills=tuple(prefills),
         all_reduce_us=chosen.all_reduce_us,
         exchange_gbs=chosen.exchange_gbs,
+        page_element_bytes=1 if settings.kv_cache_dtype == "fp8" else BF16_BYTES,
     )
     projection = project(report, chosen.requests, chosen.prompt_len, chosen.gen_len)
     show(report, projection)
@@ -94,6 +95,7 @@ def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSetting
         kernels=chosen.kernels,
         threads=chosen.threads,
         expert_layout=chosen.expert_layout,
+        kv_cache_dtype=chosen.kv_cache_dtype,
         num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
         max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
         max_step_items=max(chosen.batch),

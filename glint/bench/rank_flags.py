@@ -3,7 +3,7 @@
 import argparse
 
 from glint.bench.serving_flags import count, counts, natural, positive
-from glint.flags import add_device, add_expert_layout, add_kernels, path
+from glint.flags import add_device, add_expert_layout, add_kernels, add_kv_cache_dtype, path
 
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
     add_device(model, "cuda")
     add_kernels(model)
+    add_kv_cache_dtype(model)
     model.add_argument(
         "--threads", metavar="N", type=count, help="CPU threads (default: the cores this process may use)"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from glint.bench.machine import refusing_unwritable
 from glint.bench.rank_exchange import ExchangeCount, count_exchanges, projected_decode_ms, projected_prefill_ms
 from glint.bench.rank_shapes import (
+    BF16_BYTES,
     Projection,
     RankShape,
     expected_experts,
@@ -76,10 +77,15 @@ class RankReport:
     prefills: tuple[PrefillRow, ...]
     all_reduce_us: float
     exchange_gbs: float
+    page_element_bytes: int = BF16_BYTES
+
+    def bytes_of_parts(self, row: DecodeRow) -> dict[str, float]:
+        """Bytes that a step of this row reads, by part."""
+        return step_bytes(self.shape, row.batch, row.mean_context, row.experts_per_layer, self.page_element_bytes)
 
     def touched_bytes(self, row: DecodeRow) -> float:
         """Bytes that a step of this row reads."""
-        return sum(step_bytes(self.shape, row.batch, row.mean_context, row.experts_per_layer).values())
+        return sum(self.bytes_of_parts(row).values())
 
     def decode_ms(self, row: DecodeRow) -> float:
         """A step of all ranks, projected."""
@@ -237,7 +243,7 @@ def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
     rate = touched / row.median_ms * 1e3
     return asdict(row) | asdict(report.decode_exchanges(row)) | {
         "expected_experts_per_layer": expected_experts(report.shape, row.batch),
-        "bytes_per_step": step_bytes(report.shape, row.batch, row.mean_context, row.experts_per_layer),
+        "bytes_per_step": report.bytes_of_parts(row),
         "bytes_per_second": rate,
         "share_of_ceiling": rate / report.ceiling_bytes_per_second,
         "tokens_per_second_of_this_rank": row.batch / row.median_ms * 1e3,

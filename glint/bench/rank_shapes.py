@@ -144,15 +144,18 @@ def attention_bytes(model: ModelConfig) -> int:
     return inputs + bias + product_bytes(model, model.hidden_size, query_width)
 
 
-def step_bytes(shape: RankShape, batch: int, context: float, experts_per_layer: float) -> dict[str, float]:
+def step_bytes(
+    shape: RankShape, batch: int, context: float, experts_per_layer: float, page_element_bytes: int = BF16_BYTES
+) -> dict[str, float]:
     """Bytes that one decode step reads, by part: every weight once, the experts it needs, and keys and values.
 
-    `context` is the mean length of the requests, `experts_per_layer` how many different experts a layer needs.
+    `context` is the mean length of the requests, `experts_per_layer` how many different experts a layer needs,
+    `page_element_bytes` what one number of a key or value takes.
     """
     model = shape.model
     norms = 2 * model.num_layers + 1
     head_norms = 2 * model.num_layers * model.head_dim if model.has_qk_norm else 0
-    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * BF16_BYTES
+    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * page_element_bytes
     return {
         "attention": model.num_layers * attention_bytes(model),
         "dense layers": model.num_dense_layers * swiglu_bytes(model, model.dense_width),

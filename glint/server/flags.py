@@ -55,9 +55,6 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="the same as --expert-layout ep",
     )
-    group.add_argument(
-        "--kv-cache-dtype", choices=["auto"], default="auto", help="type of keys and values (default: auto)"
-    )
 
 
 def _add_interface(group: argparse._ArgumentGroup) -> None:

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/fp8.h"
 #include "cpu/operations.h"
@@ -29,6 +30,13 @@ void store_head(std::byte* target, const float* head, int64_t head_dim, int64_t 
   }
   auto* values = reinterpret_cast<uint16_t*>(target);
   for (int64_t index = 0; index < head_dim; ++index) values[index * stride] = bf16_from_float(head[index]);
+}
+
+void round_to_e4m3(std::span<float> values) {
+  for (float& value : values) {
+    const bool is_finite = std::isfinite(round_to_bf16(value));
+    value = is_finite ? float_from_e4m3(e4m3_from_float(value)) : std::numeric_limits<float>::quiet_NaN();
+  }
 }
 
 void rotate_row(const RotateCall& call, int64_t row) {
@@ -77,6 +85,7 @@ void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const
 void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
                       std::span<const BatchRequest> requests) {
   const int64_t query_width = call.heads.num_heads * call.heads.head_dim;
+  const int64_t kv_width = call.heads.num_kv_heads * call.heads.head_dim;
   std::vector<int64_t>& ends = workers.task_ends();
   ends.clear();
   int64_t num_rows = 0;
@@ -85,6 +94,10 @@ void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), row) - ends.begin());
     const BatchRequest& request = requests[index];
     rotate_row(call, row);
+    if (pages.rounds_to_e4m3) {
+      round_to_e4m3({call.key + row * kv_width, static_cast<size_t>(kv_width)});
+      round_to_e4m3({call.value + row * kv_width, static_cast<size_t>(kv_width)});
+    }
     const int64_t position = request.first_position + row - request.row_first;
     store_row(call, pages, layer, row, request.pages[position / pages.page_tokens], position % pages.page_tokens);
     if (pages.dtype != GLINT_DTYPE_BF16) return;

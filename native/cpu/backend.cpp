@@ -3,12 +3,17 @@
 #include <algorithm>
 
 #include "base/contract.h"
+#include "base/rounded_pages.h"
 #include "cpu/machine.h"
 #include "cpu/projections.h"
 
 namespace glint {
 
 namespace {
+
+int32_t page_dtype(const glint_model& model) {
+  return model.weight_scale_kind == GLINT_SCALE_NONE ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16;
+}
 
 void check_options(const glint_model& model, const glint_engine_options& options) {
   require(options.all_reduce == GLINT_ALL_REDUCE_AUTO, GLINT_STATUS_UNSUPPORTED, "options.all_reduce is ",
@@ -22,6 +27,9 @@ void check_options(const glint_model& model, const glint_engine_options& options
   require(options.local_experts == 0 || options.local_experts == model.num_experts, GLINT_STATUS_UNSUPPORTED,
           "options.local_experts is ", options.local_experts, ": the CPU library holds all ", model.num_experts,
           " experts; use 0, or the CUDA library");
+  require(options.kv_dtype == 0 || options.kv_dtype == GLINT_DTYPE_F8_E4M3 || options.kv_dtype == page_dtype(model),
+          GLINT_STATUS_UNSUPPORTED, "options.kv_dtype is ", options.kv_dtype, "; the CPU library keeps this model's ",
+          "keys and values in ", page_dtype(model), " (also 0), or rounds them to ", GLINT_DTYPE_F8_E4M3, " (E4M3)");
 }
 
 cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_options& options) {
@@ -48,7 +56,8 @@ cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options
           .page_tokens = options.page_tokens,
           .num_kv_heads = model.num_kv_heads,
           .head_dim = model.head_dim,
-          .dtype = model.weight_scale_kind == GLINT_SCALE_NONE ? GLINT_DTYPE_F32 : GLINT_DTYPE_BF16};
+          .dtype = page_dtype(model),
+          .rounds_to_e4m3 = options.kv_dtype == GLINT_DTYPE_F8_E4M3 || rounds_new_pages};
 }
 
 uint64_t bytes_per_page(const glint_model& model, const cpu::PageLayout& layout) {

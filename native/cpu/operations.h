@@ -17,6 +17,7 @@ struct PageLayout {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   int32_t dtype = 0;
+  bool rounds_to_e4m3 = false;
 
   int64_t element_bytes() const { return dtype == GLINT_DTYPE_F32 ? 4 : 2; }
   int64_t head_bytes() const { return page_tokens * head_dim * element_bytes(); }

@@ -3,6 +3,7 @@
 #include "cuda/check.h"
 #include "cuda/kernels/attention_step.cuh"
 #include "cuda/kernels/attention_prefill.cuh"
+#include "cuda/kernels/widen_pages.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -17,6 +18,10 @@ void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
   require_argument(num_kv_heads > 0 && num_heads % num_kv_heads == 0 && num_heads / num_kv_heads <= kMaxGroupHeads,
                    num_heads, " heads over ", num_kv_heads,
                    " KV heads: a KV head serves a whole number of heads, at most ", kMaxGroupHeads);
+}
+
+void check_widened(const PagePool& pages) {
+  require_argument(!holds_codes(pages.element), "prefill attention reads BF16 pages; widen the E4M3 pages before it");
 }
 
 bool is_one_slab(int32_t head_dim) { return padded_head_dim(head_dim) == kSlabDims; }
@@ -35,10 +40,23 @@ void start_rotate(const RotateCall& call, cudaStream_t stream) {
   launch_dependent(rotate_and_store_kernel<kHeadDim>, {thread_blocks, kRotateWarps * kWarpLanes, 0}, stream, call);
 }
 
-template <int kHeadDim, bool kIsWhole>
+template <typename Tile, bool kIsWhole>
 void start_decode(const DecodeCall& call, cudaStream_t stream) {
-  start_persistent<DecodePlan<kHeadDim>>(attention_decode_kernel<kHeadDim, kIsWhole>, call, kDecodeThreads,
-                                         kDecodeBlocksPerSm, stream);
+  start_persistent<DecodePlan<Tile>>(attention_decode_kernel<Tile, kIsWhole>, call, kDecodeThreads, kDecodeBlocksPerSm,
+                                     stream);
+}
+
+template <template <int> typename Tile>
+void start_decode_of(const DecodeCall& call, cudaStream_t stream) {
+  if (call.attend.head_dim == kMaxHeadDim) return start_decode<Tile<kMaxHeadDim>, true>(call, stream);
+  if (!is_one_slab(call.attend.head_dim)) return start_decode<Tile<kMaxHeadDim>, false>(call, stream);
+  start_decode<Tile<kSlabDims>, false>(call, stream);
+}
+
+template <int kPaddedDim>
+void start_widen(const WidenCall& call, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(call.num_pages), static_cast<unsigned>(2 * call.num_kv_heads), 1);
+  launch_dependent(widen_pages_kernel<kPaddedDim>, {grid, kWidenThreads, 0}, stream, call);
 }
 
 template <int kHeadDim, bool kIsWhole>
@@ -66,14 +84,22 @@ void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream) {
 
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
-  if (call.attend.head_dim == kMaxHeadDim) return start_decode<kMaxHeadDim, true>(call, stream);
-  if (!is_one_slab(call.attend.head_dim)) return start_decode<kMaxHeadDim, false>(call, stream);
-  start_decode<kSlabDims, false>(call, stream);
+  if (holds_codes(call.attend.pages.element)) return start_decode_of<CodeTile>(call, stream);
+  start_decode_of<Bf16Tile>(call, stream);
+}
+
+void launch_widen_pages(const WidenCall& call, cudaStream_t stream) {
+  require_argument(holds_codes(call.codes.element) && !holds_codes(call.widened.element),
+                   "pages are widened from E4M3 to BF16 pages only; give the pool of codes and the widened one");
+  if (call.num_pages == 0) return;
+  is_one_slab(call.head_dim) ? start_widen<kSlabDims>(call, stream) : start_widen<kMaxHeadDim>(call, stream);
 }
 
 void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
   const AttendCall& attend = call.attend;
   check_rotary(call.rotate);
+  require_argument(attend.pages.element == PageElement::kBf16 && call.rotate.pages.element == PageElement::kBf16,
+                   "the attention of a whole step keeps keys and values in BF16; launch its parts one by one");
   require_argument(
       fits_attention_step(attend.num_heads, attend.num_kv_heads, attend.head_dim, call.rotate.rotary_dim),
       attend.num_heads, " heads over ", attend.num_kv_heads, " KV heads of ", attend.head_dim, ", ",
@@ -83,6 +109,7 @@ void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
 
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
+  check_widened(call.attend.pages);
   if (call.attend.head_dim == kMaxHeadDim) return start_prefill<kMaxHeadDim, true>(call, stream);
   if (!is_one_slab(call.attend.head_dim)) return start_prefill<kMaxHeadDim, false>(call, stream);
   start_prefill<kSlabDims, false>(call, stream);
@@ -90,6 +117,7 @@ void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t str
 
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
+  check_widened(call.attend.pages);
   const bool is_hopper = device_attribute(cudaDevAttrComputeCapabilityMajor) == kHopperMajor;
   if (is_hopper && call.attend.head_dim == kMaxHeadDim) return launch_attention_prefill_hopper(call, stream);
   launch_attention_prefill_portable(call, stream);

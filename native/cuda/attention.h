@@ -92,6 +92,15 @@ struct PrefillCall {
   const int32_t* num_tasks;
 };
 
+struct WidenCall {
+  PagePool codes;
+  PagePool widened;
+  const int32_t* page_table;
+  int64_t num_pages;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+};
+
 inline constexpr int kPrefillTileQueries = 128;
 
 constexpr int64_t partial_floats(int64_t head_dim) { return kMaxGroupHeads * (padded_head_dim(head_dim) + 2); }
@@ -104,6 +113,7 @@ void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
 void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream);
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream);
 void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream);
+void launch_widen_pages(const WidenCall& call, cudaStream_t stream);
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream);

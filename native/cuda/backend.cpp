@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/rounded_pages.h"
 #include "cuda/bandwidth.h"
 #include "cuda/check.h"
 #include "cuda/layers.h"
@@ -116,6 +117,28 @@ void check_ranks(const glint_engine_options& options) {
           " with the Hopper kernels: they need a GPU of their own, use --kernels portable");
 }
 
+PageElement page_element(const glint_engine_options& options) {
+  if (options.kv_dtype == GLINT_DTYPE_F8_E4M3) return PageElement::kE4m3;
+  require_argument(options.kv_dtype == 0 || options.kv_dtype == GLINT_DTYPE_BF16, "options.kv_dtype is ",
+                   options.kv_dtype, "; keys and values are kept in ", GLINT_DTYPE_BF16, " (BF16, also 0) or ",
+                   GLINT_DTYPE_F8_E4M3, " (E4M3)");
+  return rounds_new_pages ? PageElement::kBf16OfE4m3 : PageElement::kBf16;
+}
+
+int64_t layer_page_bytes(const glint_model& model, PageElement element) {
+  return 2 * model.num_kv_heads * page_head_bytes(model.head_dim, element);
+}
+
+PagePool page_pool(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
+  const int64_t head_bytes = page_head_bytes(model.head_dim, element);
+  const int64_t page_bytes = model.num_kv_heads * head_bytes;
+  return {.keys = data,
+          .values = data + count * page_bytes,
+          .page_bytes = page_bytes,
+          .head_bytes = head_bytes,
+          .element = element};
+}
+
 void check_options(const RankSlice& slice, const glint_engine_options& options) {
   const glint_model& model = slice.model;
   check_ranks(options);
@@ -214,9 +237,9 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
           .decides = slice.is_first()};
 }
 
-int64_t bytes_per_page(const glint_model& model) {
-  return int64_t{2} * model.num_layers * model.num_kv_heads * kPageTokens * padded_head_dim(model.head_dim) *
-         static_cast<int64_t>(sizeof(uint16_t));
+int64_t bytes_per_page(const glint_model& model, PageElement element) {
+  const int64_t widened = holds_codes(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
+  return model.num_layers * layer_page_bytes(model, element) + widened;
 }
 
 }
@@ -229,9 +252,10 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       device(cuda::find_device(options, slice.rank)),
       limits(cuda::step_limits(slice, options, device)),
       num_pages(options.num_pages),
+      page_element(cuda::page_element(options)),
       weight_memory(cuda::weight_bytes(model, cuda::placement_options(slice, device)), "weights"),
       weights(cuda::load(slice, options, device, whole, weight_memory.data())),
-      page_memory(static_cast<uint64_t>((num_pages + 1) * cuda::bytes_per_page(model)), "pages"),
+      page_memory(static_cast<uint64_t>((num_pages + 1) * cuda::bytes_per_page(model, page_element)), "pages"),
       workspace_memory(cuda::workspace_bytes(model, limits), "workspace"),
       staging(model, limits),
       graphs(limits.max_items) {
@@ -262,14 +286,14 @@ Backend::~Backend() {
 }
 
 cuda::PagePool Backend::pages(int64_t layer) const {
-  const int64_t head_bytes =
-      cuda::kPageTokens * cuda::padded_head_dim(model.head_dim) * static_cast<int64_t>(sizeof(uint16_t));
-  const int64_t page_bytes = model.num_kv_heads * head_bytes;
-  std::byte* keys = page_memory.data() + 2 * layer * (num_pages + 1) * page_bytes;
-  return {.keys = keys,
-          .values = keys + (num_pages + 1) * page_bytes,
-          .page_bytes = page_bytes,
-          .head_bytes = head_bytes};
+  std::byte* data = page_memory.data() + layer * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
+  return cuda::page_pool(data, model, num_pages + 1, page_element);
+}
+
+cuda::PagePool Backend::widened_pages() const {
+  std::byte* data =
+      page_memory.data() + model.num_layers * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
+  return cuda::page_pool(data, model, num_pages + 1, cuda::PageElement::kBf16);
 }
 
 cuda::Operand Backend::operand(int64_t width) const {
@@ -294,7 +318,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   if (options.num_ranks > 1) cuda::prepare_nccl_environment(options.shares_devices != 0);
   const DeviceFacts device = cuda::fullest_device(options);
   const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
-  const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model));
+  const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model, cuda::page_element(options)));
   glint_engine_plan plan{};
   plan.struct_bytes = sizeof(glint_engine_plan);
   plan.kernels = device.kernels;

@@ -37,6 +37,7 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
 
   cuda::PagePool pages(int64_t layer) const;
+  cuda::PagePool widened_pages() const;
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
   bool has_peers() const { return slice.num_ranks > 1; }
@@ -49,6 +50,7 @@ class Backend {
   const DeviceFacts device;
   const cuda::StepLimits limits;
   const int64_t num_pages;
+  const cuda::PageElement page_element;
   const cuda::DeviceMemory weight_memory;
   const cuda::PlacedWeights weights;
   const cuda::DeviceMemory page_memory;
@@ -63,6 +65,7 @@ class Backend {
   int64_t num_rows = 0;
   int64_t num_decode_tasks = 0;
   int64_t num_prefill_tasks = 0;
+  int64_t num_prefill_pages = 0;
   int32_t slot = 0;
   bool is_capturing = false;
   cuda::Exchange exchange = cuda::Exchange::kAlone;
@@ -79,7 +82,7 @@ namespace cuda {
 
 DeviceFacts find_device(const glint_engine_options& options, int32_t rank);
 StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device);
-int64_t bytes_per_page(const glint_model& model);
+int64_t bytes_per_page(const glint_model& model, PageElement element);
 
 }
 

@@ -50,6 +50,7 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
 bool attends_in_one_kernel(const Backend& backend) {
   const glint_model& model = backend.model;
   return (backend.is_capturing || backend.num_prefill_tasks == 0) && weight_element(model) == ProductElement::kE4m3 &&
+         backend.page_element == PageElement::kBf16 &&
          fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
 }
 
@@ -276,6 +277,19 @@ void compute_row_logits(Backend& backend, int64_t count) {
   finish_logits(backend, count);
 }
 
+PagePool prefill_pages(Backend& backend, const PagePool& pages) {
+  if (!holds_codes(pages.element)) return pages;
+  const PagePool widened = backend.widened_pages();
+  launch_widen_pages({.codes = pages,
+                      .widened = widened,
+                      .page_table = backend.places.step.page_table,
+                      .num_pages = backend.num_prefill_pages,
+                      .num_kv_heads = backend.model.num_kv_heads,
+                      .head_dim = backend.model.head_dim},
+                     backend.stream);
+  return widened;
+}
+
 }
 
 namespace ops {
@@ -325,7 +339,9 @@ void attend(Backend& backend, int64_t layer) {
   }
   if (backend.is_capturing || backend.num_decode_tasks > 0) cuda::launch_attention_decode(decode, backend.stream);
   if (!backend.is_capturing && backend.num_prefill_tasks > 0) {
-    cuda::launch_attention_prefill({.attend = decode.attend,
+    cuda::AttendCall attend = decode.attend;
+    attend.pages = cuda::prefill_pages(backend, attend.pages);
+    cuda::launch_attention_prefill({.attend = attend,
                                     .tasks = backend.places.step.prefill_tasks,
                                     .num_tasks = backend.places.step.counts + cuda::kPrefillCount},
                                    backend.stream);

@@ -116,6 +116,7 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
     }
   }
   writer.sort_prefill_tasks();
+  backend.num_prefill_pages = writer.num_pages;
   host.counts[cuda::kRowCount] = static_cast<int32_t>(backend.num_rows);
   host.counts[cuda::kDecodeCount] = static_cast<int32_t>(backend.num_decode_tasks);
   host.counts[cuda::kPrefillCount] = static_cast<int32_t>(backend.num_prefill_tasks);

@@ -2,6 +2,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/rounded_pages.h"
 #include "engine/pages.h"
 #include "include/glint.h"
 
@@ -127,6 +128,8 @@ GLINT_API int32_t glint_testing_pages_add(PagePool* pool, uint64_t parent, const
     return 0;
   });
 }
+
+GLINT_API void glint_testing_round_pages(int32_t is_on) { glint::rounds_new_pages = is_on != 0; }
 
 GLINT_API int32_t glint_testing_pages_check(PagePool* pool) { return pool->check(&last_error) ? 1 : 0; }
 

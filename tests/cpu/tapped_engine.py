@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint import LLM, SamplingParams
-from glint.config import Device, Kernels
+from glint.config import Device, Kernels, KvCacheDtype
 from glint.native import abi
 from tests.cpu.testing_library import declare, load_testing_library
 
@@ -33,7 +33,14 @@ class Answer:
 class TappedEngine:
     """One model on one kernel set; a context that frees it."""
 
-    def __init__(self, folder: Path, kernels: Kernels, threads: int = 2, device: Device = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kernels: Kernels,
+        threads: int = 2,
+        device: Device = "cpu",
+        kv_cache_dtype: KvCacheDtype = "auto",
+    ) -> None:
         self._device = device
         self.llm = LLM(
             folder,
@@ -41,6 +48,7 @@ class TappedEngine:
             skip_tokenizer=True,
             kernels=kernels,
             device=device,
+            kv_cache_dtype=kv_cache_dtype,
             engine=load_testing_library(device)._name,
             max_step_tokens=MAX_STEP_TOKENS,
             max_step_items=64,

@@ -170,11 +170,12 @@ def test_help_says_how_ranks_share_a_model(command: str, capsys: pytest.CaptureF
 def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     parser = cli.make_parser()
     given = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
-    given += ["--exchange", "sharded", "--all-reduce", "nccl"]
+    given += ["--exchange", "sharded", "--all-reduce", "nccl", "--kv-cache-dtype", "fp8"]
     expected: dict[str, object] = {
         "device": "cpu",
         "threads": 3,
         "kernels": "plain",
+        "kv_cache_dtype": "fp8",
         "tp": 2,
         "expert_layout": "ep",
         "row_slices": 4,

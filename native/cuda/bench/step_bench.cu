@@ -137,6 +137,7 @@ int main(int argc, char** argv) {
   const auto runs = [&](const char* name) { return wanted == "all" || wanted.find(name) != std::string::npos; };
   if (runs("rows")) run_rows(report, ceiling);
   if (runs("attention")) run_attention(report, ceiling);
+  if (runs("codes")) run_codes(report, ceiling);
   if (runs("router")) run_router(report, ceiling);
   if (runs("sampling")) run_sampling(report, ceiling);
   std::printf("%d checks failed\n", report.num_failures());

@@ -127,6 +127,7 @@ bool same_bits(const std::vector<Value>& left, const std::vector<Value>& right) 
 
 void run_rows(Report& report, const Ceiling& ceiling);
 void run_attention(Report& report, const Ceiling& ceiling);
+void run_codes(Report& report, const Ceiling& ceiling);
 void run_router(Report& report, const Ceiling& ceiling);
 void run_sampling(Report& report, const Ceiling& ceiling);
 

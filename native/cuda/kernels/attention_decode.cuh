@@ -14,9 +14,10 @@ inline constexpr int kPairPages = 2;
 inline constexpr int kDecodeBlocksPerSm = 2;
 inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
 
-template <int kHeadDim>
+template <typename PageTile>
 struct DecodePlan {
-  using Ring = PageRing<kHeadDim, kDecodeStages>;
+  using Tile = PageTile;
+  using Ring = PageRing<Tile, kDecodeStages>;
   Ring ring;
   alignas(128) std::byte weights[kPairPages][kMaxGroupHeads * kSlabRowBytes];
   float highest[kDecodeWarps][kMaxGroupHeads];
@@ -57,9 +58,10 @@ __device__ __forceinline__ void for_each_decode_item(const DecodeCall& call, Vis
   }
 }
 
-template <int kHeadDim, bool kIsWhole>
+template <typename Tile, bool kIsWhole>
 struct DecodeLane {
-  using Plan = DecodePlan<kHeadDim>;
+  using Plan = DecodePlan<Tile>;
+  static constexpr int kHeadDim = Tile::kHeadDim;
   static constexpr int kSteps = kHeadDim / 16;
   static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
   static constexpr int kDimTiles = kWarpDims / 8;
@@ -106,17 +108,19 @@ struct DecodeLane {
   template <int kPages>
   __device__ __forceinline__ void score(FragmentC (&scores)[kPairPages][2],
                                         const std::byte* const (&s_keys)[kPairPages]) const {
-    const int token = warp() * kGroupTokens + lane() / 16 * 8 + lane() % 8;
 #pragma unroll
     for (int page = 0; page < kPages; ++page) scores[page][0] = scores[page][1] = {};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kSteps; step += 2) {
 #pragma unroll
       for (int page = 0; page < kPages; ++page) {
-        uint32_t keys[4];
-        ldmatrix_x4(keys, swizzled_address(s_keys[page], token, step * 16 + lane() / 8 % 2 * 8));
-        mma_bf16(scores[page][0], query[step], keys[0], keys[1]);
-        mma_bf16(scores[page][1], query[step], keys[2], keys[3]);
+        uint32_t keys[2][4];
+        Tile::load_keys(keys, s_keys[page], warp() * kGroupTokens, step);
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+          mma_bf16(scores[page][0], query[step + next], keys[next][0], keys[next][1]);
+          mma_bf16(scores[page][1], query[step + next], keys[next][2], keys[next][3]);
+        }
       }
     }
   }
@@ -190,14 +194,10 @@ struct DecodeLane {
       if (step * 16 >= visible) break;
       FragmentA weights;
       ldmatrix_x4(weights.regs, swizzled_address(s_weights, lane() % 16, step * 16 + lane() / 16 * 8));
+      uint32_t values[kDimTiles][2];
+      Tile::load_values(values, s_values, step * 16, warp() * kWarpDims);
 #pragma unroll
-      for (int tile = 0; tile < kDimTiles; tile += 2) {
-        uint32_t values[4];
-        const int token = step * 16 + lane() % 16;
-        ldmatrix_x4_trans(values, swizzled_address(s_values, token, warp() * kWarpDims + tile * 8 + lane() / 16 * 8));
-        mma_bf16(sums[tile], weights, values[0], values[1]);
-        mma_bf16(sums[tile + 1], weights, values[2], values[3]);
-      }
+      for (int tile = 0; tile < kDimTiles; ++tile) mma_bf16(sums[tile], weights, values[tile][0], values[tile][1]);
     }
   }
 
@@ -365,15 +365,15 @@ __device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call
   });
 }
 
-template <int kHeadDim, bool kIsWhole>
+template <typename Tile, bool kIsWhole>
 __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm) attention_decode_kernel(const DecodeCall call) {
   extern __shared__ std::byte s_memory[];
-  auto& plan = *reinterpret_cast<DecodePlan<kHeadDim>*>(aligned_plan(s_memory));
+  auto& plan = *reinterpret_cast<DecodePlan<Tile>*>(aligned_plan(s_memory));
   let_next_kernel_start();
   plan.ring.template prepare<kDecodeWarps>();
   wait_for_previous_kernel();
   if (threadIdx.x < kDecodeConsumers) {
-    DecodeLane<kHeadDim, kIsWhole> work(plan);
+    DecodeLane<Tile, kIsWhole> work(plan);
     attend_decode_pages(work, call);
   } else if (threadIdx.x == kDecodeConsumers) {
     load_decode_pages<DecodeItem>(call, plan);

@@ -16,7 +16,7 @@ inline constexpr int kTokenGroups = kPageTokens / 16;
 
 template <int kHeadDim>
 struct PrefillPlan {
-  using Ring = PageRing<kHeadDim, kPrefillStages>;
+  using Ring = PageRing<Bf16Tile<kHeadDim>, kPrefillStages>;
   Ring ring;
   alignas(128) std::byte query[kPrefillWarps][kHeadDim / kSlabDims][16 * kSlabRowBytes];
   float4 totals[kHeadDim / 8][kPrefillConsumers];

@@ -24,7 +24,7 @@ inline constexpr int kOutSums = kHeadDim / 2;
 inline constexpr uint32_t kRowGroupBytes = 8 * kSlabRowBytes;
 
 struct SharedPlan {
-  using Ring = PageRing<kHeadDim, kStages>;
+  using Ring = PageRing<Bf16Tile<kHeadDim>, kStages>;
   Ring ring;
   float4 totals[kOutSums / 4][kConsumers];
 };

@@ -16,7 +16,7 @@ struct RareDivision {
   __device__ __noinline__ float operator()(float value) const { return __fdiv_rn(value, divisor); }
 };
 
-struct StepPlan : DecodePlan<kMaxHeadDim> {
+struct StepPlan : DecodePlan<Bf16Tile<kMaxHeadDim>> {
   alignas(16) uint16_t query[kMaxGroupHeads][kStepRowDims];
   alignas(16) uint16_t newest[2][kMaxHeadDim];
   float magnitudes[kDecodeWarps];
@@ -94,7 +94,7 @@ struct StepRows {
   }
 };
 
-struct StepLane : DecodeLane<kMaxHeadDim, true> {
+struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
 
   StepPlan& rows;

@@ -1,9 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/dependent.cuh"
-#include "cuda/kernels/reduce.cuh"
-#include "cuda/kernels/tensor_core.cuh"
-#include "cuda/pages.h"
+#include "cuda/kernels/page_tile.cuh"
 
 namespace glint::cuda {
 
@@ -12,10 +10,6 @@ inline constexpr int kPlanAlignment = 1024;
 __device__ __forceinline__ std::byte* aligned_plan(std::byte* s_memory) {
   const uint32_t address = shared_address(s_memory);
   return s_memory + (kPlanAlignment - address % kPlanAlignment) % kPlanAlignment;
-}
-
-__device__ __forceinline__ uint32_t swizzled_address(const std::byte* s_tile, int row, int dim) {
-  return shared_address(s_tile) + static_cast<uint32_t>(swizzled_offset(row, dim));
 }
 
 template <int kThreads>
@@ -34,10 +28,11 @@ struct RingPlace {
   }
 };
 
-template <int kHeadDim, int kStages>
+template <typename Tile, int kStages>
 struct PageRing {
-  static constexpr int kSlabs = kHeadDim / kSlabDims;
-  static constexpr int kTileBytes = kSlabs * kSlabBytes;
+  static constexpr int kSlabs = Tile::kSlabs;
+  static constexpr int kTileSlabBytes = kPageTokens * Tile::kRowBytes;
+  static constexpr int kTileBytes = kSlabs * kTileSlabBytes;
   using Place = RingPlace<kStages>;
 
   alignas(kPlanAlignment) std::byte tiles[kStages][kTileBytes];
@@ -58,7 +53,7 @@ struct PageRing {
   }
 
   __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
-    const auto slab_bytes = static_cast<uint32_t>(tokens * kSlabRowBytes);
+    const auto slab_bytes = static_cast<uint32_t>(tokens * Tile::kRowBytes);
     mbarrier_wait(&released[place.stage], place.phase ^ 1U);
     mbarrier_expect(&arrived[place.stage], kSlabs * slab_bytes);
     if (tokens == kPageTokens) {
@@ -66,8 +61,8 @@ struct PageRing {
     } else if (tokens > 0) {
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
-        copy_bulk_evict_first(tiles[place.stage] + slab * kSlabBytes, g_tile + int64_t{slab} * kSlabBytes, slab_bytes,
-                              &arrived[place.stage]);
+        copy_bulk_evict_first(tiles[place.stage] + slab * kTileSlabBytes, g_tile + int64_t{slab} * kTileSlabBytes,
+                              slab_bytes, &arrived[place.stage]);
       }
     }
     place.advance();
@@ -81,11 +76,11 @@ struct PageRing {
   template <int kThreads>
   __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
     if (tokens >= kPageTokens) return;
-    constexpr int kRowChunks = kSlabRowBytes / kChunkBytes;
+    constexpr int kRowChunks = Tile::kRowBytes / kChunkBytes;
     const int chunks = (kPageTokens - tokens) * kRowChunks;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kSlabBytes + tokens * kSlabRowBytes);
+      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kTileSlabBytes + tokens * Tile::kRowBytes);
       for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) s_tail[chunk] = {};
     }
     fence_proxy_async();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 #include <cmath>
 
@@ -106,15 +107,33 @@ struct HeadLane {
       reinterpret_cast<uint32_t*>(g_target)[index / 2] = pack_bf16(values[index], values[index + 1]);
     }
   }
-};
 
-template <int kPaddedDim>
-__device__ __forceinline__ std::byte* slot_target(std::byte* g_pages, const PagePool& pages, int64_t slot,
-                                                  int kv_head) {
-  const int64_t page = slot / kPageTokens;
-  return g_pages + page * pages.page_bytes + kv_head * pages.head_bytes +
-         swizzled_offset(static_cast<int>(slot % kPageTokens), HeadLane<kPaddedDim>::first_dim());
-}
+  __device__ __forceinline__ static uint16_t code_pair(float low, float high) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+  }
+
+  __device__ __forceinline__ void round_to_e4m3() {
+#pragma unroll
+    for (int index = 0; index < kDims; index += 2) {
+      const __half2 pair = __nv_cvt_fp8x2_to_halfraw2(code_pair(values[index], values[index + 1]), __NV_E4M3);
+      values[index] = __low2float(pair);
+      values[index + 1] = __high2float(pair);
+    }
+  }
+
+  __device__ __forceinline__ void store_codes(std::byte* g_page, int row, float* s_head) const {
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) s_head[first_dim() + index] = values[index];
+    __syncwarp();
+    std::byte* g_target = g_page + code_group_offset(kPaddedDim, row, first_dim() / kCodeGroup);
+#pragma unroll
+    for (int index = 0; index < kDims; index += 2) {
+      const int place = first_dim() + index;
+      *reinterpret_cast<uint16_t*>(g_target + place % kCodeGroup) =
+          code_pair(s_head[code_dim(place)], s_head[code_dim(place + 1)]);
+    }
+  }
+};
 
 template <int kPaddedDim>
 struct HeadWork {
@@ -155,16 +174,25 @@ struct HeadWork {
   __device__ __forceinline__ void store(const RotateCall& call, int64_t row, float* s_head) {
     if (has_norm) values.normalise(weight, inverse_dim, call.epsilon);
     if (is_query || is_key) values.rotate(s_head, rotary);
-    if (!has_finite_value) values.fill(is_key ? NAN : 0.0F);
-    values.store(target(call, row));
+    if (is_query) {
+      values.store(reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kPaddedDim +
+                                                HeadLane<kPaddedDim>::first_dim()));
+    } else {
+      store_in_page(call.pages, call.slots[row], s_head);
+    }
   }
 
-  __device__ __forceinline__ std::byte* target(const RotateCall& call, int64_t row) const {
-    if (is_query) {
-      return reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kPaddedDim +
-                                          HeadLane<kPaddedDim>::first_dim());
+  __device__ __forceinline__ void store_in_page(const PagePool& pages, int64_t slot, float* s_head) {
+    const int page_row = static_cast<int>(slot % kPageTokens);
+    std::byte* g_page =
+        (is_key ? pages.keys : pages.values) + slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
+    if (!has_finite_value) values.fill(is_key ? NAN : 0.0F);
+    if (pages.element != PageElement::kBf16) {
+      if (is_key && !values.is_finite_in_bf16()) values.fill(NAN);
+      values.round_to_e4m3();
     }
-    return slot_target<kPaddedDim>(is_key ? call.pages.keys : call.pages.values, call.pages, call.slots[row], kv_head);
+    if (holds_codes(pages.element)) return values.store_codes(g_page, page_row, s_head);
+    values.store(g_page + swizzled_offset(page_row, HeadLane<kPaddedDim>::first_dim()));
   }
 };
 

@@ -36,6 +36,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&regs)[4], uint32_t 
                : "memory");
 }
 
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&regs)[2], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(regs[0]), "=r"(regs[1])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void mma_bf16(FragmentC& sum, const FragmentA& left, uint32_t right_low,
                                          uint32_t right_high) {
   asm(

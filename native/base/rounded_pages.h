@@ -1,0 +1,9 @@
+#pragma once
+
+#include <atomic>
+
+namespace glint {
+
+inline std::atomic<bool> rounds_new_pages = false;
+
+}

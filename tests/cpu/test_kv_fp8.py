@@ -1,0 +1,133 @@
+"""E4M3 keys and values on the CPU: rounded at the store, otherwise as without.
+
+The reference is transformers in float64 with the engine's rounding points, whose keys behind the rotary embedding and
+values go through torch's float8_e4m3fn. Seen against it: 4e-7 in log-probability, as without rounding.
+"""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+
+from glint.native import abi
+from glint.native.library import NativeEngine, Unsupported, load_library, plan_engine
+from tests.cpu.parity import answer_rows, compare
+from tests.cpu.rounded_pages import rounded_pages
+from tests.cpu.small_engine import Ask, answer_all, engine_options, make_ask, open_engine, small_model
+from tests.cpu.tapped_engine import TappedEngine
+from tests.cpu.testing_library import load_testing_library
+from tests.reference.checkpoints import Family, Weights, make_checkpoint, make_prompts
+from tests.reference.transformers_reference import Reference, mean_kl
+
+LARGEST = 448.0
+ANSWER_TOKENS = 24
+LOGPROB_BOUND = 1e-4
+LOSS_BOUND = 0.5
+CASES: list[tuple[Family, Weights]] = [("glm47", "bf16"), ("glm47", "fp8_channel"), ("air", "fp8_block")]
+WEIGHTS: tuple[Weights, ...] = ("fp8_channel", "bf16")
+
+
+def library() -> ctypes.CDLL:
+    """The testing library, declared."""
+    return load_library(Path(load_testing_library()._name))
+
+
+def engine_of(weights: Weights, **changes: int) -> NativeEngine:
+    """An engine on the small model, from the testing library."""
+    return open_engine(small_model(weights), library(), **changes)
+
+
+def asks() -> list[Ask]:
+    """Prompts of several lengths."""
+    source = np.random.default_rng(3)
+    return [make_ask(tuple(source.integers(0, 257, length).tolist()), 9) for length in (1, 7, 40, 133)]
+
+
+def round_e4m3(values: torch.Tensor) -> torch.Tensor:
+    """Nearest E4M3, saturating."""
+    return values.float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).to(values.dtype)
+
+
+def rounded_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Reference:
+    """The reference whose keys and values are rounded before attention sees them."""
+    plain_rotary = glm4_moe.apply_rotary_pos_emb
+
+    def rotary(query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        turned_query, turned_key = plain_rotary(query, key, *rest)
+        return turned_query, round_e4m3(turned_key)
+
+    monkeypatch.setattr(glm4_moe, "apply_rotary_pos_emb", rotary)
+    model = Reference(folder)
+    for module in model.model.modules():
+        if isinstance(module, glm4_moe.Glm4MoeAttention):
+            module.v_proj.register_forward_hook(lambda _, inputs, output: round_e4m3(output))
+    return model
+
+
+@pytest.mark.parametrize(("family", "weights"), CASES)
+def test_answers_are_those_of_the_rounded_reference(
+    tmp_path: Path, family: Family, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path, family, weights)
+    model = rounded_reference(folder, monkeypatch)
+    with rounded_pages(), TappedEngine(folder, "exact") as engine:
+        engine.poison_pages()
+        answers = engine.answer(make_prompts(model.config.vocab_size), ANSWER_TOKENS)
+    with TappedEngine(folder, "exact") as engine:
+        unrounded = engine.answer(make_prompts(model.config.vocab_size), ANSWER_TOKENS)
+    comparisons = [compare(answer_rows(model, answer), answer) for answer in answers]
+    others = [compare(answer_rows(model, answer), answer) for answer in unrounded]
+    print(*comparisons, sep="\n")
+    assert not any(comparison.is_clear_difference for comparison in comparisons)
+    assert max(comparison.largest_error for comparison in comparisons) < LOGPROB_BOUND
+    assert max(comparison.largest_error for comparison in others) > 10 * LOGPROB_BOUND
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_option_rounds_and_the_schedule_changes_nothing(weights: Weights) -> None:
+    with engine_of(weights, kv_dtype=abi.DTYPE_F8_E4M3) as engine:
+        answers = [answer_all(engine, [ask])[0] for ask in asks()]
+        again = answer_all(engine, asks())
+    with engine_of(weights, kv_dtype=abi.DTYPE_F8_E4M3) as engine:
+        chunked = answer_all(engine, asks(), 7)
+    with rounded_pages(), engine_of(weights) as engine:
+        rounded = answer_all(engine, asks())
+    with engine_of(weights) as engine:
+        plain = answer_all(engine, asks())
+    assert answers == again == chunked == rounded
+    assert answers[1:] != plain[1:]
+    assert again[-1].cached_tokens > 0
+
+
+def test_pages_are_no_smaller() -> None:
+    for weights in WEIGHTS:
+        plans = [
+            plan_engine(library(), engine_options(small_model(weights), kv_dtype=dtype))
+            for dtype in (0, abi.DTYPE_F8_E4M3)
+        ]
+        assert plans[0].bytes_per_page == plans[1].bytes_per_page
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("bf16", abi.DTYPE_BF16), ("fp8_channel", abi.DTYPE_F32), ("bf16", 9)])
+def test_other_types_are_refused(weights: Weights, dtype: int) -> None:
+    with pytest.raises(Unsupported, match=rf"options\.kv_dtype is {dtype}; the CPU library keeps"):
+        plan_engine(library(), engine_options(small_model(weights), kv_dtype=dtype))
+
+
+@pytest.mark.parametrize(("family", "weights"), CASES)
+def test_the_loss_is_small(
+    tmp_path: Path, family: Family, weights: Weights, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_checkpoint(tmp_path, family, weights)
+    tokens = np.random.default_rng(0).integers(0, 950, 500).tolist()
+    with TappedEngine(folder, "auto") as engine:
+        plain = engine.logits(tokens)
+    with rounded_pages(), TappedEngine(folder, "auto") as engine:
+        rounded = engine.logits(tokens)
+    loss = mean_kl(plain, rounded)
+    with capsys.disabled():
+        print(f"\n{family} {weights}: E4M3 pages {loss:.2e} nats from the others", end=" ")
+    assert 0 < loss < LOSS_BOUND
