@@ -7,27 +7,14 @@
 #include "base/faults.h"
 #include "cpu/collectives.h"
 #include "include/glint.h"
+#include "testing/guarded.h"
 
 namespace {
 
 using glint::World;
 using glint::cpu::Collectives;
-
-thread_local std::string last_error;
-
-template <typename Body>
-int32_t guarded(Body body) {
-  try {
-    body();
-    return GLINT_STATUS_OK;
-  } catch (const glint::Failure& failure) {
-    last_error = failure.what();
-    return failure.status();
-  } catch (const std::exception& failure) {
-    last_error = failure.what();
-    return GLINT_STATUS_INTERNAL;
-  }
-}
+using glint::testing::guarded;
+using glint::testing::last_error;
 
 std::atomic<glint::FaultHook> hook_before = nullptr;
 std::atomic<int32_t> failing_place = 0;

@@ -8,24 +8,14 @@
 #include "base/memory.h"
 #include "cpu/operations.h"
 #include "include/glint.h"
+#include "testing/guarded.h"
 
 namespace {
 
 using glint::Buffer;
 using glint::cpu::Workers;
-
-thread_local std::string last_error;
-
-template <typename Body>
-int32_t guarded(Body body) {
-  try {
-    body();
-    return GLINT_STATUS_OK;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return GLINT_STATUS_INTERNAL;
-  }
-}
+using glint::testing::guarded;
+using glint::testing::last_error;
 
 struct TestShape {
   int64_t max_cols;

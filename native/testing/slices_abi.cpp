@@ -9,6 +9,7 @@
 #include "engine/handle.h"
 #include "include/glint.h"
 #include "model/ops.h"
+#include "testing/guarded.h"
 
 namespace {
 
@@ -16,22 +17,8 @@ using glint::Backend;
 using glint::FeedForwardWeights;
 using glint::LayerWeights;
 using glint::Weight;
-
-thread_local std::string last_error;
-
-template <typename Body>
-int32_t guarded(Body body) {
-  try {
-    body();
-    return GLINT_STATUS_OK;
-  } catch (const glint::Failure& failure) {
-    last_error = failure.what();
-    return failure.status();
-  } catch (const std::exception& failure) {
-    last_error = failure.what();
-    return GLINT_STATUS_INTERNAL;
-  }
-}
+using glint::testing::guarded;
+using glint::testing::last_error;
 
 struct TestSlice {
   int32_t rank;

@@ -8,24 +8,12 @@
 #include "engine/handle.h"
 #include "include/glint.h"
 #include "model/ops.h"
+#include "testing/guarded.h"
 
 namespace {
 
-thread_local std::string last_error;
-
-template <typename Body>
-int32_t guarded(Body body) {
-  try {
-    body();
-    return GLINT_STATUS_OK;
-  } catch (const glint::Failure& failure) {
-    last_error = failure.what();
-    return failure.status();
-  } catch (const std::exception& failure) {
-    last_error = failure.what();
-    return GLINT_STATUS_INTERNAL;
-  }
-}
+using glint::testing::guarded;
+using glint::testing::last_error;
 
 struct LayerRows {
   std::vector<float> seen;
