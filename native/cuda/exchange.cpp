@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "base/faults.h"
@@ -11,10 +12,18 @@
 
 namespace glint {
 
+namespace {
+
+std::shared_ptr<const cuda::Nccl> load_nccl(const glint_engine_options& options) {
+  if (options.num_ranks == 1) return nullptr;
+  cuda::prepare_nccl_environment(options.shares_devices != 0);
+  return cuda::Nccl::load("");
+}
+
+}
+
 World::World(const glint_engine_options& options)
-    : group(options.num_ranks, options.shares_devices != 0,
-            options.num_ranks == 1 ? nullptr : (cuda::prepare_nccl_environment(options.shares_devices != 0),
-                                                cuda::Nccl::load(""))) {
+    : group(options.num_ranks, options.shares_devices != 0, load_nccl(options)) {
   load_progress().begin(0);
 }
 
