@@ -45,6 +45,7 @@ SPARE_FILES = 128
 EXIT_FAILED = 1
 FAILED_DRAIN_SECONDS = 2
 GIVE_UP_SECONDS = 4.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(settings: ServerSettings) -> int:
@@ -55,6 +56,12 @@ def serve(settings: ServerSettings) -> int:
     max_connections = _raise_file_limit() - SPARE_FILES
     for warning in settings.keys.warnings:
         log.warning(warning)
+    if settings.host not in LOOPBACK and len(settings.keys) == 0:
+        log.warning(
+            "listening on %s without an API key: whoever reaches the port may use the model; set GLINT_API_KEY or "
+            "--api-key-file",
+            settings.host,
+        )
     listener = _listen(settings)
     startup.mark("listen")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -147,11 +154,13 @@ class Server(uvicorn.Server):
         return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on the first signal, stop on the second."""
+        """Drain on the first signal, stop on the second; a server that answers nobody yet stops on the first."""
+        if self._lifecycle.phase in ("loading", "warming"):
+            log.info("signal %d: nothing is served yet, the process ends", sig)
+            logging.shutdown()
+            os._exit(0)
         if self.should_exit:
             self.force_exit = True
-            if self._lifecycle.phase in ("loading", "warming"):
-                os._exit(128 + sig)
             return
         log.info("signal %d: draining, up to %g s; a second signal stops at once", sig, self._settings.drain_seconds)
         if self._lifecycle.phase == "ready":
@@ -169,8 +178,12 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
     async def main_loop(self) -> None:
-        """Serve until the end is asked for; uvicorn's own loop wakes up ten times a second for that."""
+        """Serve until the end is asked for or steps do not complete any more; then a supervisor may start anew."""
         while not await self.on_tick(0):
+            if not self._lifecycle.is_healthy:
+                stalled = self._lifecycle.stalled_seconds()
+                log.error("no step has completed for %.0f s, longer than --health-timeout allows", stalled)
+                self._fail(f"no step of the engine has completed for {stalled:.0f} s")
             await asyncio.sleep(TICK_SECONDS)
 
     @property

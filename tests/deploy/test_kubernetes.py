@@ -21,7 +21,7 @@ from tests.deploy.dockerfile import read_stages
 FOLDER = DEPLOY / "k8s"
 OLDEST_VERSION = "1.30"
 NEWEST_VERSION = kubernetes_validate.latest_version()
-CHECKPOINT_BYTES = 358e9
+CHECKPOINT_BYTES = 362e9
 SLOWEST_BYTES_PER_SECOND = 100e6
 MARGIN_SECONDS = 30
 IMAGE = f"glint:{glint.__version__}-cuda"
