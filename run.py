@@ -241,6 +241,11 @@ def find_nvcc() -> bool:
     return subprocess.run([*build_script("cuda"), "--check"], capture_output=True, check=False).returncode == 0
 
 
+def device_extras(extras: Sequence[str], device: str | None) -> list[str]:
+    """The extras that were asked for, and those that a device needs: on GPUs NCCL."""
+    return [*extras, *(["cuda"] if device == "cuda" and "cuda" not in extras else [])]
+
+
 def prepare(extras: Sequence[str], device: str | None) -> None:
     """Brings .venv and the library of a device up to date with this checkout, with visible progress.
 
@@ -251,7 +256,7 @@ def prepare(extras: Sequence[str], device: str | None) -> None:
         must_build = device is not None and not build_is_current(device)
         if device is not None and must_build:
             call([*build_script(device), "--check"], "looking for the compilers")
-        wanted = requirements(extras)
+        wanted = requirements(device_extras(extras, device))
         present = stamped_requirements()
         prepare_environment([*wanted, *build_tools()] if must_build else wanted)
         if device is not None and must_build:

@@ -168,3 +168,9 @@ def test_a_checkout_that_cannot_be_written_is_one_line(
     assert entry.main() == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and ".prepare.lock" in said and "must be writable" in said
+
+
+def test_a_gpu_brings_nccl(entry: ModuleType) -> None:
+    assert entry.device_extras(["test"], "cpu") == ["test"]
+    assert entry.device_extras(["test"], "cuda") == ["test", "cuda"]
+    assert entry.device_extras(["cuda"], "cuda") == ["cuda"]
