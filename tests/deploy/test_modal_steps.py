@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -94,9 +95,12 @@ def test_a_killed_download_goes_on_with_the_files_that_are_not_whole(hub: Hub, t
     hub.hold_after_bytes = 15_000_000
     with start_fetch(hub, tmp_path) as process:
         assert hub.is_held.wait(60)
+        kept = tmp_path / MODEL_ID / ".cache" / "huggingface" / "download"
         others = set(hub.files) - {WEIGHTS}
-        while not all((tmp_path / MODEL_ID / name).exists() for name in others):
+        while not all((kept / f"{name}.metadata").exists() for name in others):
             assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.2)
         process.kill()
     assert list((tmp_path / MODEL_ID).rglob("*.incomplete"))
     hub.hold_after_bytes = None
