@@ -23,18 +23,16 @@ def count_exchanges(shape: RankShape, tokens: int, sampled: int) -> ExchangeCoun
     """Count a step of `tokens` rows of which `sampled` are sampled, with the exchange that the CUDA library chooses.
 
     Up to 64 rows are replicated: two exchanges of FP32 parts per layer. More are sharded: per layer two
-    all-to-alls of FP32 parts and two all-gathers of quantised rows with their scales, the chosen experts and their
-    weights, and at the end the normed rows. Either way the logits are gathered and the results broadcast by the first
-    rank, of which this counts the mean over ranks.
+    all-to-alls of FP32 parts and two all-gathers of quantised rows with their scales, one of the chosen experts with
+    their weights, and at the end one of the normed rows. Either way the logits are gathered and the results broadcast
+    by the first rank, of which this counts the mean over ranks.
     """
     if shape.tp == 1:
         return ExchangeCount(0, 0)
     layers = (_replicated if tokens <= REPLICATED_ROWS else _sharded)(shape, tokens)
     logits = sampled * shape.model.vocab_size * FLOAT_BYTES
     results = sampled * SAMPLE_RESULT_BYTES * (shape.tp - 1)
-    return ExchangeCount(
-        layers.collectives + 2, layers.bytes_sent + (logits * (shape.tp - 1) + results) // shape.tp
-    )
+    return ExchangeCount(layers.collectives + 2, layers.bytes_sent + (logits * (shape.tp - 1) + results) // shape.tp)
 
 
 def _replicated(shape: RankShape, tokens: int) -> ExchangeCount:
@@ -49,8 +47,7 @@ def _sharded(shape: RankShape, tokens: int) -> ExchangeCount:
     part = model.hidden_size * FLOAT_BYTES
     operand = model.hidden_size * CODE_BYTES + FLOAT_BYTES if has_codes else model.hidden_size * BF16_BYTES
     choice = 2 * model.experts_per_token * FLOAT_BYTES
-    gathers = 2 if has_codes else 1
-    collectives = model.num_layers * (2 + 2 * gathers) + shape.num_moe_layers * 2 + 1
+    collectives = model.num_layers * 4 + shape.num_moe_layers + 1
     row_bytes = model.num_layers * 2 * (part + operand) + shape.num_moe_layers * choice + part
     return ExchangeCount(collectives, rows * row_bytes)
 

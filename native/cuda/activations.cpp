@@ -14,8 +14,7 @@ constexpr int64_t kCounts = 16;
 
 int64_t widest_operand(const glint_model& model) {
   const int64_t attention_width = int64_t{model.num_heads} * model.head_dim;
-  return std::max({int64_t{model.hidden_size}, attention_width, int64_t{model.dense_width},
-                   int64_t{model.shared_width}});
+  return std::max(int64_t{model.hidden_size}, attention_width);
 }
 
 struct GroupSizes {
@@ -150,6 +149,8 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.logits = arena.take<float>(deciding_items * model.vocab_size);
   places.operand_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, widest_operand(model)));
   places.operand_scales = arena.take<float>(tokens);
+  places.gated_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, gated_width));
+  places.gated_scales = arena.take<float>(tokens);
   places.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, ProductElement::kBf16));
   return places;
 }

@@ -108,6 +108,8 @@ struct Activations {
   float* logits = nullptr;
   uint8_t* operand_rows = nullptr;
   float* operand_scales = nullptr;
+  uint8_t* gated_rows = nullptr;
+  float* gated_scales = nullptr;
   uint8_t* logit_operand = nullptr;
 };
 

@@ -263,6 +263,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
   places = cuda::lay_out_activations(model, limits, arena);
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+  if (limits.num_ranks > 1) side.emplace();
   if (has_peers()) collectives.emplace(world.group, slice.rank);
   if (has_peers() && limits.peer_rows > 0) {
     peers.emplace(world.group, slice.rank, places.peers, limits.peer_rows, model.hidden_size);
@@ -300,6 +301,13 @@ cuda::Operand Backend::operand(int64_t width) const {
   const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
   return {.rows = places.operand_rows,
           .scales = has_codes ? places.operand_scales : nullptr,
+          .stride_bytes = cuda::operand_row_bytes(model, width)};
+}
+
+cuda::Operand Backend::gated_operand(int64_t width) const {
+  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  return {.rows = places.gated_rows,
+          .scales = has_codes ? places.gated_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 

@@ -40,6 +40,7 @@ class Backend {
   cuda::PagePool widened_pages() const;
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
+  cuda::Operand gated_operand(int64_t width) const;
   bool has_peers() const { return slice.num_ranks > 1; }
   bool emulates_ranks() const { return limits.num_ranks > slice.num_ranks; }
   uint64_t update_bytes() const;
@@ -59,6 +60,7 @@ class Backend {
   cuda::Staging staging;
   std::optional<cuda::Collectives> collectives;
   std::optional<cuda::PeerSum> peers;
+  std::optional<cuda::SideStream> side;
   cuda::Graphs graphs;
   cudaStream_t stream = nullptr;
 

@@ -113,22 +113,22 @@ void Collectives::add_counts(const CollectiveCounts& counts) {
   bytes_sent_ += counts.bytes_sent;
 }
 
-void Collectives::begin_group() {
-  const Call call(*this);
-  check(nccl_->group_start(), "ncclGroupStart");
-}
-
-void Collectives::end_group() {
-  const Call call(*this);
-  check(nccl_->group_end(), "ncclGroupEnd");
-}
-
 void Collectives::all_gather(void* buffer, uint64_t bytes_per_rank, cudaStream_t stream) {
+  all_gather({{.data = buffer, .bytes_per_rank = bytes_per_rank}}, stream);
+}
+
+void Collectives::all_gather(std::initializer_list<GatherBuffer> buffers, cudaStream_t stream) {
   const Call call(*this);
-  check(nccl_->all_gather(place_of(buffer, rank_, bytes_per_rank), buffer, bytes_per_rank, NcclType::kBytes, call.comm,
-                          stream),
-        "ncclAllGather");
-  count(bytes_per_rank * static_cast<uint64_t>(num_ranks() - 1));
+  uint64_t bytes_sent = 0;
+  Group group(*this);
+  for (const GatherBuffer& buffer : buffers) {
+    check(nccl_->all_gather(place_of(buffer.data, rank_, buffer.bytes_per_rank), buffer.data, buffer.bytes_per_rank,
+                            NcclType::kBytes, call.comm, stream),
+          "ncclAllGather");
+    bytes_sent += buffer.bytes_per_rank * static_cast<uint64_t>(num_ranks() - 1);
+  }
+  group.end();
+  count(bytes_sent);
 }
 
 void Collectives::all_to_all(void* out, const void* in, uint64_t bytes_per_rank, uint64_t total_bytes,

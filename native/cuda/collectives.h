@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,12 +24,18 @@ struct OpenCall {
   std::byte* scratch;
   uint64_t scratch_bytes;
   cudaStream_t stream;
+  cudaStream_t side_stream;
   Deadline deadline;
 };
 
 struct FloatScratch {
   float* data;
   int64_t count;
+};
+
+struct GatherBuffer {
+  void* data;
+  uint64_t bytes_per_rank;
 };
 
 class Collectives final : public Abortable {
@@ -51,9 +58,8 @@ class Collectives final : public Abortable {
   CollectiveCounts counts() const { return {.collectives = collectives_run_, .bytes_sent = bytes_sent_}; }
   void add_counts(const CollectiveCounts& counts);
 
-  void begin_group();
-  void end_group();
   void all_gather(void* buffer, uint64_t bytes_per_rank, cudaStream_t stream);
+  void all_gather(std::initializer_list<GatherBuffer> buffers, cudaStream_t stream);
   void all_to_all(void* out, const void* in, uint64_t bytes_per_rank, uint64_t total_bytes, cudaStream_t stream);
   void broadcast(void* buffer, uint64_t byte_count, int32_t root, cudaStream_t stream);
   void gather(void* out, const void* in, uint64_t bytes_per_rank, int32_t root, cudaStream_t stream);
@@ -75,7 +81,7 @@ class Collectives final : public Abortable {
   void start_communicator(Deadline deadline);
   void exchange(const Transfer& out, const Transfer& in, uint64_t byte_count, cudaStream_t stream);
   void test_link(const OpenCall& call, int32_t distance);
-  void warm_up(const OpenCall& call, uint64_t bytes_per_rank);
+  void warm_up(const OpenCall& call, uint64_t bytes_per_rank, cudaStream_t stream);
   void check(int32_t result, const char* name);
   void count(uint64_t bytes_sent);
 

@@ -39,6 +39,7 @@ void join_world(Backend& backend) {
   backend.collectives->open({.scratch = reinterpret_cast<std::byte*>(backend.places.update),
                              .scratch_bytes = backend.update_bytes(),
                              .stream = backend.stream,
+                             .side_stream = backend.side->stream(),
                              .deadline = cuda::deadline_after(kSeconds)});
   if (!backend.peers.has_value()) return;
   backend.peers->open(backend.stream, cuda::deadline_after(kSeconds));
@@ -59,11 +60,20 @@ uint64_t row_floats_bytes(const Backend& backend, int64_t rows) {
   return static_cast<uint64_t>(rows * backend.model.hidden_size) * sizeof(float);
 }
 
-void copy_own_rows(Backend& backend, std::byte* rows, uint64_t piece_bytes) {
-  const auto num_ranks = static_cast<uint64_t>(backend.limits.num_ranks);
-  for (uint64_t done = 1; done < num_ranks; done *= 2) {
-    GLINT_CHECK_CUDA(cudaMemcpyAsync(rows + done * piece_bytes, rows, std::min(done, num_ranks - done) * piece_bytes,
-                                     cudaMemcpyDeviceToDevice, backend.stream));
+bool sends_aside(const Backend& backend) {
+  return backend.exchange == Exchange::kSharded && !backend.is_capturing;
+}
+
+void send_rows(Backend& backend, const SharedRows& shared, cudaStream_t stream) {
+  const int64_t per_rank = rows_per_rank(backend);
+  const auto bytes_of = [per_rank](int64_t row_bytes) { return static_cast<uint64_t>(per_rank * row_bytes); };
+  if (backend.emulates_ranks()) {
+    launch_repeat_rows(shared, per_rank, backend.limits.num_ranks, stream);
+  } else if (shared.second == nullptr) {
+    backend.collectives->all_gather(shared.first, bytes_of(shared.row_bytes), stream);
+  } else {
+    backend.collectives->all_gather(
+        {{shared.first, bytes_of(shared.row_bytes)}, {shared.second, bytes_of(shared.second_row_bytes)}}, stream);
   }
 }
 
@@ -128,14 +138,18 @@ void finish_with_peers(Backend& backend) {
                         .epsilon = 0.0F});
 }
 
-void share_rows(Backend& backend, void* rows, int64_t row_bytes) {
-  if (backend.exchange != Exchange::kSharded) return;
-  const auto piece_bytes = static_cast<uint64_t>(rows_per_rank(backend) * row_bytes);
-  if (backend.emulates_ranks()) {
-    copy_own_rows(backend, static_cast<std::byte*>(rows), piece_bytes);
-  } else {
-    backend.collectives->all_gather(rows, piece_bytes, backend.stream);
-  }
+void share_rows(Backend& backend, const SharedRows& shared) {
+  if (backend.exchange == Exchange::kSharded) send_rows(backend, shared, backend.stream);
+}
+
+void share_rows_aside(Backend& backend, const SharedRows& shared, Arrival arrival) {
+  if (!sends_aside(backend)) return share_rows(backend, shared);
+  send_rows(backend, shared, backend.side->begin_after(backend.stream));
+  backend.side->end_with(arrival);
+}
+
+void await_rows(Backend& backend, Arrival arrival) {
+  if (sends_aside(backend)) backend.side->await(arrival, backend.stream);
 }
 
 void gather_logits(Backend& backend, int64_t count) {

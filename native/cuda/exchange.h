@@ -7,6 +7,7 @@
 #include "cuda/collectives.h"
 #include "cuda/peer_sum.h"
 #include "cuda/rows.h"
+#include "cuda/side_stream.h"
 #include "model/backend.h"
 
 namespace glint {
@@ -36,6 +37,13 @@ struct RowRange {
   int64_t count = 0;
 };
 
+struct SharedRows {
+  void* first = nullptr;
+  int64_t row_bytes = 0;
+  void* second = nullptr;
+  int64_t second_row_bytes = 0;
+};
+
 struct JoinColumnsCall {
   float* out;
   const float* in;
@@ -49,11 +57,14 @@ RowRange own_rows(const Backend& backend);
 float* update_target(Backend& backend, UpdateSource source);
 void norm_update(Backend& backend, NormCall norm);
 void finish_with_peers(Backend& backend);
-void share_rows(Backend& backend, void* rows, int64_t row_bytes);
+void share_rows(Backend& backend, const SharedRows& shared);
+void share_rows_aside(Backend& backend, const SharedRows& shared, Arrival arrival);
+void await_rows(Backend& backend, Arrival arrival);
 void gather_logits(Backend& backend, int64_t count);
 void share_results(Backend& backend, void* results, int64_t byte_count);
 void wait_for_event(Backend& backend, cudaEvent_t event);
 void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream);
+void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream);
 
 }
 

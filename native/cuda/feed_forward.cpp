@@ -71,7 +71,6 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .routing = routing},
                      backend.stream);
   if (experts.holds_shared) return;
-  run_feed_forward(backend, layer.shared, moe.shared);
   launch_add_rows(out, moe.shared, backend.num_rows * backend.model.hidden_size, backend.stream);
 }
 
@@ -155,7 +154,6 @@ void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out
   launch_group_tokens(group_call(backend, layer.experts.holds_shared), backend.stream);
   run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
   run_grouped(backend, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
-  run_feed_forward(backend, layer.shared, moe.shared);
   run_grouped(backend, layer.experts.down, gate_expert_rows(backend), nullptr, moe.routed);
   combine_rows(backend, out);
 }
@@ -192,13 +190,15 @@ void route(Backend& backend, int64_t layer) {
                        .normalises = model.normalise_weights != 0},
                       backend.stream);
   const auto choice_bytes = model.experts_per_token * static_cast<int64_t>(sizeof(float));
-  cuda::share_rows(backend, moe.experts, choice_bytes);
-  cuda::share_rows(backend, moe.weights, choice_bytes);
+  cuda::share_rows_aside(backend, {moe.experts, choice_bytes, moe.weights, choice_bytes}, cuda::Arrival::kChoices);
 }
 
 void expert_feed_forward(Backend& backend, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
   float* out = cuda::update_target(backend, cuda::UpdateSource::kFeedForward);
+  cuda::await_rows(backend, cuda::Arrival::kRows);
+  if (!weights.experts.holds_shared) cuda::run_feed_forward(backend, weights.shared, backend.places.moe.shared);
+  cuda::await_rows(backend, cuda::Arrival::kChoices);
   if (weights.experts.is_hopper) {
     cuda::run_hopper_experts(backend, weights, out);
   } else {

@@ -43,8 +43,9 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
                         .width = model.hidden_size,
                         .epsilon = static_cast<float>(model.norm_epsilon)});
   if (!has_codes) round_rows(backend, places.normed + offset, operand, rows);
-  share_rows(backend, operand.rows, operand.stride_bytes);
-  if (has_codes) share_rows(backend, operand.scales, sizeof(float));
+  const SharedRows shared = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
+  if (!keeps_normed) return share_rows(backend, shared);
+  share_rows_aside(backend, shared, Arrival::kRows);
 }
 
 bool attends_in_one_kernel(const Backend& backend) {
@@ -133,7 +134,7 @@ void share_final_rows(Backend& backend) {
   const RowRange rows = own_rows(backend);
   const int64_t offset = rows.first * backend.model.hidden_size;
   norm_for_logits(backend, backend.places.hidden + offset, backend.places.normed + offset, rows.count);
-  share_rows(backend, backend.places.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float)));
+  share_rows(backend, {backend.places.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float))});
 }
 
 void copy_rows(Backend& backend, float* out, const float* in, int64_t count) {
@@ -205,8 +206,7 @@ void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, 
   }
 }
 
-Operand prepare_rows(Backend& backend, const float* rows, int64_t width) {
-  const Operand operand = backend.operand(width);
+void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand) {
   if (weight_element(backend.model) == ProductElement::kE4m3) {
     launch_quantise({.codes = operand.rows,
                      .scales = operand.scales,
@@ -226,11 +226,10 @@ Operand prepare_rows(Backend& backend, const float* rows, int64_t width) {
                     .out_stride_bytes = operand.stride_bytes},
                    backend.stream);
   }
-  return operand;
 }
 
 Operand prepare_gated(Backend& backend, int64_t width) {
-  const Operand operand = backend.operand(width);
+  const Operand operand = backend.gated_operand(width);
   const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
   launch_swiglu({.out = has_codes ? nullptr : backend.places.gated,
                  .codes = has_codes ? operand.rows : nullptr,
@@ -243,7 +242,8 @@ Operand prepare_gated(Backend& backend, int64_t width) {
                  .row_slices = 1,
                  .slice_stride = operand.stride_bytes},
                 backend.stream);
-  return has_codes ? operand : prepare_rows(backend, backend.places.gated, width);
+  if (!has_codes) prepare_rows(backend, backend.places.gated, width, operand);
+  return operand;
 }
 
 void add_update(Backend& backend) {
@@ -350,9 +350,8 @@ void attend(Backend& backend, int64_t layer) {
 
 void project_attended(Backend& backend, int64_t layer) {
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
-  const cuda::Operand operand = cuda::attends_in_one_kernel(backend)
-                                    ? backend.operand(width)
-                                    : cuda::prepare_rows(backend, backend.places.attended, width);
+  const cuda::Operand operand = backend.operand(width);
+  if (!cuda::attends_in_one_kernel(backend)) cuda::prepare_rows(backend, backend.places.attended, width, operand);
   cuda::run_product(backend, backend.layer(layer).output, nullptr, operand,
                     cuda::update_target(backend, cuda::UpdateSource::kAttention), backend.model.hidden_size,
                     backend.num_rows);

@@ -10,7 +10,7 @@ void run_product(Backend& backend, const PlacedWeight& weight, const float* bias
                  int64_t out_stride, int64_t count);
 void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, const Operand& operand, float* out,
                   int64_t out_stride);
-Operand prepare_rows(Backend& backend, const float* rows, int64_t width);
+void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand);
 Operand prepare_gated(Backend& backend, int64_t width);
 void add_update(Backend& backend);
 void compute_all_logits(Backend& backend);

@@ -63,6 +63,7 @@ void prepare_nccl_environment(bool shares_devices) {
   if (!shares_devices) return;
   set_unless_given("NCCL_MULTI_RANK_GPU_ENABLE", "1");
   set_unless_given("NCCL_MAX_CTAS", "1");
+  set_unless_given("NCCL_RUNTIME_CONNECT", "0");
 }
 
 std::shared_ptr<const Nccl> Nccl::load(const std::string& path) {

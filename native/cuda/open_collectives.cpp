@@ -76,16 +76,25 @@ void Collectives::test_link(const OpenCall& call, int32_t distance) {
           " sent: the link between their GPUs is broken; see nvidia-smi topo -m and nvidia-smi nvlink -e");
 }
 
-void Collectives::warm_up(const OpenCall& call, uint64_t bytes_per_rank) {
+void Collectives::warm_up(const OpenCall& call, uint64_t bytes_per_rank, cudaStream_t stream) {
   const uint64_t total_bytes = bytes_per_rank * static_cast<uint64_t>(num_ranks());
   std::byte* upper = call.scratch + total_bytes;
-  all_gather(call.scratch, 2 * bytes_per_rank, call.stream);
-  all_to_all(upper, call.scratch, bytes_per_rank, total_bytes, call.stream);
+  const auto meet = [&] {
+    group_.wait_for_stream(stream);
+    group_.wait(rank_, "the first collectives", call.deadline);
+  };
+  all_gather(call.scratch, 2 * bytes_per_rank, stream);
+  meet();
+  all_gather({{call.scratch, bytes_per_rank}, {upper, bytes_per_rank}}, stream);
+  meet();
+  all_to_all(upper, call.scratch, bytes_per_rank, total_bytes, stream);
+  meet();
   for (int32_t root = 0; root < num_ranks(); ++root) {
-    broadcast(call.scratch, bytes_per_rank, root, call.stream);
-    gather(upper, call.scratch, bytes_per_rank, root, call.stream);
+    broadcast(call.scratch, bytes_per_rank, root, stream);
+    meet();
+    gather(upper, call.scratch, bytes_per_rank, root, stream);
+    meet();
   }
-  group_.wait_for_stream(call.stream);
 }
 
 void Collectives::open(const OpenCall& call) {
@@ -103,9 +112,10 @@ void Collectives::open(const OpenCall& call) {
   const uint64_t most = call.scratch_bytes / (2 * ranks) / kWarmUpAlignment * kWarmUpAlignment;
   for (uint64_t bytes = kWarmUpAlignment; bytes < most; bytes *= kWarmUpGrowth) {
     watchdog.expect(text("rank ", rank_, " did not end the first collectives of ", bytes, " bytes"));
-    warm_up(call, bytes);
+    warm_up(call, bytes, call.stream);
   }
-  warm_up(call, most);
+  warm_up(call, most, call.stream);
+  warm_up(call, most, call.side_stream);
   group_.wait(rank_, "the end of the test of all links", call.deadline);
   collectives_run_ = 0;
   bytes_sent_ = 0;

@@ -1,6 +1,7 @@
 """Several ranks on one GPU: real NCCL, every exchange bitwise equal, near the CPU's ranks, and faults that end cleanly.
 
 Needs NCCL 2.32.3 or newer, which lets ranks share a GPU ($GLINT_NCCL names the file). Kernels are the portable ones.
+Ranks that share a GPU need a hardware queue per stream, and CUDA reads their number once, at its first call in a process.
 """
 
 import os
@@ -46,6 +47,7 @@ SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "repet
 GAP_FACTOR = 2.0
 GAP_FLOOR = 2e-3
 FAULT_SECONDS = 120
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_weights = pytest.mark.parametrize("weights", ["fp8_channel", "bf16"])

@@ -128,7 +128,7 @@ def test_the_exchanges_of_a_prefill_step() -> None:
     found = count_exchanges(TP, 4096, 1)
     rows = 512 * 7
     layers = 92 * 2 * (5120 * 4 + 5120 + 4) + 89 * 2 * 8 * 4 + 5120 * 4
-    assert found.collectives == 92 * 6 + 89 * 2 + 1 + 2
+    assert found.collectives == 92 * 4 + 89 + 1 + 2
     assert found.bytes_sent == rows * layers + (18944 * 4 * 7 + 176 * 7) // 8
     assert count_exchanges(shape_rank(GLM_47, 1, "tp"), 4096, 1).bytes_sent == 0
 

@@ -100,10 +100,9 @@ class NormPaths {
     norm.part_stride = shard_floats;
     norm.num_parts = test_.num_ranks();
     launch_norm(norm, stream());
-    test_.collectives.begin_group();
-    test_.collectives.all_gather(whole.codes, static_cast<uint64_t>(whole.shard_rows * whole.code_stride), stream());
-    test_.collectives.all_gather(whole.scales, static_cast<uint64_t>(whole.shard_rows) * sizeof(float), stream());
-    test_.collectives.end_group();
+    test_.collectives.all_gather({{whole.codes, static_cast<uint64_t>(whole.shard_rows * whole.code_stride)},
+                                  {whole.scales, static_cast<uint64_t>(whole.shard_rows) * sizeof(float)}},
+                                 stream());
   }
 
  private:

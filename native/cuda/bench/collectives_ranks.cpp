@@ -101,7 +101,11 @@ RankTest::RankTest(RankGroup& given_group, int32_t given_rank, int64_t given_wid
 void RankTest::open(double seconds) {
   const Deadline deadline = deadline_after(seconds);
   collectives.open(
-      {.scratch = places.scratch, .scratch_bytes = room, .stream = stream.get(), .deadline = deadline});
+      {.scratch = places.scratch,
+       .scratch_bytes = room,
+       .stream = stream.get(),
+       .side_stream = stream.get(),
+       .deadline = deadline});
   peers.set_wait_seconds(kPeerWaitSeconds);
   peers.open(stream.get(), deadline);
 }
