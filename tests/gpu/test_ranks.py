@@ -1,7 +1,7 @@
 """Several ranks on one GPU: real NCCL, every exchange bitwise equal, near the CPU's ranks, and faults that end cleanly.
 
 Needs NCCL 2.32.3 or newer, which lets ranks share a GPU ($GLINT_NCCL names the file). Kernels are the portable ones.
-Ranks that share a GPU need a hardware queue per stream, and CUDA reads their number once, at its first call in a process.
+Ranks that share a GPU need a hardware queue per stream, whose number CUDA reads once, at its first call in a process.
 """
 
 import os
