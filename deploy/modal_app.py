@@ -2,7 +2,7 @@
 
 Environment variables choose what runs, for `modal run` and `modal deploy` alike: GLINT_MODEL_ID (a model of the hub, or
 `sample`), GLINT_GPU (kind and count, or `none`), GLINT_EXPERT_LAYOUT (tp or ep), GLINT_SERVE_FLAGS (more flags of
-`glint serve`). The work itself is in modal_steps.py.
+`glint serve`). The work itself is in modal_steps.py and modal_weights.py.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 import modal
 import modal_steps as steps
+from modal_weights import describe_weights, fetch_model, model_folder
 
 SETUP = steps.Setup.read(os.environ)
 MODELS = Path("/models")
@@ -36,33 +37,39 @@ def make_image() -> modal.Image:
         image = image.add_local_dir(CHECKOUT / name, f"/source/{name}", copy=True, ignore=["**/__pycache__"])
     for name in SOURCE_FILES:
         image = image.add_local_file(CHECKOUT / name, f"/source/{name}", copy=True)
-    return image.run_commands(BUILD).add_local_python_source("modal_steps")
+    return image.run_commands(BUILD).add_local_python_source("modal_steps", "modal_weights")
 
 
 app = modal.App("glint")
 image = make_image()
 weights = modal.Volume.from_name("glint-weights", create_if_missing=True, version=2)
 api_key = modal.Secret.from_name("glint-api-key", required_keys=[steps.KEY_VARIABLE])
-container: dict[str, Any] = {"image": image, "volumes": {str(MODELS): weights}, "env": SETUP.as_environment()}
+common: dict[str, Any] = {"image": image, "env": SETUP.as_environment()}
+container = common | {"volumes": {str(MODELS): weights.with_mount_options(read_only=True)}}
 
 
-@app.function(**container, cpu=8, timeout=24 * HOUR, retries=modal.Retries(max_retries=5, backoff_coefficient=1.0))
+@app.function(**common, volumes={str(MODELS): weights}, cpu=8, timeout=24 * HOUR)
 def download_model(model_id: str = SETUP.model_id, revision: str = "main") -> None:
-    """Fetch a model into the volume, going on where an earlier run ended, and check every file of it."""
-    steps.check_model(steps.fetch_model(MODELS, model_id, revision), SETUP)
+    """Fetch a model into the volume, going on where an earlier run ended, and check every file of it.
+
+    No other function may write there. A container that Modal starts anew for the same call goes on with it.
+    """
+    steps.check_model(fetch_model(MODELS, model_id, revision, modal.current_function_call_id()), SETUP)
 
 
 @app.function(**container, gpu=SETUP.gpu, cpu=16, memory=64 * 1024, timeout=2 * HOUR)
 def smoke() -> None:
-    """Run `glint smoke`: five prompts greedily, everything checked."""
-    steps.run_glint(["smoke", *SETUP.engine_flags(steps.model_folder(MODELS, SETUP.model_id))])
+    """Say which weights these are and run `glint smoke`: five prompts greedily, everything checked."""
+    folder = model_folder(MODELS, SETUP.model_id)
+    print(describe_weights(folder), flush=True)
+    steps.run_glint(["smoke", *SETUP.engine_flags(folder)])
 
 
 @app.function(**container, gpu=SETUP.gpu, cpu=16, memory=64 * 1024, timeout=2 * HOUR)
 def bench(concurrency: str = "64", prompt_len: int = 256, gen_len: int = 256, duration: float = 60.0) -> None:
     """Run `glint bench serve`, which prints the report of `./run.py --bench`."""
     load = ["--concurrency", concurrency, "--prompt-len", str(prompt_len), "--gen-len", str(gen_len)]
-    flags = SETUP.engine_flags(steps.model_folder(MODELS, SETUP.model_id))
+    flags = SETUP.engine_flags(model_folder(MODELS, SETUP.model_id))
     steps.run_glint(["bench", "serve", *flags, *load, "--duration", str(duration)])
 
 
@@ -78,7 +85,7 @@ def bench(concurrency: str = "64", prompt_len: int = 256, gen_len: int = 256, du
     max_containers=1,
     scaledown_window=15 * MINUTE,
     startup_timeout=HOUR,
-    exit_grace_period=2 * MINUTE,
+    exit_grace_period=10 * MINUTE,
     enable_memory_snapshot=True,
 )
 class Endpoint:
@@ -93,15 +100,15 @@ class Endpoint:
     @modal.enter(snap=True)
     def import_server(self) -> None:
         """Start the server process up to where it would need a GPU."""
-        self.process = steps.start_waiting(steps.model_folder(MODELS, SETUP.model_id))
+        self.process = steps.start_waiting(model_folder(MODELS, SETUP.model_id))
 
     @modal.enter()
     def serve(self) -> None:
         """Let it load the model; returns when it is ready."""
-        flags = SETUP.server_flags(steps.model_folder(MODELS, SETUP.model_id), PORT)
+        flags = SETUP.server_flags(model_folder(MODELS, SETUP.model_id), PORT)
         steps.begin(self.process, flags, PORT)
 
     @modal.exit()
     def drain(self) -> None:
-        """Let it finish what it has."""
+        """Let it finish what it has: by now Modal has waited for requests, and gives this method 30 s."""
         steps.stop(self.process, 28.0)

@@ -1,4 +1,4 @@
-"""What the Modal app does inside its containers, as plain functions: fetch a model, check it, run glint, keep a server.
+"""What the Modal app does inside its containers, as plain functions: check a model, run glint, keep a server.
 
 Nothing here knows Modal. Run as a program it is the server that imports everything and then waits for its order, so
 that a snapshot of a container holds a process which only has to read the weights.
@@ -16,21 +16,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-SAMPLE = "sample"
 NO_GPU = "none"
 DEFAULTS = {"GLINT_MODEL_ID": "zai-org/GLM-4.7-FP8", "GLINT_GPU": "B200:8", "GLINT_EXPERT_LAYOUT": "tp"}
 SERVE_FLAGS = "GLINT_SERVE_FLAGS"
 KEY_VARIABLE = "GLINT_API_KEY"
 GPU_SHAPE = re.compile(r"[A-Za-z][\w!.-]*(?::[1-9]\d*)?")
-PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.1
-NUM_DOWNLOADS = 16
+WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class SetupError(ValueError):
@@ -81,116 +78,6 @@ class Setup:
         """The command line of the server behind the endpoint; it listens on every address of its container."""
         where = ["--host", "0.0.0.0", "--port", str(port), "--served-model-name", self.model_id]
         return ["serve", *self.engine_flags(folder), *where, "--shutdown-timeout", "25", *self.serve_flags]
-
-
-def model_folder(models: Path, model_id: str) -> Path:
-    """The folder that a fetched model is in; refused where it was not fetched."""
-    from glint.checkpoint.sample import sample_folder
-    from glint.errors import CheckpointError
-
-    folder = sample_folder(models / SAMPLE, "fp8") if model_id == SAMPLE else models / model_id
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} holds no model; fetch it first: modal run deploy/modal_app.py::download_model "
-            f"--model-id {model_id}"
-        )
-    return folder
-
-
-def fetch_model(models: Path, model_id: str, revision: str) -> Path:
-    """Bring a model into the folder of models and give its place; what is already there is not fetched again."""
-    from glint.checkpoint.sample import make_sample_model
-
-    if model_id == SAMPLE:
-        return make_sample_model("fp8", models / SAMPLE)
-    folder = models / model_id
-    folder.mkdir(parents=True, exist_ok=True)
-    commit = download(model_id, revision, folder)
-    remove_broken_files(model_id, commit, folder)
-    return folder
-
-
-def download(model_id: str, revision: str, folder: Path) -> str:
-    """Fetch what is missing of a model, with lines of progress; gives the commit that the revision stands for.
-
-    A broken connection goes on within its file, a new run goes on with the files that are not whole.
-    """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    from glint.errors import CheckpointError
-
-    for path in folder.rglob("*.incomplete"):
-        path.unlink()
-    try:
-        hub = HfApi()
-        commit = str(hub.model_info(model_id, revision=revision).sha)
-        files = list(hub.list_repo_tree(model_id, revision=commit, recursive=True))
-        total = sum(getattr(file, "size", 0) for file in files)
-        with shown_progress(model_id, total, lambda: held_bytes(folder)):
-            snapshot_download(model_id, revision=commit, local_dir=folder, max_workers=NUM_DOWNLOADS)
-    except (HfHubHTTPError, OSError, RuntimeError) as problem:
-        raise CheckpointError(
-            f"{model_id} at {revision} could not be fetched whole: {problem}; run download_model again, which goes on "
-            f"with what is in {folder}"
-        ) from problem
-    return commit
-
-
-def held_bytes(folder: Path) -> int:
-    """Bytes below a folder, those of unfinished files included."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
-
-
-@contextmanager
-def shown_progress(name: str, total_bytes: int, count_bytes: Callable[[], int]) -> Iterator[None]:
-    """Print a line about a download at its start, every ten seconds and at its end."""
-    begun_at, begun_with, is_over = time.monotonic(), count_bytes(), threading.Event()
-
-    def show() -> None:
-        done = min(count_bytes(), total_bytes)
-        rate = (done - begun_with) / max(time.monotonic() - begun_at, 1e-3) / 1e6
-        share = 100 * done // max(total_bytes, 1)
-        print(f"{name}: {done / 1e9:.2f} of {total_bytes / 1e9:.2f} GB, {share}%, {rate:.0f} MB/s", flush=True)
-
-    def repeat() -> None:
-        while not is_over.wait(PROGRESS_SECONDS):
-            show()
-
-    show()
-    watcher = threading.Thread(target=repeat, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()
-        show()
-
-
-def remove_broken_files(model_id: str, commit: str, folder: Path) -> None:
-    """Compare the checksum of every file with the hub's; files that differ are removed and named."""
-    from huggingface_hub import HfApi
-
-    from glint.errors import CheckpointError
-
-    print(f"{model_id}: comparing checksums with the hub", flush=True)
-    found = HfApi().verify_repo_checksums(model_id, revision=commit, local_dir=folder)
-    broken = [mismatch["path"] for mismatch in found.mismatches]
-    for name in broken:
-        (folder / name).unlink()
-    if broken or found.missing_paths:
-        names = ", ".join([*broken, *found.missing_paths])
-        raise CheckpointError(
-            f"{folder} lacks files or has files whose checksum is not the hub's, which were removed: {names}; run "
-            "download_model again, which fetches only these"
-        )
-    print(f"{model_id}: {found.checked_count} files have the checksums of the hub", flush=True)
 
 
 def check_model(folder: Path, setup: Setup) -> None:
@@ -249,9 +136,9 @@ def begin(process: subprocess.Popen[bytes], arguments: Sequence[str], port: int)
 
 
 def answers(url: str) -> bool:
-    """Whether a GET is answered with 200."""
+    """Whether a GET of a server of this container is answered with 200; a proxy of the environment is not asked."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with WITHOUT_PROXY.open(url, timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

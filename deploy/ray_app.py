@@ -21,18 +21,23 @@ from ray.serve import Application
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glint.cli import make_parser
-from glint.errors import EngineError, RequestError
+from glint.errors import RequestError
 from glint.server.flags import read_settings
 from glint.server.lifecycle import Startup
 from glint.server.serve import Server
 from glint.server.settings import ServerSettings
 
 HEALTH_PERIOD_SECONDS = 2.0
+WATCH_SECONDS = 0.1
+TELL_SECONDS = 1.0
+FLUSH_SECONDS = 0.2
+EXIT_FAILED = 1
 DRAIN_LOOP_SECONDS = 0.5
 CLOSE_SECONDS = 15.0
 RUNNING_REQUESTS = 1024
 CLIENT_LEFT: Message = {"type": "http.disconnect"}
 PROXY_FLAGS = frozenset({"--host", "--port"})
+log = logging.getLogger("glint.ray")
 LOG_FORM = "%(asctime)s %(levelname)s %(name)s %(message)s"
 ROUTERS: dict[str, dict[str, str]] = {
     "least-loaded": {},
@@ -73,6 +78,7 @@ class Carrier:
     def __init__(self, app: ASGIApp, close: Callable[[], Awaitable[object]]) -> None:
         self._app = app
         self._close = close
+        self._answering: set[asyncio.Future[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on; returns when the application has ended it."""
@@ -92,12 +98,19 @@ class Carrier:
                 receiving.cancel()
 
         answering = asyncio.ensure_future(self._app(scope, receive_or_leave, send))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
         try:
             await asyncio.shield(answering)
         except asyncio.CancelledError:
             departure.set_result(CLIENT_LEFT)
             await asyncio.wait([answering])
             raise
+
+    async def answer_all(self, seconds: float) -> None:
+        """Wait until the requests of this moment have their answers, for so many seconds at most."""
+        if self._answering:
+            await asyncio.wait(set(self._answering), timeout=seconds)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Close the server when Ray ends the lifespan, which is once the requests in flight have ended."""
@@ -109,23 +122,40 @@ class Carrier:
 
 
 class Glint:
-    """One replica: the application of `glint serve`, with its keys, limits and outcome lines, behind Ray's proxy."""
+    """One replica: the application of `glint serve`, with its keys, limits and outcome lines, behind Ray's proxy.
+
+    A replica whose engine failed would refuse faster than others answer, and so draw requests to itself. Its process
+    ends instead, once the requests that it had were told why: Ray notices that at once and starts another.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._log_level = settings.log_level
         self._server = Server(settings, Startup())
+        self._carrier = Carrier(self._server.app, self._server.close)
+        self._watching: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Load the model; what comes back is what Ray passes requests to. As in `glint serve`, PyTorch stays out."""
         cast("dict[str, object]", sys.modules).setdefault("torch", None)
         logging.basicConfig(level=self._log_level.upper(), format=LOG_FORM)
         await self._server.start()
-        return Carrier(self._server.app, self._server.close)
+        self._watching = asyncio.create_task(self._watch())
+        return self._carrier
 
     async def check_health(self) -> None:
-        """Raise where the engine has failed or makes no step; Ray then replaces this replica."""
+        """End this process where the engine has failed or makes no step."""
         if not self._server.is_healthy:
-            raise EngineError("the engine of this replica failed or makes no step; Ray replaces the replica")
+            await self._carrier.answer_all(TELL_SECONDS)
+            await asyncio.sleep(FLUSH_SECONDS)
+            log.error("the engine of this replica failed or makes no step; the process ends, Ray starts another")
+            logging.shutdown()
+            os._exit(EXIT_FAILED)
+
+    async def _watch(self) -> None:
+        """Check more often than Ray does."""
+        while True:
+            await self.check_health()
+            await asyncio.sleep(WATCH_SECONDS)
 
 
 def app(arguments: Arguments) -> Application:

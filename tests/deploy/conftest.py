@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-MODAL_MODULES = ("modal_app", "modal_steps")
+MODAL_MODULES = ("modal_app", "modal_steps", "modal_weights")
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +38,9 @@ def modal_app(sample_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def modal_steps(modal_app: ModuleType) -> ModuleType:
     """deploy/modal_steps.py."""
     return sys.modules["modal_steps"]
+
+
+@pytest.fixture(scope="session")
+def modal_weights(modal_app: ModuleType) -> ModuleType:
+    """deploy/modal_weights.py."""
+    return sys.modules["modal_weights"]

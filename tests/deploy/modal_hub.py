@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REVISIONS = {"main": COMMIT, "v2": "fedcba9876543210fedcba9876543210fedcba98"}
 LARGE_BYTES = 10_000_000
 CHUNK_BYTES = 1 << 20
 
@@ -20,7 +21,8 @@ CHUNK_BYTES = 1 << 20
 class Hub:
     """One model: its files, and the first byte of every file that was asked for.
 
-    The large file can be cut off (`cut_after_bytes`, once) or held back (`hold_after_bytes`) on its way.
+    The large file can be cut off (`cut_after_bytes`, once) or held back (`hold_after_bytes`) on its way. Each of the
+    `refusals` is the status of one answer to a question about the model; `num_questions` counts these questions.
     """
 
     def __init__(self, model_id: str, folder: Path) -> None:
@@ -32,6 +34,8 @@ class Hub:
         self.is_held = threading.Event()
         self.is_closed = threading.Event()
         self.fetched: list[tuple[str, int]] = []
+        self.refusals: list[int] = []
+        self.num_questions = 0
         self.url = ""
 
     def fingerprint(self, name: str) -> str:
@@ -70,15 +74,31 @@ class HubConnection(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer the three kinds of questions."""
         hub, path = self.hub, self.path.partition("?")[0]
-        if path.startswith(f"/api/models/{hub.model_id}/tree/"):
+        if path.startswith("/api/models/"):
+            hub.num_questions += 1
+        if path.startswith("/api/models/") and hub.refusals:
+            self._refuse(hub.refusals.pop(0))
+        elif path.startswith(f"/api/models/{hub.model_id}/tree/"):
             self._send_json(hub.tree())
-        elif path.startswith(f"/api/models/{hub.model_id}"):
-            names = [{"rfilename": name} for name in hub.files]
-            self._send_json({"id": hub.model_id, "sha": COMMIT, "siblings": names})
-        elif match := re.fullmatch(rf"/{hub.model_id}/resolve/{COMMIT}/([\w.]+)", path):
-            self._send_file(match[1])
+        elif match := re.fullmatch(rf"/api/models/{hub.model_id}/revision/(\w+)", path):
+            self._describe(REVISIONS.get(match[1]))
+        elif match := re.fullmatch(rf"/{hub.model_id}/resolve/({'|'.join(REVISIONS.values())})/([\w.]+)", path):
+            self._send_file(match[1], match[2])
         else:
-            self.send_error(404)
+            self._refuse(404)
+
+    def _describe(self, commit: str | None) -> None:
+        if commit is None:
+            self._refuse(404, "RevisionNotFound")
+            return
+        names = [{"rfilename": name} for name in self.hub.files]
+        self._send_json({"id": self.hub.model_id, "sha": commit, "siblings": names})
+
+    def _refuse(self, status: int, code: str = "") -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _send_json(self, document: Any) -> None:
         body = json.dumps(document).encode()
@@ -88,13 +108,13 @@ class HubConnection(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _send_file(self, name: str) -> None:
+    def _send_file(self, commit: str, name: str) -> None:
         hub, size = self.hub, self.hub.files[name].stat().st_size
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(asked[1]) if asked else 0
         self.send_response(206 if asked else 200)
         self.send_header("ETag", f'"{hub.fingerprint(name)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", commit)
         self.send_header("Content-Length", str(size - first))
         if asked:
             self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 import glint
-from tests.deploy.command_lines import DEPLOY, ROOT, fill_in, parse_serve, seconds
+from glint.cli import run_sample_model
+from tests.deploy.command_lines import DEPLOY, ROOT, fill_in, parse, parse_serve, seconds
 from tests.deploy.dockerfile import read_stages
 
 FILE = DEPLOY / "compose.yaml"
@@ -88,11 +89,45 @@ def test_keys_come_from_a_secret_and_models_from_a_volume(name: str) -> None:
     assert str(parse_serve(service["command"]).api_key_file) == "/run/secrets/api_keys"
     assert "environment" not in service
     (volume,) = service["volumes"]
-    assert volume == "models:/models" and "models" in whole["volumes"]
-    assert load(GLINT_MODELS="/srv/models")["services"][name]["volumes"] == ["/srv/models:/models"]
+    assert volume == "models:/models:ro" and "models" in whole["volumes"]
+    assert load(GLINT_MODELS="/srv/models")["services"][name]["volumes"] == ["/srv/models:/models:ro"]
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["sample", "download"])
+def test_only_a_download_may_write_to_the_models(name: str) -> None:
+    services = load(GLINT_MODELS="/srv/models")["services"]
+    assert services[name]["volumes"] == ["/srv/models:/models"]
+    assert services[name]["profiles"] == ["download"] and "restart" not in services[name]
+    assert services[name]["healthcheck"] == {"disable": True}
+    writers = {one for one, service in services.items() if not service["volumes"][0].endswith(":ro")}
+    assert writers == {"sample", "download"}
+
+
+@pytest.mark.parametrize("revision", ["", "0123456789abcdef"])
+def test_the_download_puts_the_model_where_the_server_looks(revision: str) -> None:
+    services = load(GLINT_REVISION=revision)["services"]
+    download, chosen = services["download"], parse_serve(services["cuda"]["command"])
+    place = ["--local-dir", str(chosen.model_dir)]
+    assert download["entrypoint"] == ["hf"]
+    assert download["command"] == ["download", "zai-org/GLM-4.7-FP8", "--revision", revision or "main", *place]
+    assert (download["image"], download["build"]) == (services["cuda"]["image"], services["cuda"]["build"])
+    mounted = download["volumes"][0].rpartition(":")[2]
+    assert str(chosen.model_dir).startswith(f"{mounted}/")
+    assert download["environment"]["HF_HOME"].startswith(f"{mounted}/")
+
+
+def test_the_sample_is_made_where_the_server_of_the_cpu_looks() -> None:
+    services = load()["services"]
+    assert parse(services["sample"]["command"]).run is run_sample_model
+    assert parse_serve(services["cpu"]["command"]).model is None
+    assert (services["sample"]["image"], services["sample"]["build"]) == (
+        services["cpu"]["image"],
+        services["cpu"]["build"],
+    )
+    assert "GLINT_CACHE=/models" in STAGES["cpu"].last("ENV").text.split()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "sample", "download"])
 def test_the_container_is_locked_down(name: str) -> None:
     service = load()["services"][name]
     assert service["read_only"] is True and service["tmpfs"] == ["/tmp"]

@@ -111,16 +111,23 @@ def test_the_download_puts_the_model_where_the_server_looks() -> None:
     (download,) = pod_of("Job")["containers"]
     chosen = parse_serve(server_of()["args"])
     assert download["command"] == ["hf"]
-    assert download["args"] == ["download", "zai-org/GLM-4.7-FP8", "--local-dir", str(chosen.model_dir)]
+    place = ["--local-dir", str(chosen.model_dir)]
+    assert download["args"] == ["download", "zai-org/GLM-4.7-FP8", "--revision", "main", *place]
     hf = Path(sys.executable).with_name("hf")
     command = [str(hf), "download", "--help"]
     helped = subprocess.run(command, env={"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False)
-    assert helped.returncode == 0 and "--local-dir" in helped.stdout, helped.stderr
-    mounts = [mount for one in (download, server_of()) for mount in one["volumeMounts"] if mount["name"] == "models"]
-    assert [(mount["mountPath"], mount.get("readOnly", False)) for mount in mounts] == [
-        ("/models", False),
-        ("/models", True),
-    ]
+    assert helped.returncode == 0, helped.stderr
+    assert "--local-dir" in helped.stdout and "--revision" in helped.stdout
+
+
+def test_only_the_download_may_write_to_the_models() -> None:
+    for kind, is_reader in (("Job", False), ("Deployment", True)):
+        pod = pod_of(kind)
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "models"]
+        assert volume["persistentVolumeClaim"].get("readOnly", False) is is_reader
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "models"]
+            assert (mount["mountPath"], mount.get("readOnly", False)) == ("/models", is_reader)
 
 
 def test_a_pod_has_time_to_load_and_to_drain() -> None:

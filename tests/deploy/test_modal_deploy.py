@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import modal
 import pytest
 
+from glint.server.bounds import Limits
 from tests.deploy.conftest import ROOT
 from tests.deploy.modal_recorder import Recorder, recording_server
 from tests.house_rules.sources import repository_paths
 
+PROGRAMS = ("modal_app.py", "modal_steps.py", "modal_weights.py")
+GRACE_SECONDS = 600
+LONGEST_GRACE_SECONDS = 3600
 GPU_FUNCTIONS = ("smoke", "bench", "Endpoint")
 
 
@@ -64,21 +69,21 @@ def test_exactly_eight_b200_are_asked_for(deployed: Recorder, name: str) -> None
     assert (gpu.gpu_type, gpu.count) == ("B200", 8)
 
 
-def test_the_download_takes_no_gpu_and_up_to_a_day_with_retries(deployed: Recorder) -> None:
+def test_the_download_takes_no_gpu_and_up_to_a_day_and_is_not_repeated_by_modal(deployed: Recorder) -> None:
     function = deployed.functions()["download_model"]
     assert function.resources.gpu_config.count == 0
     assert function.timeout_secs == 24 * 3600
-    assert function.retry_policy.retries == 5
+    assert function.retry_policy.retries == 0
 
 
-def test_every_container_has_the_volume_of_weights(deployed: Recorder) -> None:
+def test_every_container_has_the_volume_of_weights_and_only_the_download_may_write(deployed: Recorder) -> None:
     (volume,) = deployed.requests["VolumeGetOrCreate"]
     assert volume.deployment_name == "glint-weights"
-    for function in deployed.functions().values():
+    for name, function in deployed.functions().items():
         (mount,) = function.volume_mounts
         assert mount.mount_path == "/models"
         assert deployed.created[mount.volume_id] is volume
-        assert not mount.read_only
+        assert mount.read_only == (name != "download_model")
 
 
 def test_the_endpoint_is_a_server_that_wants_the_secret_with_the_key(deployed: Recorder) -> None:
@@ -99,8 +104,17 @@ def test_the_endpoint_scales_and_starts_as_documented(deployed: Recorder) -> Non
     assert scaling.scaledown_window == 15 * 60
     assert scaling.target_concurrency_float == 64.0
     assert endpoint.http_config.startup_timeout == 3600
-    assert endpoint.http_config.exit_grace_period == 120
+    assert endpoint.http_config.exit_grace_period == GRACE_SECONDS
     assert endpoint.checkpointing_enabled
+
+
+def test_the_longest_grace_of_modal_is_the_documented_one() -> None:
+    from modal.exception import InvalidError
+
+    with pytest.raises(InvalidError, match="must not exceed"):
+        modal.App("longer").server(exit_grace_period=LONGEST_GRACE_SECONDS + 1)
+    modal.App("as-long").server(exit_grace_period=LONGEST_GRACE_SECONDS)
+    assert GRACE_SECONDS < Limits().max_deadline_seconds <= LONGEST_GRACE_SECONDS
 
 
 def test_containers_get_the_setup_as_variables(deployed: Recorder) -> None:
@@ -137,13 +151,13 @@ def test_the_build_asks_for_an_extra_and_targets_that_exist() -> None:
     assert "install(TARGETS glint_cuda LIBRARY DESTINATION glint/lib COMPONENT engine)" in cmake
 
 
-def test_containers_get_both_programs(deployed: Recorder) -> None:
+def test_containers_get_all_programs(deployed: Recorder) -> None:
     names = {Path(file.filename).name for mount in deployed.requests["MountGetOrCreate"] for file in mount.files}
-    assert {"modal_app.py", "modal_steps.py"} <= names
+    assert set(PROGRAMS) <= names
 
 
-def test_a_container_imports_the_app_from_these_two_files_alone(tmp_path: Path) -> None:
-    for name in ("modal_app.py", "modal_steps.py"):
+def test_a_container_imports_the_app_from_these_files_alone(tmp_path: Path) -> None:
+    for name in PROGRAMS:
         (tmp_path / name).write_text((ROOT / "deploy" / name).read_text())
     program = "import modal_app, sys; print(modal_app.SETUP.gpu, 'glint' in sys.modules)"
     variables = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"], "GLINT_GPU": "H200:8"}

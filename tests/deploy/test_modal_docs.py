@@ -15,6 +15,7 @@ import pytest
 
 from glint.checkpoint.plan import MemoryPlan, plan_memory
 from glint.checkpoint.table import open_checkpoint
+from glint.config import DEFAULT_PAGE_TOKENS
 from tests.deploy.conftest import ROOT
 from tests.pure.checkpoint_files import GLM_47, make_specs, quantization, write_folder
 
@@ -25,6 +26,7 @@ VARIABLES = {"GLINT_MODEL_ID", "GLINT_GPU", "GLINT_EXPERT_LAYOUT", "GLINT_SERVE_
 UTILIZATION = 0.9
 SET_ASIDE_GIB = 3.0
 GIB = 2**30
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -140,17 +142,34 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[int, MemoryPlan]:
     return {ranks: plan_memory(checkpoint.config, checkpoint.tensors, ranks, "tp") for ranks in (4, 8)}
 
 
+def token_bytes_of(plan: MemoryPlan, has_fp8_pages: bool) -> int:
+    """The bytes of a token on a rank; with FP8 pages half of BF16, and one layer in BF16 on top."""
+    layers = int(GLM_47["num_hidden_layers"])
+    if not has_fp8_pages:
+        return plan.kv_bytes_per_token
+    return plan.kv_bytes_per_token // 2 + plan.kv_bytes_per_token // layers
+
+
 def test_the_sizing_table_is_the_arithmetic_of_glint_check(plans: dict[int, MemoryPlan]) -> None:
     rows = re.findall(
-        r"^\| (\d)x [^|]+\| (\d+) \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$", DOCUMENT, re.MULTILINE
+        r"^\| (\d)x ([^|]+) \| (\d+) \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$", DOCUMENT, re.MULTILINE
     )
-    assert len(rows) >= 5
-    for count, memory, weights, token_bytes, thousands in rows:
+    assert len([name for _, name, *_ in rows if "FP8 pages" in name]) >= 4 and len(rows) >= 9
+    for count, name, memory, weights, token_bytes, thousands in rows:
         plan = plans[int(count)]
+        bytes_of_token = token_bytes_of(plan, "FP8 pages" in name)
         assert float(weights) == pytest.approx(plan.weight_bytes / GIB, abs=0.006)
-        assert int(token_bytes.replace(",", "")) == plan.kv_bytes_per_token
+        assert int(token_bytes.replace(",", "")) == bytes_of_token
         room = (UTILIZATION * int(memory) - SET_ASIDE_GIB) * GIB - plan.weight_bytes
-        assert int(thousands.replace(",", "")) == int(room // plan.kv_bytes_per_token // 1000)
+        assert int(thousands.replace(",", "")) == int(room // bytes_of_token // 1000)
+
+
+def test_pages_are_as_large_as_the_engine_said_on_a_gpu(plans: dict[int, MemoryPlan]) -> None:
+    results = (ROOT / "docs" / "gpu-results.md").read_text(encoding="utf-8")
+    for text in (results, DOCUMENT):
+        (measured,) = re.findall(r"takes (\d\.\d\d) MiB (?:on one of eight ranks )?instead of (\d\.\d\d)", text)
+        pages = [DEFAULT_PAGE_TOKENS["cuda"] * token_bytes_of(plans[8], has_fp8) / MIB for has_fp8 in (True, False)]
+        assert tuple(f"{page:.2f}" for page in pages) == measured
 
 
 def test_measured_figures_are_those_of_the_results() -> None:

@@ -84,6 +84,15 @@ def test_an_endpoint_without_a_key_is_refused(modal_steps: ModuleType, monkeypat
         modal_steps.begin(process, [], free_port())
 
 
+def test_the_server_is_asked_past_a_proxy_of_the_environment(endpoint: str) -> None:
+    program = "import sys, modal_steps; print(*map(modal_steps.answers, sys.argv[1:]))"
+    proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), f"http://127.0.0.1:{free_port()}")
+    command = [sys.executable, "-c", program, f"{endpoint}/ready", f"{endpoint}/nothing-here"]
+    environment = {"PYTHONPATH": str(DEPLOY), "PATH": os.environ["PATH"]} | proxies
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.split() == ["True", "False"]
+
+
 def test_a_server_process_that_cannot_start_is_named(modal_steps: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(modal_steps.SetupError, match="ended with exit code 1 while it was imported"):
         modal_steps.start_waiting(tmp_path)
@@ -126,6 +135,7 @@ def test_download_model_makes_and_checks_the_sample(
 def test_smoke_prints_what_glint_smoke_prints(modal_app: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     run(modal_app.smoke)
     printed = capfd.readouterr().out
+    assert re.match(r"weights: /\S+, without a record of a download\n", printed)
     assert "5 prompts" in printed
     assert "decode" in printed
 

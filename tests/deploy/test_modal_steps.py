@@ -8,23 +8,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.deploy.conftest import DEPLOY, ROOT
-from tests.deploy.modal_hub import Hub, serving_hub
+from tests.deploy.modal_hub import COMMIT, REVISIONS, Hub, serving_hub
 from tests.pure.checkpoint_files import small_folder
 
 MODEL_ID = "zai-org/GLM-4.7-FP8"
 WEIGHTS = "model.safetensors"
+OTHER_COMMIT = REVISIONS["v2"]
 PROGRAM = """
 import sys
 from pathlib import Path
-import modal_steps
+import modal_steps, modal_weights
 setup = modal_steps.Setup.read({"GLINT_GPU": "none"})
-modal_steps.check_model(modal_steps.fetch_model(Path(sys.argv[1]), setup.model_id, "main"), setup)
+models, revision, owner = sys.argv[1:]
+modal_weights.RETRY_SECONDS = 0.05
+modal_steps.check_model(modal_weights.fetch_model(Path(models), setup.model_id, revision, owner), setup)
 """
 
 
@@ -41,12 +45,12 @@ def hub(small_model: Path) -> Iterator[Hub]:
         yield running
 
 
-def start_fetch(hub: Hub, models: Path) -> subprocess.Popen[str]:
+def start_fetch(hub: Hub, models: Path, revision: str = "main", owner: str = "this-call") -> subprocess.Popen[str]:
     """Fetch in a process of its own, as the hub's address is read when its client is imported."""
     path = os.pathsep.join([str(DEPLOY), str(ROOT)])
     places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(models / "hub"), "PYTHONPATH": path}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(models)],
+        [sys.executable, "-c", PROGRAM, str(models), revision, owner],
         env=os.environ | places,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -54,9 +58,9 @@ def start_fetch(hub: Hub, models: Path) -> subprocess.Popen[str]:
     )
 
 
-def fetch(hub: Hub, models: Path) -> tuple[int, str]:
+def fetch(hub: Hub, models: Path, revision: str = "main", owner: str = "this-call") -> tuple[int, str]:
     """Fetch to the end; gives the exit code and what was printed."""
-    with start_fetch(hub, models) as process:
+    with start_fetch(hub, models, revision, owner) as process:
         text, _ = process.communicate(timeout=60)
         return process.returncode, text
 
@@ -111,6 +115,55 @@ def test_a_killed_download_goes_on_with_the_files_that_are_not_whole(hub: Hub, t
     assert not list((tmp_path / MODEL_ID).rglob("*.incomplete"))
 
 
+def large_parts(models: Path) -> list[Path]:
+    """The unfinished files that hold some megabytes already; small ones come and go."""
+    found = []
+    for path in (models / MODEL_ID).rglob("*.incomplete"):
+        with suppress(FileNotFoundError):
+            found += [path] if path.stat().st_size > 5_000_000 else []
+    return found
+
+
+@pytest.mark.parametrize("owner", ["this-call", "another-call"])
+def test_a_second_download_is_refused_while_the_first_runs_and_harms_nothing(
+    hub: Hub, tmp_path: Path, owner: str
+) -> None:
+    hub.hold_after_bytes = 15_000_000
+    with start_fetch(hub, tmp_path) as first:
+        assert hub.is_held.wait(60)
+        while not (parts := large_parts(tmp_path)):
+            time.sleep(0.05)
+        code, text = fetch(hub, tmp_path, owner=owner)
+        assert code != 0
+        assert f"{MODEL_ID} is being fetched by this-call (process {first.pid}, since 20" in text
+        assert f"modal volume rm glint-weights {MODEL_ID}/.glint-download" in text
+        assert first.poll() is None and large_parts(tmp_path) == parts
+        hub.hold_after_bytes = None
+        hub.is_closed.set()
+        text, _ = first.communicate(timeout=60)
+    assert first.returncode == 0, text
+    assert bytes_of(tmp_path / MODEL_ID, hub) == {name: path.read_bytes() for name, path in hub.files.items()}
+    assert fetch(hub, tmp_path, owner="another-call")[0] == 0
+
+
+def test_a_download_that_was_killed_is_gone_on_with_by_its_owner_alone(
+    tmp_path: Path, modal_weights: ModuleType
+) -> None:
+    from glint.errors import CheckpointError
+
+    place = tmp_path / MODEL_ID / ".glint-download"
+    place.parent.mkdir(parents=True)
+    place.write_text("this-call\nprocess 7, since then")
+    with (
+        pytest.raises(CheckpointError, match=r"fetched by this-call \(process 7, since then\); .* remove "),
+        modal_weights.held(tmp_path, MODEL_ID, "another-call"),
+    ):
+        raise AssertionError("another owner got in")
+    with modal_weights.held(tmp_path, MODEL_ID, "this-call"):
+        assert place.read_text().startswith(f"this-call\nprocess {os.getpid()}, since ")
+    assert place.read_text() == ""
+
+
 def test_a_changed_byte_is_found_and_mended_by_the_next_run(hub: Hub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path)[0] == 0
     weights = tmp_path / MODEL_ID / WEIGHTS
@@ -140,12 +193,51 @@ def test_a_file_that_is_broken_at_its_source_is_found_by_glint_check(tmp_path: P
     assert "cannot be served by 1 ranks" in text
 
 
-def test_a_model_that_the_hub_does_not_have_is_named_with_the_way_out(hub: Hub, tmp_path: Path) -> None:
-    hub.model_id = "zai-org/another"
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_hub_refuses_ends_at_the_first_question_with_the_reason(
+    hub: Hub, tmp_path: Path, status: int
+) -> None:
+    hub.refusals = [status] * 100
+    code, text = fetch(hub, tmp_path)
+    assert code != 0
+    assert f"{MODEL_ID} at main cannot be fetched, and trying again would not help: " in text
+    assert str(status) in text and "look at the name of the model" in text
+    assert hub.num_questions == 1
+
+
+def test_a_revision_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
+    code, text = fetch(hub, tmp_path, "v3")
+    assert code != 0
+    assert f"{MODEL_ID} at v3 cannot be fetched, and trying again would not help: " in text
+    assert "Revision Not Found" in text and hub.num_questions == 1
+
+
+def test_what_may_pass_is_tried_again_and_then_given_up_with_the_way_out(hub: Hub, tmp_path: Path) -> None:
+    hub.refusals = [500, 500, 429]
+    code, text = fetch(hub, tmp_path)
+    assert code == 0, text
+    assert f"{MODEL_ID} at main: attempt 1 of 6 failed: " in text
+    hub.refusals, hub.num_questions = [500] * 100, 0
     code, text = fetch(hub, tmp_path)
     assert code != 0
     assert f"{MODEL_ID} at main could not be fetched whole: " in text
     assert "run download_model again, which goes on with what is in" in text
+    assert hub.num_questions >= 6
+
+
+def test_the_commit_is_recorded_beside_the_weights(hub: Hub, tmp_path: Path, modal_weights: ModuleType) -> None:
+    folder = tmp_path / MODEL_ID
+    assert fetch(hub, tmp_path)[0] == 0
+    assert modal_weights.describe_weights(folder) == f"weights: {MODEL_ID} at revision main, commit {COMMIT}"
+    code, text = fetch(hub, tmp_path, "v2")
+    line = f"weights: {MODEL_ID} at revision v2, commit {OTHER_COMMIT}"
+    assert code == 0 and line in text
+    assert modal_weights.describe_weights(folder) == line
+    kept = folder / ".cache" / "huggingface" / "download" / "config.json.metadata"
+    assert kept.read_text().splitlines()[0] == OTHER_COMMIT
+    hub.refusals = [404]
+    assert fetch(hub, tmp_path, "v2")[0] != 0
+    assert modal_weights.describe_weights(folder) == f"weights: {folder}, without a record of a download"
 
 
 def test_the_setup_survives_its_way_into_a_container(modal_steps: ModuleType) -> None:
@@ -167,8 +259,8 @@ def test_the_command_lines_are_those_of_glint(modal_steps: ModuleType) -> None:
     make_parser().parse_args(["smoke", *setup.engine_flags(Path("folder"))])
 
 
-def test_a_model_that_was_not_fetched_is_refused_with_the_command(modal_steps: ModuleType, tmp_path: Path) -> None:
+def test_a_model_that_was_not_fetched_is_refused_with_the_command(modal_weights: ModuleType, tmp_path: Path) -> None:
     from glint.errors import CheckpointError
 
     with pytest.raises(CheckpointError, match=f"::download_model --model-id {MODEL_ID}"):
-        modal_steps.model_folder(tmp_path, MODEL_ID)
+        modal_weights.model_folder(tmp_path, MODEL_ID)

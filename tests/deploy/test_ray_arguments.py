@@ -6,6 +6,8 @@ import asyncio
 import importlib
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,12 +16,13 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from glint.cli import make_parser
-from glint.errors import EngineError, RequestError
+from glint.errors import RequestError
 from glint.server.flags import read_settings
 from tests.deploy.ray_served import SERVE
 from tests.e2e.served import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+END_SECONDS = 3.0
 GLM = {"device": "cuda", "tp": 8, "expert_layout": "ep", "replicas": 2}
 
 
@@ -94,13 +97,43 @@ def test_the_command_refuses_a_wrong_argument_before_it_starts_a_cluster(argumen
     assert "Started a local Ray instance" not in ended.stderr
 
 
-def test_a_replica_whose_engine_failed_fails_its_health_check(ray_app: ModuleType, sample_model: Path) -> None:
-    settings = read_settings(make_parser().parse_args(["serve", "--model", str(sample_model)]))
-    replica = ray_app.Glint(settings)
-    asyncio.run(replica.check_health())
-    replica._server._lifecycle.phase = "failed"
-    with pytest.raises(EngineError, match="Ray replaces the replica"):
-        asyncio.run(replica.check_health())
+REPLICA = """
+import asyncio, sys, time
+import httpx
+from deploy import ray_app
+from glint.cli import make_parser
+from glint.server.flags import read_settings
+
+async def run():
+    replica = ray_app.Glint(read_settings(make_parser().parse_args(["serve", *sys.argv[1:]])))
+    app = await replica.__serve_build_asgi_app__()
+    await replica.check_health()
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://replica", timeout=60) as client:
+        body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+        answers = await asyncio.gather(*(client.post("/generate", json=body) for _ in range(3)))
+    print(*(f"{answer.status_code} {answer.json()['error']['code']}" for answer in answers), sep="\\n", flush=True)
+    await asyncio.sleep(30)
+
+asyncio.run(run())
+"""
+
+
+def test_a_replica_whose_engine_fails_tells_its_requests_and_ends(sample_model: Path) -> None:
+    library = os.environ.get("GLINT_TEST_LIBRARY") or str(ROOT / "build" / "libglint_cpu_test.so")
+    command = [sys.executable, "-c", REPLICA, "--model", str(sample_model), "--engine", library]
+    environment = os.environ | {"GLINT_FAULT": "step:0:30", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as replica:
+        assert replica.stdout is not None
+        told = [replica.stdout.readline().strip() for _ in range(3)]
+        told_at = time.monotonic()
+        _, log = replica.communicate(timeout=60)
+    assert told == ["500 engine_failed"] * 3, log
+    assert time.monotonic() - told_at < END_SECONDS
+    assert replica.returncode == 1
+    assert "the engine of this replica failed or makes no step; the process ends, Ray starts another" in log
 
 
 @pytest.mark.parametrize("way", ["the task is cancelled", "receive fails"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ import openai
 import pytest
 
 from tests.deploy.ray_served import RayService, ray_service, wait_for
+from tests.e2e.served import ROOT
 
 KEY = "sk-of-the-ray-tests"
 QUESTION = "Tell me a long story about the sea."
@@ -26,6 +28,9 @@ NUM_TOKENS = 40
 NUM_SESSIONS = 16
 PATIENCE_SECONDS = 90.0
 NOTICE_SECONDS = 5.0
+END_SECONDS = 1.5
+FAULTY_STEP = 60
+TEST_LIBRARY = os.environ.get("GLINT_TEST_LIBRARY") or str(ROOT / "build" / "libglint_cpu_test.so")
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +242,27 @@ def cached_tokens(caller: Caller, number: int) -> int:
     question = f"{number} is the number of this conversation, and everything in it is about that number. " * 4
     answer = caller.send(question, 1, session=f"session-{number}")
     return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+
+def test_a_replica_whose_engine_fails_ends_at_once_and_draws_no_requests(
+    service: RayService, client: openai.OpenAI, sample_model: Path, key_file: Path
+) -> None:
+    """Every engine of this test build fails at the same step: the long request brings one replica there."""
+    service.delete()
+    fault = json.dumps({"env_vars": {"GLINT_FAULT": f"step:0:{FAULTY_STEP}"}})
+    words = ("replicas=2", f"model={sample_model}", f"api_key_file={key_file}", f"flags=--engine {TEST_LIBRARY}")
+    service.run("--runtime-env-json", fault, "deploy.ray_app:app", *words)
+    caller = Caller(client)
+    check_both_answer(service, caller)
+    before = service.replicas()
+    failed = caller.ask(is_streaming=False, num_tokens=2 * FAULTY_STEP)
+    failed_at = time.monotonic()
+    assert "the engine failed" in failed.error and "InternalServerError" in failed.error
+    later: list[Ended] = []
+    while time.monotonic() < failed_at + END_SECONDS:
+        later.append(caller.ask(is_streaming=False, num_tokens=1))
+        time.sleep(0.05)
+    assert len(before & service.replicas()) == 1
+    refused = [one.error for one in later if one.error]
+    assert len(refused) < len(later) / 2, refused
+    wait_for("a new replica", lambda: len(service.replicas()) == 2)
