@@ -360,7 +360,7 @@ class EngineStats(Structure):
     """Counters. `pages_free + pages_held + pages_cached == num_pages`; `kernels` is the path really chosen.
 
     `weight_bytes_placed` were copied to the device. `experts_read` adds up, over steps and layers, how many different
-    experts were needed. `steps_replayed` ran from a recording of the device's work. `collectives_run` and
+    experts were needed, on all ranks. `steps_replayed` ran from a recording of the device's work. `collectives_run` and
     `collective_bytes` count what one rank exchanged with the others.
     """
 

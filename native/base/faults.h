@@ -5,7 +5,7 @@
 
 namespace glint {
 
-enum class FaultPlace : int32_t { kLoad, kStep, kCollective };
+enum class FaultPlace : int32_t { kLoad, kStep, kCollective, kCapture };
 
 using FaultHook = void (*)(FaultPlace place, int32_t rank);
 

@@ -45,9 +45,12 @@ cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_o
           .page_tokens = options.page_tokens};
 }
 
-uint64_t workspace_bytes_of(const cpu::Activations& activations, const glint_model& model,
-                            const glint_engine_options& options) {
-  return activations.byte_count() + cpu::Workers::bytes_for(worker_options(model, options));
+uint64_t workspace_bytes_of_all(const cpu::Activations& first, const glint_model& model,
+                                const glint_engine_options& options) {
+  const uint64_t only_of_first = first.logits.byte_count();
+  const uint64_t of_each =
+      first.byte_count() - only_of_first + cpu::Workers::bytes_for(worker_options(model, options));
+  return only_of_first + static_cast<uint64_t>(options.num_ranks) * of_each;
 }
 
 cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options& options) {
@@ -104,7 +107,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       pages(page_layout(model, options)),
       page_memory(page_memory_bytes(model, pages)),
       activations(slice, options),
-      workspace_bytes(workspace_bytes_of(activations, model, options)),
+      workspace_bytes(workspace_bytes_of_all(activations, model, options)),
       collectives(world, slice.rank),
       workers(worker_options(model, options)) {
   pages.data = page_memory.data();
@@ -125,7 +128,6 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   check_options(model, options);
   const RankSlice slice = rank_slice(model, options, 0);
   const cpu::PageLayout layout = page_layout(slice.model, options);
-  const auto num_ranks = static_cast<uint64_t>(options.num_ranks);
   page_memory_bytes(slice.model, layout);
   glint_engine_plan plan{
       .struct_bytes = sizeof(glint_engine_plan),
@@ -134,10 +136,9 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
       .memory_total = cpu::machine_memory(),
       .memory_free = cpu::available_memory(),
       .weight_bytes = 0,
-      .workspace_bytes =
-          num_ranks * workspace_bytes_of(cpu::Activations(slice, options), slice.model, options),
+      .workspace_bytes = workspace_bytes_of_all(cpu::Activations(slice, options), slice.model, options),
       .pinned_bytes = 0,
-      .bytes_per_page = num_ranks * bytes_per_page(slice.model, layout),
+      .bytes_per_page = static_cast<uint64_t>(options.num_ranks) * bytes_per_page(slice.model, layout),
   };
   cpu::processor_name().copy(plan.device_name, sizeof(plan.device_name) - 1);
   return plan;
@@ -148,10 +149,9 @@ const char* backend_name() { return "cpu"; }
 bool backend_checks_codes() { return false; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
-  const auto num_ranks = static_cast<uint64_t>(backend.slice.num_ranks);
   stats.kernels = backend.workers.kernels().id;
-  stats.page_bytes = num_ranks * backend.page_memory.byte_count();
-  stats.workspace_bytes = num_ranks * backend.workspace_bytes;
+  stats.page_bytes = static_cast<uint64_t>(backend.slice.num_ranks) * backend.page_memory.byte_count();
+  stats.workspace_bytes = backend.workspace_bytes;
   stats.weight_bytes_placed = 0;
   stats.experts_read = backend.experts_read;
   stats.steps_replayed = 0;
@@ -165,9 +165,7 @@ bool keeps_sampled_tokens(const Backend&) { return cpu::defers_results; }
 
 bool replay_step(Backend&) { return false; }
 
-bool begin_capture(Backend&) { return false; }
-
-void end_capture(Backend&) {}
+bool capture_step(Backend&, const std::function<void()>&) { return false; }
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
   SampledRow* out = backend.activations.sampled.data() + slot * backend.max_step_items;

@@ -8,7 +8,7 @@
 
 namespace glint {
 
-World::World(int32_t num_ranks) : shown_(static_cast<size_t>(num_ranks)) {}
+World::World(int32_t num_ranks) : shown_(static_cast<size_t>(num_ranks)) { why_.reserve(kMaxFailureBytes); }
 
 void World::wait_for_all() {
   constexpr int kSpins = 2000;

@@ -276,12 +276,6 @@ uint64_t Backend::update_bytes() const {
 
 Backend::~Backend() {
   if (stream == nullptr) return;
-  if (is_capturing) {
-    cudaGraph_t unfinished = nullptr;
-    cudaStreamEndCapture(stream, &unfinished);
-    if (unfinished != nullptr) cudaGraphDestroy(unfinished);
-    cudaGetLastError();
-  }
   cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
 }

@@ -1,6 +1,7 @@
 #include "cuda/graphs.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/check.h"
 
@@ -15,14 +16,31 @@ std::vector<int64_t> captured_sizes(int64_t max_items) {
   return sizes;
 }
 
+Capture::Capture(cudaStream_t stream) : stream_(stream) {
+  GLINT_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+
+Capture::~Capture() {
+  if (stream_ == nullptr) return;
+  cudaGraph_t unfinished = nullptr;
+  cudaStreamEndCapture(stream_, &unfinished);
+  if (unfinished != nullptr) cudaGraphDestroy(unfinished);
+  cudaGetLastError();
+}
+
+cudaGraph_t Capture::end() {
+  cudaGraph_t graph = nullptr;
+  GLINT_CHECK_CUDA(cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph));
+  return graph;
+}
+
 Graphs::~Graphs() {
   for (const cudaGraphExec_t graph : captured_) cudaGraphExecDestroy(graph);
 }
 
-void Graphs::add(cudaStream_t stream) {
-  cudaGraph_t graph = nullptr;
+void Graphs::add(Capture& capture, cudaStream_t stream) {
+  const cudaGraph_t graph = capture.end();
   cudaGraphExec_t captured = nullptr;
-  GLINT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   const cudaError_t error = cudaGraphInstantiate(&captured, graph, 0);
   cudaGraphDestroy(graph);
   check(error, "cudaGraphInstantiate");

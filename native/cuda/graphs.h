@@ -9,16 +9,29 @@ namespace glint::cuda {
 
 std::vector<int64_t> captured_sizes(int64_t max_items);
 
+class Capture {
+ public:
+  explicit Capture(cudaStream_t stream);
+  ~Capture();
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  cudaGraph_t end();
+
+ private:
+  cudaStream_t stream_;
+};
+
 class Graphs {
  public:
-  explicit Graphs(int64_t max_items) : sizes_(captured_sizes(max_items)) {}
+  explicit Graphs(int64_t max_items) : sizes_(captured_sizes(max_items)) { captured_.reserve(sizes_.size()); }
   ~Graphs();
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
 
   bool is_complete() const { return captured_.size() == sizes_.size(); }
   int64_t next_size() const { return sizes_[captured_.size()]; }
-  void add(cudaStream_t stream);
+  void add(Capture& capture, cudaStream_t stream);
   int64_t padded_size(int64_t count) const;
   size_t index_of(int64_t count) const;
   void launch(int64_t count, cudaStream_t stream) const;

@@ -4,6 +4,7 @@
 
 #include "base/contract.h"
 #include "cuda/check.h"
+#include "model/backend.h"
 
 namespace glint::cuda {
 
@@ -25,6 +26,8 @@ RankGroup::RankGroup(int32_t num_ranks, bool shares_devices, std::shared_ptr<con
       nccl_(std::move(nccl)),
       has_arrived_(static_cast<size_t>(num_ranks), false) {
   require_argument(num_ranks >= 1, "a group has ", num_ranks, " ranks; it needs at least 1");
+  why_.reserve(kMaxFailureBytes);
+  ends_.reserve(static_cast<size_t>(num_ranks));
   if (shares_devices && nccl_ != nullptr) nccl_->require_shared_devices();
 }
 

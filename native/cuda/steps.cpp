@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/faults.h"
 #include "cuda/backend.h"
 #include "cuda/check.h"
 #include "cuda/layers.h"
@@ -80,6 +81,18 @@ struct StepWriter {
   }
 };
 
+struct StepCapture {
+  Backend& backend;
+  cuda::Capture capture;
+
+  explicit StepCapture(Backend& of) : backend(of), capture(of.stream) { backend.is_capturing = true; }
+  ~StepCapture() { backend.is_capturing = false; }
+};
+
+cuda::CollectiveCounts counts_of(const Backend& backend) {
+  return backend.has_peers() ? backend.collectives->counts() : cuda::CollectiveCounts{};
+}
+
 bool samples_every_row(const StepBatch& batch) {
   return batch.requests.size() == batch.tokens.size() && batch.logit_rows.size() == batch.tokens.size();
 }
@@ -137,28 +150,22 @@ bool replay_step(Backend& backend) {
   return true;
 }
 
-bool begin_capture(Backend& backend) {
+bool capture_step(Backend& backend, const std::function<void()>& run_layers) {
   if (backend.graphs.is_complete()) return false;
-  backend.is_capturing = true;
   backend.num_rows = backend.graphs.next_size();
   backend.exchange = cuda::choose_exchange(backend, backend.num_rows);
   backend.pending = {};
-  if (backend.has_peers()) backend.captured_counts.push_back(backend.collectives->counts());
+  const cuda::CollectiveCounts before = counts_of(backend);
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
-  GLINT_CHECK_CUDA(cudaStreamBeginCapture(backend.stream, cudaStreamCaptureModeThreadLocal));
-  return true;
-}
-
-void end_capture(Backend& backend) {
+  StepCapture step(backend);
+  pass_fault_place(FaultPlace::kCapture, backend.slice.rank);
+  run_layers();
   cuda::compute_all_logits(backend);
-  backend.graphs.add(backend.stream);
-  backend.is_capturing = false;
-  if (backend.has_peers()) {
-    const cuda::CollectiveCounts now = backend.collectives->counts();
-    cuda::CollectiveCounts& captured = backend.captured_counts.back();
-    captured = {.collectives = now.collectives - captured.collectives,
-                .bytes_sent = now.bytes_sent - captured.bytes_sent};
-  }
+  backend.graphs.add(step.capture, backend.stream);
+  const cuda::CollectiveCounts after = counts_of(backend);
+  backend.captured_counts.push_back({.collectives = after.collectives - before.collectives,
+                                     .bytes_sent = after.bytes_sent - before.bytes_sent});
+  return true;
 }
 
 void compute_logits(Backend& backend, std::span<const int32_t> rows) {

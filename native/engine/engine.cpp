@@ -77,7 +77,6 @@ void Step::clear() {
   may_sample = false;
   is_awaited = false;
   is_done = false;
-  failure_status = GLINT_STATUS_OK;
   failure.clear();
   items.clear();
   logit_items.clear();
@@ -231,7 +230,7 @@ void Engine::refresh_stats() {
   stats_.pages_cached = static_cast<int32_t>(pool_.num_cached());
   stats_.num_requests = requests_.count();
   stats_.steps_in_flight = static_cast<int32_t>(next_step_ - next_collect_);
-  fill_backend_stats(ranks_.first_backend(), stats_);
+  ranks_.fill_stats(stats_);
 }
 
 }

@@ -1,7 +1,10 @@
 #include "engine/ranks.h"
 
+#include <array>
 #include <cfenv>
+#include <cstdio>
 #include <new>
+#include <span>
 
 #include "base/contract.h"
 #include "base/faults.h"
@@ -58,13 +61,16 @@ void RankThreads::loop(int32_t rank) {
 }
 
 Ranks::Ranks(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights)
-    : world_(make_world(options)), ranks_(static_cast<size_t>(options.num_ranks)), threads_(options.num_ranks) {
+    : world_(make_world(options)),
+      ranks_(static_cast<size_t>(options.num_ranks)),
+      deals_experts_(options.expert_layout == GLINT_EXPERT_LAYOUT_EP),
+      threads_(options.num_ranks) {
   for (int32_t index = 0; index < options.num_ranks; ++index) rank(index).index = index;
   try {
     load(model, options, weights);
   } catch (const Failure&) {
-    if (failure_status_ == GLINT_STATUS_OK) throw;
-    throw Failure(failure_status_, failure_);
+    if (!failure_.is_set()) throw;
+    throw Failure(failure_.status(), failure_.words());
   }
 }
 
@@ -99,20 +105,31 @@ void Ranks::run_guarded(Rank& rank, const std::function<void(Rank&)>& action) no
   }
 }
 
-void Ranks::fail(const Rank& rank, glint_status status, const std::string& why) {
+void Ranks::fail(const Rank& rank, glint_status status, const char* why) noexcept {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "rank %d of %d failed: ", rank.index, count());
   {
     const std::lock_guard lock(mutex_);
-    if (failure_status_ != GLINT_STATUS_OK) return;
-    failure_status_ = status;
-    failure_ = text("rank ", rank.index, " of ", count(), " failed: ", why);
+    if (failure_.is_set()) return;
+    failure_.set(status, name.data(), why);
   }
-  stop_world(*world_, failure_);
+  stop_world(*world_, failure_.words());
 }
 
 void Ranks::require_running() const {
   const std::lock_guard lock(mutex_);
-  require(failure_status_ == GLINT_STATUS_OK, GLINT_STATUS_RANK_FAILED, failure_,
+  require(!failure_.is_set(), GLINT_STATUS_RANK_FAILED, failure_.words(),
           "; the ranks cannot go on without it, start the engine again");
+}
+
+void Ranks::fill_stats(glint_engine_stats& stats) const {
+  fill_backend_stats(*ranks_.front().backend, stats);
+  if (!deals_experts_) return;
+  for (const Rank& rank : std::span(ranks_).subspan(1)) {
+    glint_engine_stats of_rank{};
+    fill_backend_stats(*rank.backend, of_rank);
+    stats.experts_read += of_rank.experts_read;
+  }
 }
 
 }

@@ -4,10 +4,10 @@
 #include <functional>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
+#include "engine/failure_record.h"
 #include "model/backend.h"
 #include "model/glm4_moe.h"
 
@@ -52,17 +52,18 @@ class Ranks {
   ForwardPass& first_forward() { return *ranks_.front().forward; }
   int32_t count() const { return static_cast<int32_t>(ranks_.size()); }
   void require_running() const;
+  void fill_stats(glint_engine_stats& stats) const;
 
  private:
   void load(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights);
   void run_guarded(Rank& rank, const std::function<void(Rank&)>& action) noexcept;
-  void fail(const Rank& rank, glint_status status, const std::string& why);
+  void fail(const Rank& rank, glint_status status, const char* why) noexcept;
 
   WorldOwner world_;
   std::vector<Rank> ranks_;
+  const bool deals_experts_;
   mutable std::mutex mutex_;
-  glint_status failure_status_ = GLINT_STATUS_OK;
-  std::string failure_;
+  FailureRecord failure_;
   RankThreads threads_;
 };
 

@@ -111,7 +111,7 @@ bool StepRunner::launch(std::unique_lock<std::mutex>& lock) {
   run_part(lock, step, &StepRunner::run_sampling);
   queue_.erase(queue_.begin());
   sampled_ = &step;
-  if (!overlaps_steps_ || step.failure_status != GLINT_STATUS_OK) finish(lock);
+  if (!overlaps_steps_ || step.failure.is_set()) finish(lock);
   return true;
 }
 
@@ -119,7 +119,7 @@ void StepRunner::finish(std::unique_lock<std::mutex>& lock) {
   if (sampled_ == nullptr) return;
   Step& step = *sampled_;
   run_part(lock, step, &StepRunner::take_rows);
-  if (step.failure_status != GLINT_STATUS_OK) {
+  if (step.failure.is_set()) {
     for (const PlannedItem& item : step.items) item.request->progress.finish_reason = GLINT_FINISH_FAILED;
   }
   sampled_ = nullptr;
@@ -128,20 +128,18 @@ void StepRunner::finish(std::unique_lock<std::mutex>& lock) {
 }
 
 void StepRunner::run_part(std::unique_lock<std::mutex>& lock, Step& step, void (StepRunner::*part)(Step&)) {
-  if (step.failure_status != GLINT_STATUS_OK) return;
+  if (step.failure.is_set()) return;
   lock.unlock();
   try {
     (this->*part)(step);
   } catch (const Failure& failure) {
-    step.failure_status = failure.status();
-    step.failure = failure.what();
+    step.failure.set(failure.status(), failure.what());
   } catch (const std::bad_alloc&) {
-    step.failure_status = GLINT_STATUS_OUT_OF_MEMORY;
+    step.failure.set(GLINT_STATUS_OUT_OF_MEMORY, "the machine is out of memory");
   } catch (const std::exception& failure) {
-    step.failure_status = GLINT_STATUS_INTERNAL;
-    step.failure = failure.what();
+    step.failure.set(GLINT_STATUS_INTERNAL, failure.what());
   } catch (...) {
-    step.failure_status = GLINT_STATUS_INTERNAL;
+    step.failure.set(GLINT_STATUS_INTERNAL, "an unknown failure");
   }
   lock.lock();
 }

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/failure_record.h"
 #include "engine/request.h"
 #include "include/glint.h"
 
@@ -28,8 +29,7 @@ struct Step {
   bool may_sample = false;
   bool is_awaited = false;
   bool is_done = false;
-  glint_status failure_status = GLINT_STATUS_OK;
-  std::string failure;
+  FailureRecord failure;
 
   std::vector<PlannedItem> items;
   std::vector<int32_t> logit_items;

@@ -211,12 +211,12 @@ void Engine::collect_item(Step& step, size_t index) {
   const bool was_finished = request.is_finished;
   --request.steps_in_flight;
   if (item.samples) --request.pending_tokens;
-  if (step.failure_status != GLINT_STATUS_OK) {
+  if (step.failure.is_set()) {
     result.finish_reason = GLINT_FINISH_FAILED;
   }
   if (result.token_count > 0) request.tokens.push_back(result.tokens[0]);
   request.is_finished = request.is_finished || result.finish_reason != GLINT_FINISH_NONE;
-  if (step.failure_status == GLINT_STATUS_OK && !request.is_freed && !was_finished && !item.is_skipped) {
+  if (!step.failure.is_set() && !request.is_freed && !was_finished && !item.is_skipped) {
     register_pages(request, item.first_position + item.count);
   }
   if (request.is_freed && request.steps_in_flight == 0) {
@@ -246,7 +246,7 @@ void Engine::collect_step(const glint_ticket& ticket, glint_step_results& result
     stats_.tokens_computed += num_tokens;
     stats_.tokens_sampled += num_sampled;
   }
-  require(step.failure_status == GLINT_STATUS_OK, step.failure_status, "step ", step.serial, " failed: ", step.failure);
+  require(!step.failure.is_set(), step.failure.status(), "step ", step.serial, " failed: ", step.failure.words());
   results = {.struct_bytes = sizeof(glint_step_results),
              .item_count = static_cast<int32_t>(step.results.size()),
              .items = step.results.data(),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 namespace glint {
 
 inline constexpr int64_t kSplitPositions = 1024;
+inline constexpr size_t kMaxFailureBytes = 2048;
 
 class Backend;
 class World;

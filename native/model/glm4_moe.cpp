@@ -13,10 +13,8 @@ void ForwardPass::run(const StepBatch& batch, int32_t slot) {
 }
 
 void ForwardPass::capture() {
-  while (ops::begin_capture(backend_)) {
-    run_layers();
-    ops::end_capture(backend_);
-  }
+  bool has_more = true;
+  while (has_more) has_more = ops::capture_step(backend_, [this] { run_layers(); });
 }
 
 void ForwardPass::run_layers() {

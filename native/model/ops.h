@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "model/backend.h"
@@ -34,8 +35,7 @@ namespace ops {
 bool keeps_sampled_tokens(const Backend& backend);
 void begin_step(Backend& backend, const StepBatch& batch, int32_t slot);
 bool replay_step(Backend& backend);
-bool begin_capture(Backend& backend);
-void end_capture(Backend& backend);
+bool capture_step(Backend& backend, const std::function<void()>& run_layers);
 
 void embed(Backend& backend);
 void norm_before_attention(Backend& backend, int64_t layer);

@@ -7,6 +7,7 @@
 #include "base/faults.h"
 #include "cpu/collectives.h"
 #include "include/glint.h"
+#include "testing/allocations.h"
 #include "testing/guarded.h"
 
 namespace {
@@ -19,11 +20,14 @@ using glint::testing::last_error;
 std::atomic<glint::FaultHook> hook_before = nullptr;
 std::atomic<int32_t> failing_place = 0;
 std::atomic<uint64_t> failing_ranks = 0;
+std::atomic<bool> starves_ranks = false;
 
 void fail_asked_ranks(glint::FaultPlace place, int32_t rank) {
   const bool is_asked = (failing_ranks.load() >> static_cast<uint32_t>(rank) & 1U) != 0;
   if (!is_asked || static_cast<int32_t>(place) != failing_place.load()) return;
-  throw glint::Failure(GLINT_STATUS_INTERNAL, glint::text("rank ", rank, " is one of those asked to fail"));
+  glint::Failure failure(GLINT_STATUS_INTERNAL, glint::text("rank ", rank, " is one of those asked to fail"));
+  glint::testing::allocations_fail = starves_ranks;
+  throw failure;
 }
 
 }
@@ -79,6 +83,8 @@ GLINT_API void glint_testing_fail_ranks(int32_t place, uint64_t ranks) {
   failing_ranks = ranks;
   hook_before = glint::fault_hook.exchange(fail_asked_ranks);
 }
+
+GLINT_API void glint_testing_starve_failed_ranks(int32_t is_on) { starves_ranks = is_on != 0; }
 
 GLINT_API void glint_testing_fail_no_ranks(void) { glint::fault_hook = hook_before.load(); }
 }

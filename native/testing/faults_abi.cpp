@@ -1,3 +1,4 @@
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -15,21 +16,21 @@ struct Fault {
 };
 
 constexpr const char* kVariable = "GLINT_FAULT";
-constexpr const char* kPlaces[] = {"load", "step", "collective"};
+constexpr std::array kPlaces = {"load", "step", "collective", "capture"};
 
 std::atomic<int32_t> num_passes = 0;
 
 Fault asked_fault(const std::string& asked) {
   const size_t rank_at = asked.find(':');
   const size_t passes_at = asked.find(':', rank_at + 1);
-  for (int32_t place = 0; place < 3; ++place) {
+  for (size_t place = 0; place < kPlaces.size(); ++place) {
     if (passes_at != std::string::npos && asked.substr(0, rank_at) == kPlaces[place]) {
       return {static_cast<glint::FaultPlace>(place), std::stoi(asked.substr(rank_at + 1)),
               std::stoi(asked.substr(passes_at + 1))};
     }
   }
   throw glint::Failure(GLINT_STATUS_INVALID_ARGUMENT,
-                       glint::text("$", kVariable, " is '", asked, "', expected load|step|collective:RANK:PASSES"));
+                       glint::text("$", kVariable, " is '", asked, "', expected load|step|collective|capture:RANK:PASSES"));
 }
 
 void fail_where_asked(glint::FaultPlace place, int32_t rank) {

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "cpu/operations.h"
 #include "include/glint.h"
+#include "testing/cases.h"
 #include "testing/guarded.h"
 
 namespace {
@@ -16,6 +17,11 @@ using glint::Buffer;
 using glint::cpu::Workers;
 using glint::testing::guarded;
 using glint::testing::last_error;
+using glint::testing::TestOperand;
+using glint::testing::TestPages;
+using glint::testing::TestProduct;
+using glint::testing::TestRotation;
+using glint::testing::TestRounding;
 
 struct TestShape {
   int64_t max_cols;
@@ -24,71 +30,19 @@ struct TestShape {
   int64_t page_tokens;
 };
 
-struct TestOperand {
-  float* out;
-  float* scales;
-  const float* in;
-  int64_t count;
-  int64_t width;
-  int32_t row_slices;
-  int32_t has_codes;
-};
+glint::cpu::PageLayout layout_of(const TestPages& pages) {
+  return {.data = pages.data,
+          .num_pages = pages.num_pages,
+          .page_tokens = pages.page_tokens,
+          .num_kv_heads = pages.num_kv_heads,
+          .head_dim = pages.head_dim,
+          .dtype = pages.dtype,
+          .rounds_to_e4m3 = pages.rounding != TestRounding::kNone};
+}
 
-struct TestProduct {
-  float* out;
-  const float* in;
-  const std::byte* weight;
-  const float* scales;
-  const float* bias;
-  const int32_t* input_rows;
-  int64_t out_stride;
-  int64_t input_count;
-  int64_t count;
-  int64_t weight_rows;
-  int64_t weight_cols;
-  int64_t row_first;
-  int64_t row_count;
-  int64_t col_first;
-  int64_t col_count;
-  int32_t dtype;
-  int32_t scale_kind;
-};
-
-struct TestPages {
-  std::byte* data;
-  int64_t num_pages;
-  int64_t page_tokens;
-  int64_t layer;
-  int32_t dtype;
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;
-  int32_t rotary_dim;
-  int32_t request_count;
-  const glint::BatchRequest* requests;
-
-  glint::cpu::PageLayout layout() const {
-    return {.data = data,
-            .num_pages = num_pages,
-            .page_tokens = page_tokens,
-            .num_kv_heads = num_kv_heads,
-            .head_dim = head_dim,
-            .dtype = dtype};
-  }
-  glint::cpu::HeadShape heads() const { return {num_heads, num_kv_heads, head_dim, rotary_dim}; }
-  std::span<const glint::BatchRequest> request_span() const { return {requests, static_cast<size_t>(request_count)}; }
-};
-
-struct TestRotation {
-  float* query;
-  float* key;
-  float* value;
-  const float* query_norm;
-  const float* key_norm;
-  const float* cosines;
-  const float* sines;
-  double norm_epsilon;
-};
+glint::cpu::HeadShape heads_of(const TestPages& pages) {
+  return {pages.num_heads, pages.num_kv_heads, pages.head_dim, pages.rotary_dim};
+}
 
 struct TestCombine {
   float* out;
@@ -260,13 +214,13 @@ GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotati
                                 .key_norm = rotation->key_norm,
                                 .cosines = rotation->cosines,
                                 .sines = rotation->sines,
-                                .heads = pages->heads(),
+                                .heads = heads_of(*pages),
                                 .norm_epsilon = rotation->norm_epsilon},
-                               pages->layout(), pages->layer, pages->request_span());
+                               layout_of(*pages), pages->layer, pages->request_span());
 }
 
 GLINT_API void glint_testing_attend(Workers* workers, float* out, const float* query, const TestPages* pages) {
-  glint::cpu::attend(*workers, out, query, pages->layout(), pages->layer, pages->request_span(), pages->heads());
+  glint::cpu::attend(*workers, out, query, layout_of(*pages), pages->layer, pages->request_span(), heads_of(*pages));
 }
 
 GLINT_API void glint_testing_swiglu(Workers* workers, float* out, const float* gate, const float* up, int64_t count) {

@@ -6,19 +6,11 @@
 #include "base/rng.h"
 #include "cpu/sampling.h"
 #include "include/glint.h"
+#include "testing/cases.h"
 
 namespace {
 
-struct TestRow {
-  const float* logits;
-  const glint_sampling* sampling;
-  const int32_t* history;
-  const uint32_t* allowed_words;
-  int32_t vocab_size;
-  int32_t history_count;
-  int32_t prompt_count;
-  int32_t position;
-};
+using glint::testing::TestRow;
 
 struct TestResult {
   int32_t token;

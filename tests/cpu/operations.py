@@ -2,7 +2,7 @@
 
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint16, c_void_p
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from tests.reference.numpy_ops import FloatArray, RouterRule, ScaleKind
 
 SCALE_KINDS: dict[ScaleKind, int] = {"channel": 1, "tensor": 2, "tile": 3}
 CACHE_DTYPES = {"f32": 1, "bf16": 2}
+Rounding = Literal["none", "codes", "rounded"]
+ROUNDINGS: dict[Rounding, int] = {"none": 0, "codes": 1, "rounded": 2}
 _E4M3_DTYPE = 3
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
@@ -22,7 +24,9 @@ class _Shape(Structure):
     _fields_ = [(name, c_int64) for name in ("max_cols", "group_heads", "head_dim", "page_tokens")]
 
 
-class _Operand(Structure):
+class OperandCall(Structure):
+    """Rows to quantise and round, and where their codes or numbers and scales go."""
+
     _fields_ = [
         *((name, _FLOATS) for name in ("out", "scales", "values")),
         *((name, c_int64) for name in ("count", "width")),
@@ -48,17 +52,21 @@ class _Request(Structure):
     _fields_ = [("row_first", c_int32), ("row_count", c_int32), ("first_position", c_int32), ("pages", _INTS)]
 
 
-class _Pages(Structure):
+class PagesCall(Structure):
+    """Pages of a cache and the requests of a step that hold them."""
+
     _fields_ = [
         ("data", c_void_p),
         *((name, c_int64) for name in ("num_pages", "page_tokens", "layer")),
         *((name, c_int32) for name in ("dtype", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
-        ("request_count", c_int32),
+        *((name, c_int32) for name in ("rounding", "request_count")),
         ("requests", POINTER(_Request)),
     ]
 
 
-class _Rotation(Structure):
+class RotationCall(Structure):
+    """Query, key and value rows, their norms, and the cosines and sines of their positions."""
+
     _fields_ = [
         *((name, _FLOATS) for name in ("query", "key", "value", "query_norm", "key_norm", "cosines", "sines")),
         ("norm_epsilon", c_double),
@@ -78,12 +86,18 @@ class _Combine(Structure):
     ]
 
 
-def _pointer(array: NDArray[Any] | None, kind: Any = _FLOATS) -> Any:
+def pointer(array: NDArray[Any] | None, kind: Any = _FLOATS) -> Any:
+    """The address of a contiguous array, None for no array."""
     if array is None:
         return None
     if not array.flags.c_contiguous:
         raise ValueError(f"an array of shape {array.shape} is not contiguous; copy it first")
     return array.ctypes.data_as(kind)
+
+
+def poisoned(*shape: int) -> FloatArray:
+    """An array of NaN."""
+    return np.full(shape, np.nan, np.float32)
 
 
 @dataclass(frozen=True)
@@ -121,12 +135,12 @@ class ProductCase:
         rows, cols = self.weight.data.shape
         col_first, col_count = self.col_slice or (0, cols)
         return _Product(
-            out=_pointer(out),
-            values=_pointer(self.rows),
+            out=pointer(out),
+            values=pointer(self.rows),
             weight=self.weight.data.ctypes.data,
-            scales=_pointer(self.weight.scale),
-            bias=_pointer(self.bias),
-            input_rows=_pointer(self.input_rows, _INTS),
+            scales=pointer(self.weight.scale),
+            bias=pointer(self.bias),
+            input_rows=pointer(self.input_rows, _INTS),
             out_stride=out.shape[1],
             input_count=len(self.rows),
             count=len(out),
@@ -155,20 +169,22 @@ class PagedRequest:
 class PageCache:
     """Memory of keys and values, [layers, 2, pages, kv_heads, page_tokens, head_dim] of float32 or bfloat16 bits.
 
-    A page of keys lies by dimension: its last two axes are [head_dim, page_tokens] in the same memory.
+    A page of keys lies by dimension: its last two axes are [head_dim, page_tokens] in the same memory. What is stored
+    may be rounded to E4M3; with codes, CUDA also keeps it so.
     """
 
     data: NDArray[Any]
     num_heads: int
     rotary_dim: int
+    rounding: Rounding = "none"
 
-    def native(self, layer: int, requests: list[PagedRequest]) -> tuple[_Pages, Any]:
+    def native(self, layer: int, requests: list[PagedRequest]) -> tuple[PagesCall, Any]:
         """The cache as the library takes it, and what must stay alive meanwhile."""
         _, _, num_pages, kv_heads, page_tokens, head_dim = self.data.shape
         natives = (_Request * len(requests))(
-            *(_Request(r.row_first, r.row_count, r.first_position, _pointer(r.pages, _INTS)) for r in requests)
+            *(_Request(r.row_first, r.row_count, r.first_position, pointer(r.pages, _INTS)) for r in requests)
         )
-        pages = _Pages(
+        pages = PagesCall(
             data=self.data.ctypes.data,
             num_pages=num_pages,
             page_tokens=page_tokens,
@@ -178,6 +194,7 @@ class PageCache:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             rotary_dim=self.rotary_dim,
+            rounding=ROUNDINGS[self.rounding],
             request_count=len(requests),
             requests=natives,
         )
@@ -210,29 +227,29 @@ class Operations:
 
     def embed(self, table: NDArray[np.uint16], tokens: NDArray[np.int32]) -> FloatArray:
         """Rows of a bfloat16 table [vocab, width]."""
-        out = _poisoned(len(tokens), table.shape[1])
+        out = poisoned(len(tokens), table.shape[1])
         kinds = (_FLOATS, POINTER(c_uint16), _INTS, c_int64, c_int64)
         tokens = np.ascontiguousarray(tokens, np.int32)
-        arguments = (_pointer(out), _pointer(table, POINTER(c_uint16)), _pointer(tokens, _INTS), *out.shape)
+        arguments = (pointer(out), pointer(table, POINTER(c_uint16)), pointer(tokens, _INTS), *out.shape)
         self._call("glint_testing_embed", kinds, *arguments)
         return out
 
     def rms_norm(self, rows: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
         """RMSNorm of rows [count, width]."""
-        out = _poisoned(*rows.shape)
+        out = poisoned(*rows.shape)
         kinds = (_FLOATS, _FLOATS, _FLOATS, c_int64, c_int64, c_double)
-        self._call("glint_testing_rms_norm", kinds, *map(_pointer, (out, rows, weight)), *rows.shape, epsilon)
+        self._call("glint_testing_rms_norm", kinds, *map(pointer, (out, rows, weight)), *rows.shape, epsilon)
         return out
 
     def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
         """A product's operand [count, slices, padded width] as values, and its scales [count, slices]."""
         count, width = rows.shape
         stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32)
-        out = _poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
-        scales = _poisoned(row_slices, count)
-        pointers = [_pointer(part) for part in (out, scales, rows)]
-        operand = _Operand(*pointers, count, width, row_slices, has_codes)
-        self._call("glint_testing_prepare", (POINTER(_Operand),), byref(operand))
+        out = poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
+        scales = poisoned(row_slices, count)
+        pointers = [pointer(part) for part in (out, scales, rows)]
+        operand = OperandCall(*pointers, count, width, row_slices, has_codes)
+        self._call("glint_testing_prepare", (POINTER(OperandCall),), byref(operand))
         return out, scales.T
 
     def product(self, case: ProductCase) -> FloatArray:
@@ -243,7 +260,7 @@ class Operations:
         """Results of several products run together; fails where a product writes beside its result."""
         margin = 3
         counts = [len(case.rows) if case.input_rows is None else len(case.input_rows) for case in cases]
-        outs = [_poisoned(count, case.row_part[1] + margin) for count, case in zip(counts, cases, strict=True)]
+        outs = [poisoned(count, case.row_part[1] + margin) for count, case in zip(counts, cases, strict=True)]
         natives = (_Product * len(cases))(*(case.native(out) for case, out in zip(cases, outs, strict=True)))
         run = declare("glint_testing_products", c_int32, c_void_p, POINTER(_Product), c_int32)
         assert run(self._backend, natives, len(cases)) == abi.STATUS_OK
@@ -252,10 +269,10 @@ class Operations:
 
     def fill_rotary(self, positions: NDArray[np.int32], rotary_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
         """Cosines and sines [positions, rotary_dim / 2]."""
-        cosines, sines = _poisoned(len(positions), rotary_dim // 2), _poisoned(len(positions), rotary_dim // 2)
+        cosines, sines = poisoned(len(positions), rotary_dim // 2), poisoned(len(positions), rotary_dim // 2)
         kinds = (_FLOATS, _FLOATS, _INTS, c_int64, c_int64, c_double)
         positions = np.ascontiguousarray(positions, np.int32)
-        arguments = (_pointer(cosines), _pointer(sines), _pointer(positions, _INTS), len(positions), rotary_dim, theta)
+        arguments = (pointer(cosines), pointer(sines), pointer(positions, _INTS), len(positions), rotary_dim, theta)
         self._call("glint_testing_fill_rotary", kinds, *arguments)
         return cosines, sines
 
@@ -272,26 +289,26 @@ class Operations:
         """Norm, rotate and store query, key and value [rows, heads, head_dim]; the query as attention takes it."""
         query, key, value = (part.copy() for part in heads)
         parts = (query, key, value, *(norms or (None, None)), *table)
-        rotation = _Rotation(*map(_pointer, parts), epsilon)
+        rotation = RotationCall(*map(pointer, parts), epsilon)
         pages, alive = cache.native(layer, requests)
-        kinds = (POINTER(_Rotation), POINTER(_Pages))
+        kinds = (POINTER(RotationCall), POINTER(PagesCall))
         self._call("glint_testing_rotate_and_store", kinds, byref(rotation), byref(pages))
         del alive
         return query
 
     def attend(self, query: FloatArray, cache: PageCache, layer: int, requests: list[PagedRequest]) -> FloatArray:
         """Attention of query [rows, heads, head_dim] over the pages of each row's request."""
-        out = _poisoned(*query.shape)
+        out = poisoned(*query.shape)
         pages, alive = cache.native(layer, requests)
-        self._call("glint_testing_attend", (_FLOATS, _FLOATS, POINTER(_Pages)), *map(_pointer, (out, query)), pages)
+        self._call("glint_testing_attend", (_FLOATS, _FLOATS, POINTER(PagesCall)), *map(pointer, (out, query)), pages)
         del alive
         return out
 
     def swiglu(self, gate: FloatArray, up: FloatArray) -> FloatArray:
         """SwiGLU of flat arrays."""
-        out = _poisoned(*gate.shape)
+        out = poisoned(*gate.shape)
         kinds = (_FLOATS, _FLOATS, _FLOATS, c_int64)
-        self._call("glint_testing_swiglu", kinds, *map(_pointer, (out, gate, up)), gate.size)
+        self._call("glint_testing_swiglu", kinds, *map(pointer, (out, gate, up)), gate.size)
         return out
 
     def route(self, logits: FloatArray, bias: FloatArray, rule: RouterRule) -> tuple[NDArray[np.int32], FloatArray]:
@@ -307,10 +324,10 @@ class Operations:
             routed_scaling=rule.routed_scaling,
         )
         experts = np.full((count, rule.experts_per_token), -1, np.int32)
-        weights = _poisoned(count, rule.experts_per_token)
+        weights = poisoned(count, rule.experts_per_token)
         kinds = (c_void_p, _INTS, _FLOATS, _FLOATS, _FLOATS, c_int64, POINTER(abi.Model))
         status = declare("glint_testing_route", c_int32, *kinds)(
-            self._backend, _pointer(experts, _INTS), *map(_pointer, (weights, logits, bias)), count, byref(model)
+            self._backend, pointer(experts, _INTS), *map(pointer, (weights, logits, bias)), count, byref(model)
         )
         assert status == abi.STATUS_OK
         return experts, weights
@@ -325,14 +342,14 @@ class Operations:
         expert_range: tuple[int, int],
     ) -> FloatArray:
         """Weighted sum of routed rows [routed, hidden] by expert of the range, plus shared [count, hidden]."""
-        out = _poisoned(*shared.shape)
+        out = poisoned(*shared.shape)
         call = _Combine(
-            out=_pointer(out),
-            routed=_pointer(routed),
-            routed_rows=_pointer(routed_rows, _INTS),
-            weights=_pointer(weights),
-            experts=_pointer(experts, _INTS),
-            shared=_pointer(shared),
+            out=pointer(out),
+            routed=pointer(routed),
+            routed_rows=pointer(routed_rows, _INTS),
+            weights=pointer(weights),
+            experts=pointer(experts, _INTS),
+            shared=pointer(shared),
             count=shared.shape[0],
             hidden_size=shared.shape[1],
             experts_per_token=weights.shape[1],
@@ -347,35 +364,31 @@ class Operations:
         spaced = np.full((parts.shape[0], parts.shape[1] + 5), np.nan, np.float32)
         spaced[:, :-5] = parts
         kinds = (_FLOATS, c_int64, c_int32, c_int64)
-        self._call("glint_testing_join_slices", kinds, _pointer(spaced), spaced.shape[1], *parts.shape)
+        self._call("glint_testing_join_slices", kinds, pointer(spaced), spaced.shape[1], *parts.shape)
         assert np.isnan(spaced[:, -5:]).all()
         return spaced[0, :-5]
 
     def add_rows(self, hidden: FloatArray, update: FloatArray) -> FloatArray:
         """hidden + update of flat arrays."""
         out = hidden.copy()
-        self._call("glint_testing_add_rows", (_FLOATS, _FLOATS, c_int64), _pointer(out), _pointer(update), out.size)
+        self._call("glint_testing_add_rows", (_FLOATS, _FLOATS, c_int64), pointer(out), pointer(update), out.size)
         return out
 
     def gather_rows(self, rows: FloatArray, chosen: NDArray[np.int32]) -> FloatArray:
         """The chosen rows of [count, width]."""
-        out = _poisoned(len(chosen), rows.shape[1])
+        out = poisoned(len(chosen), rows.shape[1])
         kinds = (_FLOATS, _FLOATS, _INTS, c_int64, c_int64)
-        self._call("glint_testing_gather_rows", kinds, *map(_pointer, (out, rows)), _pointer(chosen, _INTS), *out.shape)
+        self._call("glint_testing_gather_rows", kinds, *map(pointer, (out, rows)), pointer(chosen, _INTS), *out.shape)
         return out
 
     def _call(self, name: str, kinds: tuple[Any, ...], *arguments: Any) -> None:
         declare(name, None, c_void_p, *kinds)(self._backend, *arguments)
 
 
-def _poisoned(*shape: int) -> FloatArray:
-    return np.full(shape, np.nan, np.float32)
-
-
 def _convert(name: str, values: NDArray[Any], source: Any, target: Any, dtype: type) -> NDArray[Any]:
     out = np.zeros(values.shape, dtype)
     declare(name, None, POINTER(target), POINTER(source), c_int64)(
-        _pointer(out, POINTER(target)), _pointer(values, POINTER(source)), values.size
+        pointer(out, POINTER(target)), pointer(values, POINTER(source)), values.size
     )
     return out
 

@@ -13,8 +13,8 @@ from typing import Any
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.native import abi
 from glint.native.library import NativeEngine, load_library
+from tests.cpu.random_asks import mixed_asks, random_prompt
 from tests.cpu.small_engine import SMALL_SHAPE, Answer, Ask, answer_all, make_ask, open_engine
-from tests.cpu.test_engine_deferred import mixed_asks, random_prompt
 from tests.cpu.testing_library import declare, load_testing_library
 from tests.reference.checkpoints import Family, Weights, make_checkpoint
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from glint.native import abi
 from glint.native.library import load_library
+from tests.cpu.random_asks import mixed_asks, random_prompt, seeded
 from tests.cpu.small_engine import (
     VOCAB_SIZE,
     Answer,
@@ -38,40 +39,13 @@ PATHS: list[ComputePath] = [
 ]
 NAMES = {abi.KERNELS_EXACT: "exact", abi.KERNELS_PLAIN: "plain", abi.KERNELS_AUTO: "auto"}
 PAGE_TOKENS = 8
-SEEDED: dict[str, Any] = {
-    "seed": 77,
-    "temperature": 0.9,
-    "top_p": 0.95,
-    "top_k": 40,
-    "repetition_penalty": 1.2,
-    "frequency_penalty": 0.4,
-    "presence_penalty": 0.3,
-}
+SEEDED = seeded(77)
 every_path = pytest.mark.parametrize("path", PATHS, ids=[f"{weights}-{NAMES[kernels]}" for weights, kernels in PATHS])
 
 
 def properties(count: int) -> settings:
     """Hypothesis settings of the tests here: slow cases are fine, their number is bounded."""
     return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def random_prompt(seed: int, length: int) -> tuple[int, ...]:
-    """A prompt of random tokens."""
-    source = random.Random(seed)
-    return tuple(source.randrange(VOCAB_SIZE) for _ in range(length))
-
-
-def mixed_asks(count: int, seed: int = 0) -> list[Ask]:
-    """Requests of many lengths, every second one sampled with a seed of its own."""
-    source = random.Random(seed)
-    return [
-        make_ask(
-            random_prompt(source.randrange(2**32), source.randint(1, 40)),
-            source.randint(1, 10),
-            **(SEEDED | {"seed": index} if index % 2 else {}),
-        )
-        for index in range(count)
-    ]
 
 
 @st.composite

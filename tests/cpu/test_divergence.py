@@ -13,10 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.config import Kernels
+from tests.cpu.case_store import CaseStore
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import TappedEngine
 from tests.reference import transformers_reference as reference
-from tests.reference.checkpoints import WEIGHTS, Family, Weights, make_checkpoint
+from tests.reference.checkpoints import WEIGHTS, Family, Weights
 
 ALLOWED_RATIO = 1.5
 NUM_SEQUENCES = 5
@@ -42,32 +43,23 @@ def logits_over(folder: Path, kernels: Kernels, sequences: list[list[int]]) -> N
         return np.concatenate([engine.logits(sequence) for sequence in sequences])
 
 
-class CaseStore:
-    """Makes each case when it is first asked for."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._made: dict[tuple[Family, Weights], Case] = {}
-
-    def __getitem__(self, key: tuple[Family, Weights]) -> Case:
-        if key not in self._made:
-            folder = make_checkpoint(self._root / "-".join(key), *key)
-            sequences = np.random.default_rng(0).integers(0, 950, (NUM_SEQUENCES, SEQUENCE_TOKENS)).tolist()
-            yardstick = reference.Reference(folder).kl_between_orders(*sequences)
-            self._made[key] = Case(folder, sequences, logits_over(folder, "exact", sequences), yardstick)
-        return self._made[key]
+def make_case(folder: Path) -> Case:
+    """Run the exact path and the reference over random sequences."""
+    sequences = np.random.default_rng(0).integers(0, 950, (NUM_SEQUENCES, SEQUENCE_TOKENS)).tolist()
+    yardstick = reference.Reference(folder).kl_between_orders(*sequences)
+    return Case(folder, sequences, logits_over(folder, "exact", sequences), yardstick)
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore[Case]:
     """The cases of this module."""
-    return CaseStore(tmp_path_factory.mktemp("divergence"))
+    return CaseStore(tmp_path_factory.mktemp("divergence"), make_case)
 
 
 @pytest.mark.parametrize("kernels", FAST_KERNELS)
 @pytest.mark.parametrize(("family", "weights"), CASES)
 def test_fast_fp8_stays_near_exact(
-    cases: CaseStore, family: Family, weights: Weights, kernels: Kernels, capsys: pytest.CaptureFixture[str]
+    cases: CaseStore[Case], family: Family, weights: Weights, kernels: Kernels, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_kernels(kernels)
     case = cases[family, weights]
@@ -90,7 +82,7 @@ def test_fast_fp8_stays_near_exact(
         if (family, break_) != TOO_SMALL_FOR_ANY_BOUND
     ],
 )
-def test_a_mistake_goes_over_the_bound(cases: CaseStore, family: Family, break_: str) -> None:
+def test_a_mistake_goes_over_the_bound(cases: CaseStore[Case], family: Family, break_: str) -> None:
     """Every mistake shows but one that costs less than a correct fast path does on that family; parity tests see it."""
     case = cases[family, "fp8_channel"]
     broken = reference.Reference(case.folder, break_=break_)

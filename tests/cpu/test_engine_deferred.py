@@ -9,22 +9,15 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from glint.native.library import NativeEngine, load_library
-from tests.cpu.small_engine import VOCAB_SIZE, Ask, Session, answer_alone, make_ask, open_engine, run_at_random
+from tests.cpu.random_asks import mixed_asks, random_prompt, seeded
+from tests.cpu.small_engine import Ask, Session, answer_alone, make_ask, open_engine, run_at_random
 from tests.cpu.testing_library import declare, load_testing_library
 
 pytestmark = pytest.mark.sanitize
-
-SEEDED: dict[str, Any] = {
-    "temperature": 0.9,
-    "top_p": 0.95,
-    "repetition_penalty": 1.2,
-    "frequency_penalty": 0.4,
-}
 
 
 @contextmanager
@@ -38,25 +31,6 @@ def deferring(**changes: int) -> Iterator[NativeEngine]:
             yield engine
     finally:
         defer(0)
-
-
-def random_prompt(seed: int, length: int) -> tuple[int, ...]:
-    """Random tokens."""
-    source = random.Random(seed)
-    return tuple(source.randrange(VOCAB_SIZE) for _ in range(length))
-
-
-def mixed_asks(count: int, seed: int) -> list[Ask]:
-    """Requests of many lengths, greedy and sampled."""
-    source = random.Random(seed)
-    return [
-        make_ask(
-            random_prompt(source.randrange(2**32), source.randint(1, 40)),
-            source.randint(1, 10),
-            **(SEEDED | {"seed": index} if index % 2 else {}),
-        )
-        for index in range(count)
-    ]
 
 
 @pytest.mark.parametrize("chunk", [1, 9, 2048])
@@ -97,7 +71,7 @@ def test_a_stop_in_the_first_of_two_steps_drops_what_the_second_made() -> None:
 def test_prompt_logprobs_in_overlapped_steps() -> None:
     wanted = [
         make_ask(random_prompt(16, 27), 6, has_prompt_logprobs=1, num_prompt_logprobs=5),
-        make_ask(random_prompt(17, 9), 12, **(SEEDED | {"seed": 3})),
+        make_ask(random_prompt(17, 9), 12, **seeded(3)),
     ]
     with deferring(max_step_items=4) as engine:
         session = Session(engine)

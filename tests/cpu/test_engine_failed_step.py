@@ -8,8 +8,9 @@ import pytest
 
 from glint.native import abi
 from glint.native.library import InternalFailure
+from tests.cpu.random_asks import random_prompt
 from tests.cpu.small_engine import SMALL_SHAPE, Session, answer_all, answer_alone, make_ask
-from tests.cpu.test_engine_deferred import deferring, random_prompt
+from tests.cpu.test_engine_deferred import deferring
 from tests.cpu.testing_library import declare
 
 CHUNK = 16

@@ -13,10 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.config import Kernels
+from tests.cpu.case_store import CaseStore
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import FloatArray, TappedEngine
 from tests.reference import transformers_reference as reference
-from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint
+from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights
 
 NUM_TOKENS = 192
 BF16_ROW_BOUND = 1e-5
@@ -34,26 +35,17 @@ class Case:
     states: FloatArray
 
 
-class CaseStore:
-    """Makes each case when it is first asked for."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._made: dict[tuple[Family, Weights], Case] = {}
-
-    def __getitem__(self, key: tuple[Family, Weights]) -> Case:
-        if key not in self._made:
-            folder = make_checkpoint(self._root / "-".join(key), *key)
-            tokens = np.random.default_rng(0).integers(0, 950, NUM_TOKENS).tolist()
-            with TappedEngine(folder, "exact") as engine:
-                self._made[key] = Case(folder, tokens, engine.hidden_states(tokens))
-        return self._made[key]
+def make_case(folder: Path) -> Case:
+    """Run the exact path over random tokens."""
+    tokens = np.random.default_rng(0).integers(0, 950, NUM_TOKENS).tolist()
+    with TappedEngine(folder, "exact") as engine:
+        return Case(folder, tokens, engine.hidden_states(tokens))
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore[Case]:
     """The cases of this module."""
-    return CaseStore(tmp_path_factory.mktemp("layers"))
+    return CaseStore(tmp_path_factory.mktemp("layers"), make_case)
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def row_sizes(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("kernels", FAST_KERNELS)
 @pytest.mark.parametrize(("family", "weights"), CASES)
-def test_each_layer_of_a_fast_path(cases: CaseStore, family: Family, weights: Weights, kernels: Kernels) -> None:
+def test_each_layer_of_a_fast_path(cases: CaseStore[Case], family: Family, weights: Weights, kernels: Kernels) -> None:
     require_kernels(kernels)
     case = cases[family, weights]
     with TappedEngine(case.folder, kernels) as engine:
@@ -101,7 +93,9 @@ def test_each_layer_of_a_fast_path(cases: CaseStore, family: Family, weights: We
 
 
 @pytest.mark.parametrize(("family", "weights"), CASES)
-def test_each_layer_of_the_exact_path_is_the_references(cases: CaseStore, family: Family, weights: Weights) -> None:
+def test_each_layer_of_the_exact_path_is_the_references(
+    cases: CaseStore[Case], family: Family, weights: Weights
+) -> None:
     case = cases[family, weights]
     expected = reference.Reference(case.folder).hidden_states(case.tokens)
     errors = layer_errors(case.states, expected)
@@ -109,7 +103,7 @@ def test_each_layer_of_the_exact_path_is_the_references(cases: CaseStore, family
     assert max(error.whole for error in errors) < 1e-5
 
 
-def test_a_layer_works_on_what_was_put_in(cases: CaseStore) -> None:
+def test_a_layer_works_on_what_was_put_in(cases: CaseStore[Case]) -> None:
     case = cases["air", "fp8_channel"]
     with TappedEngine(case.folder, "exact") as engine:
         swapped = engine.hidden_states(case.tokens, {2: case.states[2][::-1]})

@@ -13,11 +13,12 @@ import pytest
 
 from glint import SamplingParams
 from glint.config import Kernels
+from tests.cpu.case_store import CaseStore
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.parity import Comparison, Rows, answer_rows, compare
 from tests.cpu.tapped_engine import Answer, TappedEngine
 from tests.reference import transformers_reference as reference
-from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
+from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_prompts
 
 COUNT = 32
 EXACT_LOGPROB_BOUND = 1e-4
@@ -52,24 +53,12 @@ class Case:
         return [answer.tokens for answer in answers] == [answer.tokens for answer in self.answers]
 
 
-class CaseStore:
-    """Makes each case when it is first asked for. All pages are NaN before the engine runs."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._made: dict[tuple[Family, Weights], Case] = {}
-
-    def __getitem__(self, key: tuple[Family, Weights]) -> Case:
-        if key not in self._made:
-            self._made[key] = self._make(*key)
-        return self._made[key]
-
-    def _make(self, family: Family, weights: Weights) -> Case:
-        folder = make_checkpoint(self._root / f"{family}-{weights}", family, weights)
-        model = reference.Reference(folder)
-        prompts = make_prompts(model.config.vocab_size)
-        answers = poisoned_answers(folder, "exact", prompts)
-        return Case(folder, prompts, answers, [answer_rows(model, answer) for answer in answers])
+def make_case(folder: Path) -> Case:
+    """Answers of the exact engine, all pages being NaN before it runs, and the reference along them."""
+    model = reference.Reference(folder)
+    prompts = make_prompts(model.config.vocab_size)
+    answers = poisoned_answers(folder, "exact", prompts)
+    return Case(folder, prompts, answers, [answer_rows(model, answer) for answer in answers])
 
 
 def poisoned_answers(folder: Path, kernels: Kernels, prompts: list[list[int]]) -> list[Answer]:
@@ -80,9 +69,9 @@ def poisoned_answers(folder: Path, kernels: Kernels, prompts: list[list[int]]) -
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore[Case]:
     """The cases of this module."""
-    return CaseStore(tmp_path_factory.mktemp("parity"))
+    return CaseStore(tmp_path_factory.mktemp("parity"), make_case)
 
 
 def assert_parity(comparisons: list[Comparison], logprob_bound: float) -> None:
@@ -94,7 +83,7 @@ def assert_parity(comparisons: list[Comparison], logprob_bound: float) -> None:
 
 
 @pytest.mark.parametrize(("family", "weights"), CASES)
-def test_exact_answers_are_the_references(cases: CaseStore, family: Family, weights: Weights) -> None:
+def test_exact_answers_are_the_references(cases: CaseStore[Case], family: Family, weights: Weights) -> None:
     case = cases[family, weights]
     assert len({len(prompt) for prompt in case.prompts}) == 5
     assert_parity(case.compare(case.answers), EXACT_LOGPROB_BOUND)
@@ -102,7 +91,7 @@ def test_exact_answers_are_the_references(cases: CaseStore, family: Family, weig
 
 @pytest.mark.parametrize("kernels", ["auto", *FAST_KERNELS])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fast_answers_of_bf16_are_the_references(cases: CaseStore, family: Family, kernels: Kernels) -> None:
+def test_fast_answers_of_bf16_are_the_references(cases: CaseStore[Case], family: Family, kernels: Kernels) -> None:
     if kernels != "auto":
         require_kernels(kernels)
     case = cases[family, "bf16"]
@@ -110,7 +99,7 @@ def test_fast_answers_of_bf16_are_the_references(cases: CaseStore, family: Famil
     assert_parity(case.compare(answers), FAST_LOGPROB_BOUND)
 
 
-def test_poison_in_a_held_page_shows(cases: CaseStore) -> None:
+def test_poison_in_a_held_page_shows(cases: CaseStore[Case]) -> None:
     case = cases["air", "fp8_tensor"]
     prompt = [case.prompts[-1]]
     params = SamplingParams(temperature=0.0, max_tokens=4)
@@ -123,7 +112,7 @@ def test_poison_in_a_held_page_shows(cases: CaseStore) -> None:
 
 
 @pytest.mark.parametrize("break_", BREAK_CASES)
-def test_each_mistake_is_noticed(cases: CaseStore, break_: str) -> None:
+def test_each_mistake_is_noticed(cases: CaseStore[Case], break_: str) -> None:
     case = cases[BREAK_CASES[break_]]
     broken = reference.Reference(case.folder, break_=break_)
     comparisons = [compare(answer_rows(broken, answer), answer) for answer in case.answers]

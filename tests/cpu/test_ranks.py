@@ -11,6 +11,7 @@ import pytest
 from glint.native import abi
 from glint.native.library import InvalidArgument
 from tests.cpu.kernel_sets import KERNELS, require_kernels
+from tests.cpu.random_asks import random_prompt
 from tests.cpu.rank_engine import (
     EXCHANGES,
     LAYOUTS,
@@ -21,7 +22,6 @@ from tests.cpu.rank_engine import (
     rank_model,
 )
 from tests.cpu.small_engine import Answer, answer_all, make_ask, open_engine
-from tests.cpu.test_engine_deferred import random_prompt
 from tests.reference.checkpoints import FAMILIES, Family, Weights
 
 pytestmark = pytest.mark.sanitize

@@ -7,12 +7,12 @@ alone, prompt in one piece.
 import ctypes
 import random
 from functools import cache
-from typing import Any
 
 import pytest
 
 from glint.native import abi
 from glint.native.library import NativeEngine
+from tests.cpu.random_asks import mixed_asks, random_prompt, seeded
 from tests.cpu.rank_engine import (
     EXCHANGES,
     LAYOUTS,
@@ -24,7 +24,6 @@ from tests.cpu.rank_engine import (
     rank_model,
 )
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine, run_at_random
-from tests.cpu.test_engine_deferred import SEEDED, mixed_asks, random_prompt
 from tests.cpu.testing_library import declare
 
 pytestmark = pytest.mark.sanitize
@@ -66,11 +65,6 @@ def _alone(ask: Ask, layout: str) -> Answer:
 def alone(asks: list[Ask], path: RankPath) -> list[Answer]:
     """What one rank answers to each request alone."""
     return [_alone(ask, path[1]) for ask in asks]
-
-
-def seeded(seed: int) -> dict[str, Any]:
-    """Fields of a request that samples."""
-    return SEEDED | {"seed": seed}
 
 
 @every_path

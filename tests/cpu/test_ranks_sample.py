@@ -12,9 +12,9 @@ import pytest
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine
+from tests.cpu.random_asks import random_prompt, seeded
 from tests.cpu.rank_engine import EXCHANGES
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine
-from tests.cpu.test_engine_deferred import SEEDED, random_prompt
 
 NUM_RANKS = 3
 NUM_ALLOWED = 11
@@ -28,7 +28,7 @@ OPTIONS = {
     "max_context_tokens": 256,
 }
 PLAIN = make_ask(random_prompt(1, 33), 6)
-SEEDED_ASKS = [make_ask(random_prompt(seed, 9), 5, **(SEEDED | {"seed": seed})) for seed in (2, 3)]
+SEEDED_ASKS = [make_ask(random_prompt(seed, 9), 5, **seeded(seed)) for seed in (2, 3)]
 WITH_PROMPT = make_ask(random_prompt(4, 20), 3, has_prompt_logprobs=1, num_prompt_logprobs=20)
 ASKS = [PLAIN, *SEEDED_ASKS, WITH_PROMPT]
 

@@ -6,14 +6,22 @@ for from the same inputs; bytes that differ between two runs fail the call.
 
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint16, c_void_p
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glint.config import Kernels
 from glint.native import abi
-from tests.cpu.operations import PageCache, PagedRequest, ProductCase
+from tests.cpu.operations import (
+    OperandCall,
+    PageCache,
+    PagedRequest,
+    ProductCase,
+    RotationCall,
+    pointer,
+    poisoned,
+)
 from tests.cpu.sampling_rows import Row, TestResult, TestRow
 from tests.cpu.testing_library import declare
 from tests.reference.numpy_ops import FloatArray, RouterRule
@@ -41,14 +49,6 @@ class _Norm(Structure):
     ]
 
 
-class _Operand(Structure):
-    _fields_ = [
-        *((name, _FLOATS) for name in ("out", "scales", "values")),
-        *((name, c_int64) for name in ("count", "width")),
-        *((name, c_int32) for name in ("row_slices", "has_codes")),
-    ]
-
-
 class _Swiglu(Structure):
     _fields_ = [
         *((name, _FLOATS) for name in ("out", "codes", "scales", "gate_up")),
@@ -62,13 +62,6 @@ class _Gather(Structure):
         *((name, _FLOATS) for name in ("out", "values", "update")),
         ("rows", _INTS),
         *((name, c_int64) for name in ("in_count", "count", "width")),
-    ]
-
-
-class _Rotation(Structure):
-    _fields_ = [
-        *((name, _FLOATS) for name in ("query", "key", "value", "query_norm", "key_norm", "cosines", "sines")),
-        ("norm_epsilon", c_double),
     ]
 
 
@@ -116,20 +109,6 @@ class RouteCase:
     def num_experts(self) -> int:
         """Number of experts to choose from."""
         return len(self.weight)
-
-
-def pointer(array: NDArray[Any] | None, kind: Any = _FLOATS) -> Any:
-    """The address of a contiguous array, None for no array."""
-    if array is None:
-        return None
-    if not array.flags.c_contiguous:
-        raise ValueError(f"an array of shape {array.shape} is not contiguous; copy it first")
-    return array.ctypes.data_as(kind)
-
-
-def poisoned(*shape: int) -> FloatArray:
-    """An array of NaN."""
-    return np.full(shape, np.nan, np.float32)
 
 
 def padded_width(width: int) -> int:
@@ -196,7 +175,7 @@ class CudaOperations:
             self._backend, width, row_slices, has_codes
         )
         out, scales = poisoned(count, row_slices, stride // row_slices), poisoned(row_slices, count)
-        case = _Operand(*map(pointer, (out, scales, rows)), count, width, row_slices, has_codes)
+        case = OperandCall(*map(pointer, (out, scales, rows)), count, width, row_slices, has_codes)
         self.call("glint_testing_prepare", case)
         return out, scales.T
 
@@ -260,11 +239,30 @@ class CudaOperations:
     ) -> FloatArray:
         """Norm, rotate and store query, key and value [rows, heads, head_dim] in layer 1; the query for attention."""
         query, key, value = (part.copy() for part in heads)
-        rotation = _Rotation(*map(pointer, (query, key, value, *(norms or (None, None)), *table)), epsilon)
+        rotation = RotationCall(*map(pointer, (query, key, value, *(norms or (None, None)), *table)), epsilon)
         pages, alive = cache.native(1, requests)
         self.call("glint_testing_rotate_and_store", rotation, pages)
         del alive
         return query
+
+    def attention_step(
+        self,
+        heads: tuple[FloatArray, FloatArray, FloatArray],
+        norms: tuple[FloatArray, FloatArray] | None,
+        table: tuple[FloatArray, FloatArray],
+        cache: PageCache,
+        requests: list[PagedRequest],
+        epsilon: float = 1e-5,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Rotate, store, attend and quantise requests of one row each in one kernel; codes [rows, width] and scales."""
+        count, num_heads, head_dim = heads[0].shape
+        codes, scales = poisoned(count, num_heads * head_dim), poisoned(count)
+        result = OperandCall(pointer(codes), pointer(scales), None, count, num_heads * head_dim, 1, 1)
+        rotation = RotationCall(*map(pointer, (*heads, *(norms or (None, None)), *table)), epsilon)
+        pages, alive = cache.native(1, requests)
+        self.call("glint_testing_attention_step", result, rotation, pages)
+        del alive
+        return codes, scales
 
     def attend(self, query: FloatArray, cache: PageCache, requests: list[PagedRequest]) -> FloatArray:
         """Attention of query [rows, heads, head_dim] over the pages of each row's request in layer 1."""

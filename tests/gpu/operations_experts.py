@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.cpu.operations import CACHE_DTYPES, SCALE_KINDS, Operations, ProductCase, StoredWeight
+from tests.cpu.operations import CACHE_DTYPES, SCALE_KINDS, Operations, ProductCase, StoredWeight, pointer, poisoned
 from tests.cpu.testing_library import declare
-from tests.gpu.operations_cuda import CudaOperations, padded_width, pointer, poisoned
+from tests.gpu.operations_cuda import CudaOperations, padded_width
 from tests.gpu.operations_inputs import normal_rows, random_codes, row_scales, source
 from tests.reference.numpy_ops import FloatArray, ScaleKind, bf16_bits, round_bf16
 
@@ -40,7 +40,7 @@ class _Experts(Structure):
         *((name, _FLOATS) for name in ("gate_scales", "up_scales", "down_scales", "shared")),
         ("grouping", POINTER(_Grouping)),
         *((name, c_int64) for name in ("hidden_size", "width")),
-        *((name, c_int32) for name in ("dtype", "scale_kind")),
+        *((name, c_int32) for name in ("dtype", "scale_kind", "is_grouped_in_place")),
     ]
 
 
@@ -206,13 +206,17 @@ class ExpertCase:
 
 @dataclass(frozen=True)
 class ExpertResult:
-    """What CUDA computed: grouped rows of gate, up, SwiGLU (`inputs`, as down takes them) and down, and the sum."""
+    """What CUDA computed: grouped rows of gate, up, SwiGLU (`inputs`, as down takes them) and down, and the sum.
+
+    `touched` is the number of experts that the Hopper kernels say they read.
+    """
 
     gate: FloatArray
     up: FloatArray
     inputs: FloatArray
     routed: FloatArray
     out: FloatArray
+    touched: int
 
 
 def make_case(layout: ExpertLayout, weights: ExpertWeights, count: int, num_real: int) -> ExpertCase:
@@ -224,8 +228,13 @@ def make_case(layout: ExpertLayout, weights: ExpertWeights, count: int, num_real
     return ExpertCase(layout, weights, rows, make_choices(layout, count, num_real), shared)
 
 
-def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False) -> ExpertResult:
-    """Run a case; with row_counts compare row i of 1, 2, 3 and so on up to all tokens with that of all."""
+def run_experts(
+    cuda: CudaOperations, case: ExpertCase, row_counts: bool = False, in_place: bool = False
+) -> ExpertResult:
+    """Run a case; with row_counts compare row i of 1, 2, 3 and so on up to all tokens with that of all.
+
+    In place the Hopper kernels group up to 64 tokens themselves, else a kernel before them lists the groups.
+    """
     layout, count = case.layout, len(case.rows)
     pairs = count * layout.experts_per_token
     width, hidden = layout.width, layout.hidden_size
@@ -250,6 +259,7 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
         width=width,
         dtype=CACHE_DTYPES["bf16"] if layout.kind is None else E4M3_DTYPE,
         scale_kind=0 if layout.kind is None else SCALE_KINDS[layout.kind],
+        is_grouped_in_place=in_place,
     )
     family = "hopper" if layout.is_hopper else "portable"
     cuda.call(f"glint_testing_{family}_expert_row_counts" if row_counts else f"glint_testing_{family}_experts", native)
@@ -258,7 +268,8 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
         inputs = arrays["gate"]
     elif not layout.is_hopper:
         inputs = arrays["codes"][:, :width] * arrays["code_scales"][:, None]
-    return ExpertResult(arrays["gate"], arrays["up"], inputs, arrays["routed"], arrays["out"])
+    touched = int(grouping.counts[2])
+    return ExpertResult(arrays["gate"], arrays["up"], inputs, arrays["routed"], arrays["out"], touched)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,15 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class NewestRows:
+    """Query, key and value of the rows of a step with their cosines and sines, and pages that lack those rows."""
+
+    heads: tuple[FloatArray, FloatArray, FloatArray]
+    table: tuple[FloatArray, FloatArray]
+    cache: PageCache
+
+
+@dataclass(frozen=True)
 class Scene:
     """Pages that the CPU filled, the rows of a step with their queries, and all that went in."""
 
@@ -89,6 +98,20 @@ class Scene:
     raw: tuple[FloatArray, FloatArray, FloatArray]
     norms: tuple[FloatArray, FloatArray] | None
     table: tuple[FloatArray, FloatArray]
+
+    def newest(self) -> NewestRows:
+        """What a step of one row per request starts from; a fresh copy."""
+        data = self.cache.data.copy()
+        keys = data[1, 0].reshape(*data.shape[2:4], data.shape[5], data.shape[4])
+        for request in self.step:
+            page, slot = request.pages[request.first_position // PAGE_TOKENS], request.first_position % PAGE_TOKENS
+            keys[page, :, :, slot] = data[1, 1, page, :, slot] = 0xFFFF
+        pairs = zip(self.whole, self.step, strict=True)
+        rows = np.array([whole.row_first + request.first_position for whole, request in pairs])
+        query, key, value = (part[rows] for part in self.raw)
+        cosines, sines = (part[rows] for part in self.table)
+        cache = PageCache(data, self.cache.num_heads, self.cache.rotary_dim)
+        return NewestRows((query, key, value), (cosines, sines), cache)
 
 
 def poisoned_cache(heads: Heads, num_pages: int) -> PageCache:

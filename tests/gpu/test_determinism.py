@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
+from tests.cpu.random_asks import seeded
 from tests.cpu.small_engine import Ask, Session, answer_all, make_ask, run_at_random, small_model
 from tests.gpu.cases import CaseStore
 from tests.gpu.sessions import PAGE_TOKENS, Alone, kernels_of, open_cuda
 
-SEEDED: dict[str, Any] = {
-    "seed": 77,
-    "temperature": 0.9,
-    "top_p": 0.95,
-    "top_k": 40,
-    "repetition_penalty": 1.2,
-    "frequency_penalty": 0.4,
-    "presence_penalty": 0.3,
-}
+SEEDED = seeded(77)
 PATHS = [
     "small-fp8_channel-portable",
     "small-fp8_block-portable",
@@ -66,7 +59,7 @@ def mixed_asks(path: ComputePath, count: int, longest: int = 90) -> list[Ask]:
         make_ask(
             path.prompt(source.randrange(2**32), source.randint(1, longest)),
             source.randint(1, 12),
-            **(SEEDED | {"seed": index} if index % 2 else {}),
+            **(seeded(index) if index % 2 else {}),
         )
         for index in range(count)
     ]

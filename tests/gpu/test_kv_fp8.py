@@ -1,22 +1,39 @@
-"""E4M3 pages on the GPU: bitwise BF16 pages of the same rounded numbers, at half the bytes, and what they lose."""
+"""E4M3 pages on the GPU: bitwise BF16 pages of the same rounded numbers, at half the bytes, and what they lose.
+
+LOSSES are the largest mean KL from BF16 pages seen on an H200, in nats (`native/cuda/README.md`).
+"""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.config import Kernels
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine, load_library, plan_engine
+from tests.cpu.e4m3_values import (
+    HEAD_DIM,
+    all_bf16,
+    edge_values,
+    is_finite_in_bf16,
+    rounded,
+    rows_of,
+    same_numbers,
+    stored,
+)
+from tests.cpu.operations import PageCache, PagedRequest, Rounding
 from tests.cpu.rounded_pages import rounded_pages
 from tests.cpu.small_engine import Ask, Session, answer_all, engine_options, make_ask, small_model
 from tests.cpu.tapped_engine import TappedEngine
 from tests.cpu.testing_library import load_testing_library
 from tests.gpu.cases import CUDA_KERNELS, CaseStore, Key, logits_over
+from tests.gpu.operations_cuda import CudaOperations
 from tests.gpu.sessions import CUDA_OPTIONS, PAGE_TOKENS, kernels_of, open_cuda
+from tests.reference.numpy_ops import FloatArray
 from tests.reference.transformers_reference import mean_kl
 
 PATHS = [
@@ -26,8 +43,14 @@ PATHS = [
     "rank-fp8_channel-portable",
     "rank-bf16-hopper",
 ]
-LOSS_KEYS: list[Key] = [("glm47", "fp8_channel"), ("glm47", "bf16"), ("rank", "fp8_channel"), ("rank", "bf16")]
-LOSS_BOUND = 0.5
+LOSSES: dict[Key, float] = {
+    ("glm47", "fp8_channel"): 0.29,
+    ("glm47", "bf16"): 0.15,
+    ("rank", "fp8_channel"): 0.20,
+    ("rank", "bf16"): 0.08,
+}
+LOSS_MARGIN = 1.5
+REPEATS = 10
 LONGEST = 1300
 
 
@@ -108,8 +131,45 @@ def test_other_types_are_refused(path: ComputePath) -> None:
         path.engine(abi.DTYPE_F32)
 
 
+def store_in_pages(keys: FloatArray, values: FloatArray, rounding: Rounding) -> tuple[FloatArray, FloatArray]:
+    """Keys and values [rows, HEAD_DIM] that pages hold, written without norm and rotary."""
+    nothing = (np.empty((len(keys), 0), np.float32),) * 2
+    with CudaOperations("portable", REPEATS) as cuda:
+
+        def store(
+            heads: tuple[FloatArray, FloatArray, FloatArray], cache: PageCache, requests: list[PagedRequest]
+        ) -> None:
+            cuda.rotate_and_store(heads, None, nothing, cache, requests)
+
+        return stored(store, keys, values, PAGE_TOKENS, np.uint16, rounding)
+
+
+@pytest.mark.parametrize("rounding", ["codes", "rounded"])
+@pytest.mark.parametrize("copies", [1, 2], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("numbers", [all_bf16, edge_values])
+def test_a_page_keeps_what_torch_rounds(rounding: Rounding, copies: int, numbers: Callable[[], FloatArray]) -> None:
+    """All numbers that bfloat16 holds, and those at the edges, as keys and, in the other order, as values."""
+    finite = np.tile(numbers()[is_finite_in_bf16(numbers())], copies)
+    keys, values = rows_of(finite), rows_of(finite[::-1].copy())
+    for seen, given in zip(store_in_pages(keys, values, rounding), (keys, values), strict=True):
+        same_numbers(seen, rounded(given.reshape(seen.shape)))
+
+
+@pytest.mark.parametrize("rounding", ["codes", "rounded"])
+def test_a_row_with_what_no_page_can_keep_has_a_key_of_nan(rounding: Rounding) -> None:
+    """Wherever it stands in the key; in the value, which is then zero."""
+    odd = edge_values()[~is_finite_in_bf16(edge_values())]
+    places = np.random.default_rng(1).integers(0, HEAD_DIM, len(odd))
+    sound, spoiled = np.ones((2, len(odd), 1, HEAD_DIM), np.float32)
+    spoiled[np.arange(len(odd)), 0, places] = odd
+    keys, values = store_in_pages(spoiled, sound, rounding)
+    assert np.isnan(keys).all() and (values == 1).all()
+    keys, values = store_in_pages(sound, spoiled, rounding)
+    assert np.isnan(keys).all() and (values == 0).all()
+
+
 @pytest.mark.parametrize("kernels", CUDA_KERNELS)
-@pytest.mark.parametrize("key", LOSS_KEYS, ids="-".join)
+@pytest.mark.parametrize("key", LOSSES, ids="-".join)
 def test_the_loss_is_small(cases: CaseStore, key: Key, kernels: Kernels, capsys: pytest.CaptureFixture[str]) -> None:
     case = cases.case(key)
     with TappedEngine(case.folder, kernels, device="cuda") as engine:
@@ -120,4 +180,4 @@ def test_the_loss_is_small(cases: CaseStore, key: Key, kernels: Kernels, capsys:
     loss = mean_kl(plain, rounded)
     with capsys.disabled():
         print(f"\n{'-'.join(key)} {kernels}: E4M3 pages {loss:.2e} nats from BF16 pages", end=" ")
-    assert 0 < loss < LOSS_BOUND
+    assert 0 < loss < LOSS_MARGIN * LOSSES[key]

@@ -35,6 +35,7 @@ from tests.gpu.operations_cases import (
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
 from tests.gpu.operations_experts import (
     ExpertCase,
+    ExpertResult,
     expect_experts,
     make_case,
     make_choices,
@@ -71,6 +72,8 @@ BOUNDS = {
     "rotate: value": 0.0,
     "attend": 2.0**-7,
     "attend: median row": 1e-5,
+    "attention step: scale": 2.0**-7,
+    "attention step: codes": 16 / 448 + 2.0**-6,
     "router weights": 2e-6,
     "experts gate, up, hopper": 1e-3,
     "experts gate, up, portable": 1e-6,
@@ -272,6 +275,27 @@ def compare_attention(record: ErrorRecord, cpu: Operations, cuda: CudaOperations
     record.add("attend: median row", float(np.median(errors)), what)
 
 
+@pytest.mark.parametrize("name", ["glm47", "glm45"])
+@pytest.mark.parametrize("count", [1, 13, 64])
+def test_attention_step(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str, count: int) -> None:
+    """One kernel and the separate ones give the same bits, in the pages too; both are near the CPU."""
+    firsts = source(count).integers(0, 1200, count).tolist() if count != len(DECODE) else [first for first, _ in DECODE]
+    scene = make_scene(cpu, HEADS[name], tuple((first, 1) for first in firsts))
+    step = scene.newest()
+    codes, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
+    apart = scene.newest()
+    query = portable.rotate_and_store(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
+    attended = portable.attend(query, apart.cache, scene.step).reshape(codes.shape)
+    expected_codes, expected_scales = portable.prepare(attended, 1, True)
+    assert (codes == expected_codes[:, 0, : codes.shape[1]]).all()
+    assert (scales == expected_scales[:, 0]).all()
+    assert (step.cache.data == apart.cache.data).all()
+    expected = cpu.attend(scene.query, scene.cache, 1, scene.step).reshape(codes.shape)
+    largest = np.abs(expected).max(axis=1) / np.float32(448)
+    record.compare("attention step: scale", scales[:, None], largest[:, None], f"{name}, {count} requests")
+    record.compare("attention step: codes", codes * scales[:, None], expected, f"{name}, {count} requests")
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_router(record: ErrorRecord, cpu: Operations, name: str) -> None:
     num_experts, width, rule = RULES[name]
@@ -344,14 +368,14 @@ def test_experts(record: ErrorRecord, cpu: Operations, name: str) -> None:
     for count, num_real in ((1, 1), (64, 64), (64, 40), (65, 65), (256, 256), (1000, 1000)):
         case = make_case(layout, weights, count, num_real)
         with open_for(count, "hopper" if layout.is_hopper else "portable") as cuda:
-            compare_experts(record, cpu, cuda, case, f"{name}, {num_real} of {count} tokens")
+            seen = run_experts(cuda, case)
+        compare_results(record, cpu, case, seen, f"{name}, {num_real} of {count} tokens")
 
 
-def compare_experts(record: ErrorRecord, cpu: Operations, cuda: CudaOperations, case: ExpertCase, what: str) -> None:
-    """Every stage of some tokens with the CPU's; padded tokens are finite."""
+def compare_results(record: ErrorRecord, cpu: Operations, case: ExpertCase, seen: ExpertResult, what: str) -> None:
+    """Every stage of some tokens with the CPU's; the sums of all real tokens are finite."""
     layout, num_real = case.layout, case.choices.num_real
     family = "hopper" if layout.is_hopper else "portable"
-    seen = run_experts(cuda, case)
     tokens = np.unique(np.append(source(num_real).integers(0, num_real, 10), num_real - 1)).astype(np.int32)
     expected = expect_experts(cpu, case, tokens, seen.inputs)
     if layout.is_hopper or layout.kind is None:
@@ -366,12 +390,33 @@ def compare_experts(record: ErrorRecord, cpu: Operations, cuda: CudaOperations, 
     assert np.isfinite(seen.out[:num_real]).all()
 
 
-@pytest.mark.parametrize("name", ["tp8", "ep8", "odd"])
-def test_row_of_the_experts_is_the_same_for_every_row_count(name: str) -> None:
+@pytest.mark.parametrize("name", ["tp8", "ep8"])
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 31, 32, 33, 63, 64])
+def test_experts_that_group_in_place(record: ErrorRecord, cpu: Operations, name: str, count: int) -> None:
+    """Without a list of the groups the same rows, bit by bit, and as many experts touched."""
     layout = LAYOUTS[name]
+    for num_real in {1, count // 3 or 1, count}:
+        case = make_case(layout, make_weights(layout), count, num_real)
+        with open_for(count, "hopper") as cuda:
+            listed, in_place = (run_experts(cuda, case, in_place=chosen) for chosen in (False, True))
+        grouped = case.choices.grouped(layout)
+        num_rows = len(grouped.tokens)
+        assert (in_place.inputs[:num_rows] == listed.inputs[:num_rows]).all()
+        assert (in_place.out[:num_real] == listed.out[:num_real]).all()
+        touched = len(np.unique(grouped.experts[grouped.experts < layout.num_local]))
+        assert in_place.touched == listed.touched == touched
+        compare_results(record, cpu, case, in_place, f"{name} in place, {num_real} of {count} tokens")
+
+
+@pytest.mark.parametrize("name", ["tp8", "ep8", "odd"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["listed", "in place"])
+def test_row_of_the_experts_is_the_same_for_every_row_count(name: str, in_place: bool) -> None:
+    layout = LAYOUTS[name]
+    if in_place and not layout.is_hopper:
+        pytest.skip("only the Hopper kernels group in place")
     case = make_case(layout, make_weights(layout), ROW_COUNTS, ROW_COUNTS)
     with CudaOperations("hopper" if layout.is_hopper else "portable", 1) as cuda:
-        run_experts(cuda, case, row_counts=True)
+        run_experts(cuda, case, row_counts=True, in_place=in_place)
 
 
 @pytest.mark.parametrize("vocab_size", [151552, 1003, 64])

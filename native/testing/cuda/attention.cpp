@@ -4,6 +4,7 @@
 #include "base/contract.h"
 #include "base/fp8.h"
 #include "cuda/check.h"
+#include "testing/cuda/operand.h"
 #include "testing/cuda/pages.h"
 
 namespace {
@@ -14,22 +15,17 @@ using glint::cuda::PrefillTask;
 using glint::testing::DeviceArray;
 using glint::testing::DevicePages;
 using glint::testing::guarded;
+using glint::testing::key_width;
+using glint::testing::num_rows;
+using glint::testing::padded_dim;
+using glint::testing::query_width;
 using glint::testing::Runner;
+using glint::testing::TestOperand;
 using glint::testing::TestPages;
-
-struct TestRotation {
-  float* query;
-  float* key;
-  float* value;
-  const float* query_norm;
-  const float* key_norm;
-  const float* cosines;
-  const float* sines;
-  double norm_epsilon;
-};
+using glint::testing::TestRotation;
 
 std::vector<int32_t> slots_of(const TestPages& pages) {
-  std::vector<int32_t> slots(static_cast<size_t>(pages.num_rows()));
+  std::vector<int32_t> slots(static_cast<size_t>(num_rows(pages)));
   for (const BatchRequest& request : pages.request_span()) {
     for (int32_t row = 0; row < request.row_count; ++row) {
       const int32_t position = request.first_position + row;
@@ -42,20 +38,20 @@ std::vector<int32_t> slots_of(const TestPages& pages) {
 }
 
 std::vector<float> joined_rows(const TestRotation& test, const TestPages& pages, int64_t stride) {
-  std::vector<float> rows(static_cast<size_t>(pages.num_rows() * stride), NAN);
-  for (int64_t row = 0; row < pages.num_rows(); ++row) {
+  std::vector<float> rows(static_cast<size_t>(num_rows(pages) * stride), NAN);
+  for (int64_t row = 0; row < num_rows(pages); ++row) {
     float* target = rows.data() + row * stride;
-    target = std::copy_n(test.query + row * pages.query_width(), pages.query_width(), target);
-    target = std::copy_n(test.key + row * pages.key_width(), pages.key_width(), target);
-    std::copy_n(test.value + row * pages.key_width(), pages.key_width(), target);
+    target = std::copy_n(test.query + row * query_width(pages), query_width(pages), target);
+    target = std::copy_n(test.key + row * key_width(pages), key_width(pages), target);
+    std::copy_n(test.value + row * key_width(pages), key_width(pages), target);
   }
   return rows;
 }
 
 void store_query(float* out, const DeviceArray<uint16_t>& query, const TestPages& pages) {
   const std::vector<uint16_t> bits = query.to_host();
-  const int64_t padded = pages.padded_dim();
-  for (int64_t head = 0; head < pages.num_rows() * pages.num_heads; ++head) {
+  const int64_t padded = padded_dim(pages);
+  for (int64_t head = 0; head < num_rows(pages) * pages.num_heads; ++head) {
     for (int64_t dim = 0; dim < padded; ++dim) {
       const uint16_t value = bits[static_cast<size_t>(head * padded + dim)];
       if (dim < pages.head_dim) out[head * pages.head_dim + dim] = glint::float_from_bf16(value);
@@ -65,41 +61,60 @@ void store_query(float* out, const DeviceArray<uint16_t>& query, const TestPages
   }
 }
 
+class Rotation {
+ public:
+  Rotation(const TestRotation& test, const TestPages& pages)
+      : pages_(pages),
+        stride_(query_width(pages) + 2 * key_width(pages) + kPaddingFloats),
+        epsilon_(static_cast<float>(test.norm_epsilon)),
+        joined_(joined_rows(test, pages, stride_)),
+        query_norm_(test.query_norm, pages.head_dim),
+        key_norm_(test.key_norm, pages.head_dim),
+        cosines_(test.cosines, num_rows(pages) * pages.rotary_dim / 2),
+        sines_(test.sines, num_rows(pages) * pages.rotary_dim / 2),
+        slots_(slots_of(pages)) {}
+
+  glint::cuda::RotateCall call(uint16_t* query_out, const glint::cuda::PagePool& pool) const {
+    return {.query_out = query_out,
+            .pages = pool,
+            .query = joined_.data(),
+            .key = joined_.data() + query_width(pages_),
+            .value = joined_.data() + query_width(pages_) + key_width(pages_),
+            .query_stride = stride_,
+            .key_stride = stride_,
+            .query_norm = query_norm_.data(),
+            .key_norm = key_norm_.data(),
+            .cosines = cosines_.data(),
+            .sines = sines_.data(),
+            .slots = slots_.data(),
+            .count = num_rows(pages_),
+            .num_heads = pages_.num_heads,
+            .num_kv_heads = pages_.num_kv_heads,
+            .head_dim = pages_.head_dim,
+            .rotary_dim = pages_.rotary_dim,
+            .epsilon = epsilon_};
+  }
+
+ private:
+  static constexpr int64_t kPaddingFloats = 2;
+
+  const TestPages& pages_;
+  int64_t stride_;
+  float epsilon_;
+  DeviceArray<float> joined_;
+  DeviceArray<float> query_norm_;
+  DeviceArray<float> key_norm_;
+  DeviceArray<float> cosines_;
+  DeviceArray<float> sines_;
+  DeviceArray<int32_t> slots_;
+};
+
 void rotate_and_store(Runner& runner, const TestRotation& test, const TestPages& pages) {
-  constexpr int64_t kPaddingFloats = 2;
-  const int64_t rows = pages.num_rows();
-  const int64_t stride = pages.query_width() + 2 * pages.key_width() + kPaddingFloats;
-  const int64_t table_floats = rows * pages.rotary_dim / 2;
   const DevicePages device_pages(pages);
-  const DeviceArray<uint16_t> query(rows * pages.num_heads * pages.padded_dim());
-  const DeviceArray<float> joined(joined_rows(test, pages, stride));
-  const DeviceArray<float> query_norm(test.query_norm, pages.head_dim);
-  const DeviceArray<float> key_norm(test.key_norm, pages.head_dim);
-  const DeviceArray<float> cosines(test.cosines, table_floats);
-  const DeviceArray<float> sines(test.sines, table_floats);
-  const DeviceArray<int32_t> slots(slots_of(pages));
+  const DeviceArray<uint16_t> query(num_rows(pages) * pages.num_heads * padded_dim(pages));
+  const Rotation rotation(test, pages);
   runner.run(
-      [&] {
-        glint::cuda::launch_rotate_and_store({.query_out = query.data(),
-                                              .pages = device_pages.pool(),
-                                              .query = joined.data(),
-                                              .key = joined.data() + pages.query_width(),
-                                              .value = joined.data() + pages.query_width() + pages.key_width(),
-                                              .query_stride = stride,
-                                              .key_stride = stride,
-                                              .query_norm = query_norm.data(),
-                                              .key_norm = key_norm.data(),
-                                              .cosines = cosines.data(),
-                                              .sines = sines.data(),
-                                              .slots = slots.data(),
-                                              .count = rows,
-                                              .num_heads = pages.num_heads,
-                                              .num_kv_heads = pages.num_kv_heads,
-                                              .head_dim = pages.head_dim,
-                                              .rotary_dim = pages.rotary_dim,
-                                              .epsilon = static_cast<float>(test.norm_epsilon)},
-                                             nullptr);
-      },
+      [&] { glint::cuda::launch_rotate_and_store(rotation.call(query.data(), device_pages.pool()), nullptr); },
       {&query, &device_pages.keys(), &device_pages.values()});
   store_query(test.query, query, pages);
   device_pages.download();
@@ -150,8 +165,8 @@ struct AttentionTasks {
 };
 
 std::vector<uint16_t> padded_query(const float* query, const TestPages& pages) {
-  const int64_t padded = pages.padded_dim();
-  const int64_t heads = pages.num_rows() * pages.num_heads;
+  const int64_t padded = padded_dim(pages);
+  const int64_t heads = num_rows(pages) * pages.num_heads;
   std::vector<uint16_t> bits(static_cast<size_t>(heads * padded), 0);
   for (int64_t head = 0; head < heads; ++head) {
     std::transform(query + head * pages.head_dim, query + (head + 1) * pages.head_dim, bits.begin() + head * padded,
@@ -160,43 +175,88 @@ std::vector<uint16_t> padded_query(const float* query, const TestPages& pages) {
   return bits;
 }
 
+class Decode {
+ public:
+  Decode(const std::vector<DecodeTask>& tasks, const TestPages& pages)
+      : num_tasks_(static_cast<int32_t>(tasks.size())),
+        tasks_(tasks),
+        count_(std::vector{num_tasks_}),
+        partials_(num_tasks_ * pages.num_kv_heads * glint::cuda::partial_floats(pages.head_dim)),
+        arrivals_(std::vector<int32_t>(static_cast<size_t>(num_rows(pages) * pages.num_kv_heads))) {}
+
+  glint::cuda::DecodeCall call(const glint::cuda::AttendCall& attend) const {
+    return {.attend = attend,
+            .tasks = tasks_.data(),
+            .num_tasks = count_.data(),
+            .max_tasks = num_tasks_,
+            .partials = partials_.data(),
+            .arrivals = arrivals_.data()};
+  }
+
+ private:
+  int32_t num_tasks_;
+  DeviceArray<DecodeTask> tasks_;
+  DeviceArray<int32_t> count_;
+  DeviceArray<float> partials_;
+  DeviceArray<int32_t> arrivals_;
+};
+
+glint::cuda::AttendCall attend_call(const TestPages& pages, const DevicePages& device_pages) {
+  return {.out = nullptr,
+          .query = nullptr,
+          .pages = device_pages.pool(),
+          .page_table = nullptr,
+          .num_heads = pages.num_heads,
+          .num_kv_heads = pages.num_kv_heads,
+          .head_dim = pages.head_dim};
+}
+
 void attend(Runner& runner, float* result, const float* query_rows, const TestPages& pages) {
   const AttentionTasks tasks(pages);
   const DevicePages device_pages(pages);
   const DeviceArray<uint16_t> query(padded_query(query_rows, pages));
-  const DeviceArray<float> out(pages.num_rows() * pages.query_width());
+  const DeviceArray<float> out(num_rows(pages) * query_width(pages));
   const DeviceArray<int32_t> page_table(tasks.page_table);
-  const DeviceArray<DecodeTask> decode_tasks(tasks.decode);
+  const Decode decode(tasks.decode, pages);
   const DeviceArray<PrefillTask> prefill_tasks(tasks.prefill);
-  const auto num_decode = static_cast<int32_t>(tasks.decode.size());
-  const DeviceArray<int32_t> counts(std::vector{num_decode, static_cast<int32_t>(tasks.prefill.size())});
-  const DeviceArray<float> partials(num_decode * pages.num_kv_heads * glint::cuda::partial_floats(pages.head_dim));
-  const DeviceArray<int32_t> arrivals(std::vector<int32_t>(static_cast<size_t>(pages.num_rows() * pages.num_kv_heads)));
-  const glint::cuda::AttendCall call = {.out = out.data(),
-                                        .query = query.data(),
-                                        .pages = device_pages.pool(),
-                                        .page_table = page_table.data(),
-                                        .num_heads = pages.num_heads,
-                                        .num_kv_heads = pages.num_kv_heads,
-                                        .head_dim = pages.head_dim};
+  const DeviceArray<int32_t> num_prefill(std::vector{static_cast<int32_t>(tasks.prefill.size())});
+  glint::cuda::AttendCall call = attend_call(pages, device_pages);
+  call.out = out.data();
+  call.query = query.data();
+  call.page_table = page_table.data();
   const auto launch_prefill = runner.is_hopper() ? glint::cuda::launch_attention_prefill
                                                  : glint::cuda::launch_attention_prefill_portable;
   runner.run(
       [&] {
-        if (!tasks.decode.empty()) {
-          glint::cuda::launch_attention_decode({.attend = call,
-                                                .tasks = decode_tasks.data(),
-                                                .num_tasks = counts.data(),
-                                                .max_tasks = num_decode,
-                                                .partials = partials.data(),
-                                                .arrivals = arrivals.data()},
-                                               nullptr);
-        }
+        if (!tasks.decode.empty()) glint::cuda::launch_attention_decode(decode.call(call), nullptr);
         if (tasks.prefill.empty()) return;
-        launch_prefill({.attend = call, .tasks = prefill_tasks.data(), .num_tasks = counts.data() + 1}, nullptr);
+        launch_prefill({.attend = call, .tasks = prefill_tasks.data(), .num_tasks = num_prefill.data()}, nullptr);
       },
       {&out});
   out.download(result);
+}
+
+void attention_step(Runner& runner, const TestOperand& result, const TestRotation& test, const TestPages& pages) {
+  const AttentionTasks tasks(pages);
+  glint::require_argument(tasks.prefill.empty() && result.width == query_width(pages), "a step of attention has ",
+                          tasks.prefill.size(), " tiles of prompts and rows of ", result.width,
+                          " codes: give requests of one row each, and ", query_width(pages));
+  const DevicePages device_pages(pages);
+  const Rotation rotation(test, pages);
+  const Decode decode(tasks.decode, pages);
+  const DeviceArray<uint8_t> codes(result.count * result.width);
+  const DeviceArray<float> scales(result.count);
+  runner.run(
+      [&] {
+        glint::cuda::launch_attention_step({decode.call(attend_call(pages, device_pages)),
+                                            rotation.call(nullptr, device_pages.pool()), codes.data(), scales.data(),
+                                            result.width},
+                                           nullptr);
+      },
+      {&codes, &scales, &device_pages.keys(), &device_pages.values()});
+  std::ranges::copy(glint::testing::code_values(codes), result.out);
+  scales.download(result.scales);
+  device_pages.download();
 }
 
 void fill_rotary(Runner& runner, float* cosines, float* sines, std::span<const int32_t> positions, int64_t rotary_dim,
@@ -233,6 +293,11 @@ GLINT_API int32_t glint_testing_fill_rotary(Runner* runner, float* cosines, floa
 
 GLINT_API int32_t glint_testing_rotate_and_store(Runner* runner, const TestRotation* rotation, const TestPages* pages) {
   return guarded([&] { rotate_and_store(*runner, *rotation, *pages); });
+}
+
+GLINT_API int32_t glint_testing_attention_step(Runner* runner, const TestOperand* result, const TestRotation* rotation,
+                                               const TestPages* pages) {
+  return guarded([&] { attention_step(*runner, *result, *rotation, *pages); });
 }
 
 GLINT_API int32_t glint_testing_attend(Runner* runner, float* out, const float* query, const TestPages* pages) {

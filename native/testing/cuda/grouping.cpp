@@ -53,18 +53,17 @@ int64_t Grouping::max_tiles(int64_t num_tokens) const {
                   num_tokens * (int64_t{test_.experts_per_token} + 1));
 }
 
-void Grouping::launch(int64_t num_tokens) const {
-  cuda::launch_group_tokens({.grouped = grouped(),
-                             .experts = experts_.data(),
-                             .weights = weights_.data(),
-                             .num_tokens = static_cast<int32_t>(num_tokens),
-                             .experts_per_token = test_.experts_per_token,
-                             .expert_first = test_.expert_first,
-                             .expert_last = test_.expert_last,
-                             .has_shared = test_.has_shared,
-                             .num_real_tokens = num_real_.data(),
-                             .experts_touched = touched_.data()},
-                            nullptr);
+cuda::GroupCall Grouping::call(int64_t num_tokens) const {
+  return {.grouped = grouped(),
+          .experts = experts_.data(),
+          .weights = weights_.data(),
+          .num_tokens = static_cast<int32_t>(num_tokens),
+          .experts_per_token = test_.experts_per_token,
+          .expert_first = test_.expert_first,
+          .expert_last = test_.expert_last,
+          .has_shared = test_.has_shared,
+          .num_real_tokens = num_real_.data(),
+          .experts_touched = touched_.data()};
 }
 
 void Grouping::run(Runner& runner) const {
@@ -80,6 +79,10 @@ void Grouping::download() const {
   gate_up_tiles_.download_bytes(test_.gate_up_tiles);
   down_tiles_.download_bytes(test_.down_tiles);
   counts_.download(test_.counts);
+  download_touched();
+}
+
+void Grouping::download_touched() const {
   test_.counts[kTouchedCount] = static_cast<int32_t>(touched_.to_host().front());
 }
 

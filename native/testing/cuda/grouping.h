@@ -30,12 +30,15 @@ class Grouping {
  public:
   explicit Grouping(const TestGrouping& test);
 
-  void launch(int64_t num_tokens) const;
+  cuda::GroupCall call(int64_t num_tokens) const;
+  void launch(int64_t num_tokens) const { cuda::launch_group_tokens(call(num_tokens), nullptr); }
   void run(Runner& runner) const;
   void download() const;
+  void download_touched() const;
   cuda::GroupedTokens grouped() const;
   int64_t max_tiles(int64_t num_tokens) const;
   const int32_t* experts() const { return experts_.data(); }
+  const DeviceBytes& touched() const { return touched_; }
 
  private:
   const TestGrouping& test_;

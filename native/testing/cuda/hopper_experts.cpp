@@ -50,7 +50,9 @@ class HopperExperts {
   }
 
   void launch(int64_t num_tokens) const {
-    grouping_.launch(num_tokens);
+    const bool is_in_place = test_.is_grouped_in_place != 0 && glint::cuda::groups_in_place(num_tokens);
+    const glint::cuda::GroupCall routing = is_in_place ? grouping_.call(num_tokens) : glint::cuda::GroupCall{};
+    if (!is_in_place) grouping_.launch(num_tokens);
     glint::cuda::launch_expert_gate_up({.hidden = hidden_.data(),
                                         .grouped = grouping_.grouped(),
                                         .packed_weights = gate_up_.data(),
@@ -61,7 +63,8 @@ class HopperExperts {
                                         .width = test_.width,
                                         .k_bytes = test_.hidden_size,
                                         .num_tokens = num_tokens,
-                                        .max_tiles = grouping_.max_tiles(num_tokens)},
+                                        .max_tiles = grouping_.max_tiles(num_tokens),
+                                        .routing = routing},
                                        nullptr);
     glint::cuda::launch_expert_down({.out = out_.data(),
                                      .records = records_.data(),
@@ -72,12 +75,14 @@ class HopperExperts {
                                      .hidden = hidden_.data(),
                                      .width = test_.width,
                                      .hidden_size = test_.hidden_size,
-                                     .num_tokens = num_tokens},
+                                     .num_tokens = num_tokens,
+                                     .routing = routing},
                                     nullptr);
   }
 
   void run(Runner& runner) const {
-    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &out_});
+    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &out_, &grouping_.touched()});
+    grouping_.download_touched();
     hidden_.download(test_.hidden);
     out_.download(test_.out);
   }

@@ -2,19 +2,10 @@
 
 #include "base/fp8.h"
 #include "cuda/portable.h"
+#include "testing/cases.h"
 #include "testing/cuda/runner.h"
 
 namespace glint::testing {
-
-struct TestOperand {
-  float* out;
-  float* scales;
-  const float* in;
-  int64_t count;
-  int64_t width;
-  int32_t row_slices;
-  int32_t has_codes;
-};
 
 class Operand {
  public:

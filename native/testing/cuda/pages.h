@@ -1,32 +1,15 @@
 #pragma once
 
-#include <span>
-
 #include "cuda/attention.h"
-#include "model/ops.h"
+#include "testing/cases.h"
 #include "testing/cuda/runner.h"
 
 namespace glint::testing {
 
-struct TestPages {
-  std::byte* data;
-  int64_t num_pages;
-  int64_t page_tokens;
-  int64_t layer;
-  int32_t dtype;
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;
-  int32_t rotary_dim;
-  int32_t request_count;
-  const BatchRequest* requests;
-
-  std::span<const BatchRequest> request_span() const { return {requests, static_cast<size_t>(request_count)}; }
-  int64_t num_rows() const;
-  int64_t query_width() const { return int64_t{num_heads} * head_dim; }
-  int64_t key_width() const { return int64_t{num_kv_heads} * head_dim; }
-  int64_t padded_dim() const { return cuda::padded_head_dim(head_dim); }
-};
+int64_t num_rows(const TestPages& pages);
+inline int64_t query_width(const TestPages& pages) { return int64_t{pages.num_heads} * pages.head_dim; }
+inline int64_t key_width(const TestPages& pages) { return int64_t{pages.num_kv_heads} * pages.head_dim; }
+inline int64_t padded_dim(const TestPages& pages) { return cuda::padded_head_dim(pages.head_dim); }
 
 class DevicePages {
  public:
@@ -42,13 +25,16 @@ class DevicePages {
   int64_t host_place(bool is_value, int64_t slab, int token, int dim) const;
   int64_t device_place(int64_t slab, int token, int dim) const;
   int64_t slab_count() const { return test_.num_pages * test_.num_kv_heads; }
-  int64_t slab_bytes() const { return cuda::kPageTokens * test_.padded_dim() * 2; }
-  std::vector<uint16_t> swizzled(bool is_value) const;
-  void download_layer(bool is_value, const DeviceArray<uint16_t>& pages) const;
+  int64_t slab_bytes() const { return cuda::page_head_bytes(test_.head_dim, element_); }
+  uint16_t read(const std::vector<uint8_t>& pages, int64_t place) const;
+  void write(std::vector<uint8_t>& pages, int64_t place, uint16_t bits) const;
+  std::vector<uint8_t> device_layer(bool is_value) const;
+  void download_layer(bool is_value, const DeviceArray<uint8_t>& pages) const;
 
   const TestPages& test_;
-  DeviceArray<uint16_t> keys_;
-  DeviceArray<uint16_t> values_;
+  cuda::PageElement element_;
+  DeviceArray<uint8_t> keys_;
+  DeviceArray<uint8_t> values_;
 };
 
 }

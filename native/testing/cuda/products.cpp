@@ -12,26 +12,7 @@ using glint::testing::DeviceArray;
 using glint::testing::guarded;
 using glint::testing::Operand;
 using glint::testing::Runner;
-
-struct TestProduct {
-  float* out;
-  const float* in;
-  const std::byte* weight;
-  const float* scales;
-  const float* bias;
-  const int32_t* input_rows;
-  int64_t out_stride;
-  int64_t input_count;
-  int64_t count;
-  int64_t weight_rows;
-  int64_t weight_cols;
-  int64_t row_first;
-  int64_t row_count;
-  int64_t col_first;
-  int64_t col_count;
-  int32_t dtype;
-  int32_t scale_kind;
-};
+using glint::testing::TestProduct;
 
 int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
 

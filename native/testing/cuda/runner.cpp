@@ -1,7 +1,6 @@
 #include "testing/cuda/runner.h"
 
 #include <algorithm>
-#include <exception>
 #include <memory>
 
 #include "base/contract.h"
@@ -13,8 +12,6 @@ namespace {
 
 constexpr int64_t kMarginBytes = 64 * 1024;
 constexpr std::byte kPoison{0xff};
-
-thread_local std::string last_error;
 
 }
 
@@ -97,19 +94,6 @@ void Runner::run_row_counts(const std::function<void(int64_t)>& launch, const De
   }
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
   num_different_bytes_ += static_cast<int64_t>(different.to_host().front());
-}
-
-int32_t guarded(const std::function<void()>& body) {
-  try {
-    body();
-    return GLINT_STATUS_OK;
-  } catch (const Failure& failure) {
-    last_error = failure.what();
-    return failure.status();
-  } catch (const std::exception& failure) {
-    last_error = failure.what();
-    return GLINT_STATUS_INTERNAL;
-  }
 }
 
 }

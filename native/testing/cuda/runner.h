@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <string>
 #include <vector>
 
 #include "cuda/device_memory.h"
 #include "include/glint.h"
+#include "testing/guarded.h"
 
 namespace glint::testing {
 
@@ -72,7 +72,5 @@ class Runner {
 
 void launch_count_different(unsigned long long* g_count, const std::byte* g_left, const std::byte* g_right,
                             int64_t byte_count);
-
-int32_t guarded(const std::function<void()>& body);
 
 }

@@ -3,6 +3,7 @@
 
 #include "cuda/sampling.h"
 #include "model/sampling.h"
+#include "testing/cases.h"
 #include "testing/cuda/runner.h"
 
 namespace {
@@ -12,17 +13,7 @@ using glint::cuda::SampleSettings;
 using glint::testing::DeviceArray;
 using glint::testing::guarded;
 using glint::testing::Runner;
-
-struct TestRow {
-  const float* logits;
-  const glint_sampling* sampling;
-  const int32_t* history;
-  const uint32_t* allowed_words;
-  int32_t vocab_size;
-  int32_t history_count;
-  int32_t prompt_count;
-  int32_t position;
-};
+using glint::testing::TestRow;
 
 class DeviceRow {
  public:

@@ -1,0 +1,7 @@
+#pragma once
+
+namespace glint::testing {
+
+inline thread_local bool allocations_fail = false;
+
+}
