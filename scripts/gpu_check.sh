@@ -134,7 +134,7 @@ check_all() {
   start steps build-cuda/step_check all
   for file in tests/gpu/test_*.py; do
     case "$file" in
-      */test_life.py | */test_ranks.py) alone+=("$file") ;;
+      */test_life.py | */test_ranks.py | */test_capture.py) alone+=("$file") ;;
       *) start "$(basename "$file" .py)" run_pytest "$file" ;;
     esac
   done

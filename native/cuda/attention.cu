@@ -1,5 +1,8 @@
 #include "cuda/attention.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "cuda/check.h"
 #include "cuda/kernels/attention_step.cuh"
 #include "cuda/kernels/attention_prefill.cuh"
@@ -33,11 +36,22 @@ void check_rotary(const RotateCall& call) {
                    call.query_stride, " floats apart, key rows ", call.key_stride, "; both must be even");
 }
 
+template <int kHeadDim, int kHeads>
+void start_rotate_of(const RotateCall& call, int64_t most_thread_blocks, cudaStream_t stream) {
+  const int64_t row_tasks = (call.num_heads + kHeads - 1) / kHeads + call.num_kv_heads;
+  const int64_t wanted = (call.count * row_tasks + kRotateWarps - 1) / kRotateWarps;
+  const auto thread_blocks = static_cast<unsigned>(std::min(wanted, most_thread_blocks));
+  launch_dependent(rotate_and_store_kernel<kHeadDim, kHeads>, {thread_blocks, kRotateWarps * kWarpLanes, 0}, stream,
+                   call);
+}
+
 template <int kHeadDim>
 void start_rotate(const RotateCall& call, cudaStream_t stream) {
-  const int64_t tasks = call.count * (call.num_heads + 2 * call.num_kv_heads);
-  const auto thread_blocks = static_cast<unsigned>((tasks + kRotateWarps - 1) / kRotateWarps);
-  launch_dependent(rotate_and_store_kernel<kHeadDim>, {thread_blocks, kRotateWarps * kWarpLanes, 0}, stream, call);
+  constexpr int64_t kManyRows = 512;
+  constexpr int kHeadsOfMany = 4;
+  if (call.count < kManyRows) return start_rotate_of<kHeadDim, 1>(call, std::numeric_limits<int32_t>::max(), stream);
+  const int64_t most = device_attribute(cudaDevAttrMultiProcessorCount) * kRotateBlocks;
+  start_rotate_of<kHeadDim, kHeadsOfMany>(call, most, stream);
 }
 
 template <typename Tile, bool kIsWhole>

@@ -12,6 +12,8 @@ namespace cuda {
 
 namespace {
 
+constexpr int64_t kInPlaceRows = 16;
+
 int64_t max_tiles(const Backend& backend) {
   const int64_t tiles =
       max_token_tiles(backend.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);
@@ -43,7 +45,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
   const GroupCall group = group_call(backend, experts.holds_shared);
-  const GroupCall routing = groups_in_place(backend.num_rows) ? group : GroupCall{};
+  const GroupCall routing = backend.num_rows <= kInPlaceRows ? group : GroupCall{};
   if (routing.experts == nullptr) launch_group_tokens(group, backend.stream);
   launch_expert_gate_up({.hidden = moe.hidden,
                          .grouped = moe.grouped,

@@ -56,6 +56,16 @@ struct StepWriter {
     }
   }
 
+  void sort_decode_tasks() {
+    const auto num_tokens = [](const DecodeTask& task) {
+      return std::min(cuda::kSplitTokens, task.num_positions - task.split * cuda::kSplitTokens);
+    };
+    const std::span tasks(places.decode_tasks, static_cast<size_t>(backend.num_decode_tasks));
+    const auto shorter = std::ranges::partition(
+        tasks, [&](const DecodeTask& task) { return num_tokens(task) == cuda::kSplitTokens; });
+    std::ranges::sort(shorter, std::ranges::greater(), num_tokens);
+  }
+
   void add_prefill_tasks(const BatchRequest& request) {
     const int32_t group_heads = backend.model.num_heads / backend.model.num_kv_heads;
     const int32_t last_position = request.first_position + request.row_count;
@@ -128,6 +138,7 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
       writer.add_prefill_tasks(request);
     }
   }
+  writer.sort_decode_tasks();
   writer.sort_prefill_tasks();
   backend.num_prefill_pages = writer.num_pages;
   host.counts[cuda::kRowCount] = static_cast<int32_t>(backend.num_rows);

@@ -90,9 +90,12 @@ void launch_shape(const DenseLaunch& dense) {
 
 template <hopper::Element kElement, int kCluster>
 void launch_spread(const DenseLaunch& dense) {
-  if (dense.call.num_tokens <= 16) {
+  const int64_t tokens = dense.call.num_tokens;
+  const bool is_one_round = kCluster == 8 && dense.row_tiles() * kCluster <= device_multiprocessors();
+  const bool takes_all_tokens = tokens > 32 && is_one_round;
+  if (tokens <= 16) {
     launch_shape<ProductShape<kElement, 16, kCluster>>(dense);
-  } else if (dense.call.num_tokens <= 64 && dense.call.rows < 8192) {
+  } else if (tokens <= 64 && dense.call.rows < 8192 && !takes_all_tokens) {
     launch_shape<ProductShape<kElement, 32, kCluster>>(dense);
   } else {
     launch_shape<ProductShape<kElement, 64, kCluster>>(dense);

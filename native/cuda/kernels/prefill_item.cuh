@@ -28,7 +28,11 @@ template <typename Visit>
 __device__ __forceinline__ void for_each_prefill_item(const PrefillCall& call, Visit visit) {
   const int num_kv_heads = call.attend.num_kv_heads;
   const int num_items = *call.num_tasks * num_kv_heads;
-  for (int index = static_cast<int>(blockIdx.x); index < num_items; index += static_cast<int>(gridDim.x)) {
+  const int there = static_cast<int>(blockIdx.x);
+  const int back = static_cast<int>(gridDim.x) - 1 - there;
+  for (int first = 0, round = 0; first < num_items; first += static_cast<int>(gridDim.x), ++round) {
+    const int index = first + (round % 2 == 0 ? there : back);
+    if (index >= num_items) return;
     visit(PrefillItem{call.tasks[index / num_kv_heads], index % num_kv_heads, call.attend.num_heads / num_kv_heads});
   }
 }

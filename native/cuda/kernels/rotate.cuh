@@ -13,6 +13,7 @@
 namespace glint::cuda {
 
 inline constexpr int kRotateWarps = 4;
+inline constexpr int kRotateBlocks = 5;
 inline constexpr float kBf16Limit = 0x1.ffp127F;
 
 template <int kPaddedDim>
@@ -57,6 +58,15 @@ struct HeadLane {
     }
   }
 
+  __device__ __forceinline__ void load_vector(const float* g_head) {
+    static_assert(kDims == 4, "a lane's dims of a head are one vector");
+    const float4 loaded = *reinterpret_cast<const float4*>(g_head + first_dim());
+    values[0] = loaded.x;
+    values[1] = loaded.y;
+    values[2] = loaded.z;
+    values[3] = loaded.w;
+  }
+
   __device__ __forceinline__ void fill(float value) {
 #pragma unroll
     for (int index = 0; index < kDims; ++index) values[index] = value;
@@ -80,13 +90,24 @@ struct HeadLane {
     return __fdiv_rn(1.0F, __fsqrt_rn(__fmaf_rn(sum, inverse_dim, epsilon)));
   }
 
-  __device__ __forceinline__ void normalise(const HeadLane& weight, float inverse_dim, float epsilon) {
-    const float factor = norm_factor(reduce_warp(sum_of_squares(), SumOf()), inverse_dim, epsilon);
+  __device__ __forceinline__ void scale(const HeadLane& weight, float factor) {
 #pragma unroll
     for (int index = 0; index < kDims; ++index) values[index] = weight.values[index] * values[index] * factor;
   }
 
+  __device__ __forceinline__ void rotate_whole_lanes(const RotaryLane<kPaddedDim>& rotary) {
+    const int other = rotary.other_dim(first_dim());
+    const int other_lane = (other < 0 ? first_dim() : other) / kDims;
+#pragma unroll
+    for (int index = 0; index < kDims; ++index) {
+      const float partner = __shfl_sync(kWholeWarp, values[index], other_lane);
+      const float rotated = __fmaf_rn(values[index], rotary.cosines[index], __fmul_rn(partner, rotary.sines[index]));
+      values[index] = other >= 0 ? rotated : values[index];
+    }
+  }
+
   __device__ __forceinline__ void rotate(float* s_head, const RotaryLane<kPaddedDim>& rotary) {
+    if (rotary.half % kDims == 0) return rotate_whole_lanes(rotary);
 #pragma unroll
     for (int index = 0; index < kDims; ++index) s_head[first_dim() + index] = values[index];
     __syncwarp();
@@ -102,9 +123,10 @@ struct HeadLane {
   }
 
   __device__ __forceinline__ void store(std::byte* g_target) const {
-#pragma unroll
-    for (int index = 0; index < kDims; index += 2) {
-      reinterpret_cast<uint32_t*>(g_target)[index / 2] = pack_bf16(values[index], values[index + 1]);
+    if constexpr (kDims == 4) {
+      *reinterpret_cast<uint2*>(g_target) = {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3])};
+    } else {
+      *reinterpret_cast<uint32_t*>(g_target) = pack_bf16(values[0], values[1]);
     }
   }
 
@@ -135,81 +157,170 @@ struct HeadLane {
   }
 };
 
-template <int kPaddedDim>
-struct HeadWork {
-  HeadLane<kPaddedDim> values;
-  HeadLane<kPaddedDim> weight;
-  RotaryLane<kPaddedDim> rotary;
-  int head;
-  int kv_head;
-  bool is_query;
-  bool is_key;
-  bool has_norm;
-  bool has_finite_value = true;
-  float inverse_dim;
+struct HeadRows {
+  const RotateCall& call;
+  bool has_vectors;
 
-  __device__ __forceinline__ void prepare(const RotateCall& call, int head_index) {
-    head = head_index;
-    kv_head = (head - call.num_heads) % call.num_kv_heads;
-    is_query = head < call.num_heads;
-    is_key = !is_query && head < call.num_heads + call.num_kv_heads;
-    const float* g_norm = is_query ? call.query_norm : call.key_norm;
-    has_norm = (is_query || is_key) && g_norm != nullptr;
-    inverse_dim = __frcp_rn(static_cast<float>(call.head_dim));
-    if (has_norm) weight.load(g_norm, call.head_dim);
+  __device__ __forceinline__ explicit HeadRows(const RotateCall& rotate) : call(rotate) {
+    const auto addresses = reinterpret_cast<uintptr_t>(call.query) | reinterpret_cast<uintptr_t>(call.key) |
+                           reinterpret_cast<uintptr_t>(call.value);
+    has_vectors = call.head_dim == kMaxHeadDim && call.query_stride % 4 == 0 && call.key_stride % 4 == 0 &&
+                  addresses % sizeof(float4) == 0;
   }
 
-  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
-    if (is_query || is_key) rotary.load(call, row);
-    if (is_query) {
-      return values.load(call.query + row * call.query_stride + int64_t{head} * call.head_dim, call.head_dim);
+  template <int kPaddedDim>
+  __device__ __forceinline__ void load(HeadLane<kPaddedDim>& lane, const float* g_head) const {
+    if constexpr (kPaddedDim == kMaxHeadDim) {
+      if (has_vectors) return lane.load_vector(g_head);
     }
-    const int64_t first = row * call.key_stride + int64_t{kv_head} * call.head_dim;
-    HeadLane<kPaddedDim> value;
-    value.load(call.value + first, call.head_dim);
-    values.load((is_key ? call.key : call.value) + first, call.head_dim);
-    has_finite_value = value.is_finite_in_bf16();
-  }
-
-  __device__ __forceinline__ void store(const RotateCall& call, int64_t row, float* s_head) {
-    if (has_norm) values.normalise(weight, inverse_dim, call.epsilon);
-    if (is_query || is_key) values.rotate(s_head, rotary);
-    if (is_query) {
-      values.store(reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kPaddedDim +
-                                                HeadLane<kPaddedDim>::first_dim()));
-    } else {
-      store_in_page(call.pages, call.slots[row], s_head);
-    }
-  }
-
-  __device__ __forceinline__ void store_in_page(const PagePool& pages, int64_t slot, float* s_head) {
-    const int page_row = static_cast<int>(slot % kPageTokens);
-    std::byte* g_page =
-        (is_key ? pages.keys : pages.values) + slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
-    if (!has_finite_value) values.fill(is_key ? NAN : 0.0F);
-    if (pages.element != PageElement::kBf16) {
-      if (is_key && !values.is_finite_in_bf16()) values.fill(NAN);
-      values.round_to_e4m3();
-    }
-    if (holds_codes(pages.element)) return values.store_codes(g_page, page_row, s_head);
-    values.store(g_page + swizzled_offset(page_row, HeadLane<kPaddedDim>::first_dim()));
+    lane.load(g_head, call.head_dim);
   }
 };
 
 template <int kPaddedDim>
-__global__ void __launch_bounds__(kRotateWarps* kWarpLanes) rotate_and_store_kernel(const RotateCall call) {
+struct HeadNorm {
+  HeadLane<kPaddedDim> weight;
+  bool is_used;
+  float inverse_dim;
+
+  __device__ __forceinline__ HeadNorm(const RotateCall& call, const float* g_weight) : is_used(g_weight != nullptr) {
+    inverse_dim = __frcp_rn(static_cast<float>(call.head_dim));
+    if (is_used) weight.load(g_weight, call.head_dim);
+  }
+
+  template <int kHeads>
+  __device__ __forceinline__ void apply(HeadLane<kPaddedDim> (&heads)[kHeads], float epsilon) const {
+    if (!is_used) return;
+    float sums[kHeads];
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) sums[head] = heads[head].sum_of_squares();
+#pragma unroll
+    for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int head = 0; head < kHeads; ++head) sums[head] += __shfl_xor_sync(kWholeWarp, sums[head], distance);
+    }
+    float sum_of_lane = sums[0];
+#pragma unroll
+    for (int head = 1; head < kHeads; ++head) {
+      sum_of_lane = static_cast<int>(threadIdx.x) % kWarpLanes == head ? sums[head] : sum_of_lane;
+    }
+    const float factor = HeadLane<kPaddedDim>::norm_factor(sum_of_lane, inverse_dim, epsilon);
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) heads[head].scale(weight, __shfl_sync(kWholeWarp, factor, head));
+  }
+};
+
+template <int kPaddedDim, int kHeads>
+struct QueryRow {
+  HeadLane<kPaddedDim> heads[kHeads];
+  RotaryLane<kPaddedDim> rotary;
+
+  __device__ __forceinline__ void load(const HeadRows& rows, int64_t row, int head_first) {
+    const RotateCall& call = rows.call;
+    const float* g_row = call.query + row * call.query_stride;
+#pragma unroll
+    for (int next = 0; next < kHeads; ++next) {
+      const int head = min(head_first + next, call.num_heads - 1);
+      rows.load(heads[next], g_row + int64_t{head} * call.head_dim);
+    }
+    rotary.load(call, row);
+  }
+
+  __device__ __forceinline__ void store(const RotateCall& call, int64_t row, int head_first,
+                                        const HeadNorm<kPaddedDim>& norm, float* s_head) {
+    norm.apply(heads, call.epsilon);
+#pragma unroll
+    for (int next = 0; next < kHeads; ++next) {
+      const int head = head_first + next;
+      if (head >= call.num_heads) return;
+      heads[next].rotate(s_head, rotary);
+      heads[next].store(reinterpret_cast<std::byte*>(call.query_out + (row * call.num_heads + head) * kPaddedDim +
+                                                     HeadLane<kPaddedDim>::first_dim()));
+    }
+  }
+};
+
+template <int kPaddedDim>
+struct KeyValueRow {
+  HeadLane<kPaddedDim> keys[1];
+  HeadLane<kPaddedDim> value;
+  RotaryLane<kPaddedDim> rotary;
+  int64_t slot;
+
+  __device__ __forceinline__ void load(const HeadRows& rows, int64_t row, int kv_head) {
+    const RotateCall& call = rows.call;
+    const int64_t first = row * call.key_stride + int64_t{kv_head} * call.head_dim;
+    rows.load(keys[0], call.key + first);
+    rows.load(value, call.value + first);
+    rotary.load(call, row);
+    slot = call.slots[row];
+  }
+
+  __device__ __forceinline__ void store(const RotateCall& call, int64_t, int kv_head, const HeadNorm<kPaddedDim>& norm,
+                                        float* s_head) {
+    const PagePool& pages = call.pages;
+    const int64_t offset = slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
+    HeadLane<kPaddedDim>& key = keys[0];
+    norm.apply(keys, call.epsilon);
+    key.rotate(s_head, rotary);
+    if (!value.is_finite_in_bf16()) {
+      key.fill(NAN);
+      value.fill(0.0F);
+    }
+    if (pages.element != PageElement::kBf16) {
+      if (!key.is_finite_in_bf16()) key.fill(NAN);
+      key.round_to_e4m3();
+      value.round_to_e4m3();
+    }
+    store_in_page(key, pages, pages.keys + offset, s_head);
+    __syncwarp();
+    store_in_page(value, pages, pages.values + offset, s_head);
+  }
+
+  __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const PagePool& pages,
+                                                std::byte* g_page, float* s_head) const {
+    const int page_row = static_cast<int>(slot % kPageTokens);
+    if (holds_codes(pages.element)) return lane.store_codes(g_page, page_row, s_head);
+    lane.store(g_page + swizzled_offset(page_row, HeadLane<kPaddedDim>::first_dim()));
+  }
+};
+
+template <class Row, int kPaddedDim>
+__device__ __forceinline__ void rotate_rows(const HeadRows& rows, int64_t first_row, int64_t stride, int head,
+                                            const HeadNorm<kPaddedDim>& norm, float* s_head) {
+  const RotateCall& call = rows.call;
+  Row current;
+  if (first_row < call.count) current.load(rows, first_row, head);
+  for (int64_t row = first_row; row < call.count; row += stride) {
+    Row next;
+    if (row + stride < call.count) next.load(rows, row + stride, head);
+    current.store(call, row, head, norm, s_head);
+    current = next;
+  }
+}
+
+template <int kPaddedDim, int kHeads>
+__global__ void __launch_bounds__(kRotateWarps* kWarpLanes, kRotateBlocks)
+    rotate_and_store_kernel(const RotateCall call) {
   __shared__ float s_heads[kRotateWarps][kPaddedDim];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  const int heads_per_row = call.num_heads + 2 * call.num_kv_heads;
-  const int64_t task = int64_t{blockIdx.x} * kRotateWarps + warp;
-  const int64_t row = task / heads_per_row;
-  if (row >= call.count) return;
-  HeadWork<kPaddedDim> work;
+  const int query_tasks = (call.num_heads + kHeads - 1) / kHeads;
+  const int row_tasks = query_tasks + call.num_kv_heads;
+  const int64_t place = int64_t{blockIdx.x} * kRotateWarps + warp;
+  const int64_t stride = int64_t{gridDim.x} * kRotateWarps / row_tasks;
+  const int64_t first_row = place / row_tasks;
+  const int task = static_cast<int>(place % row_tasks);
+  const bool is_query = task < query_tasks;
   let_next_kernel_start();
-  work.prepare(call, static_cast<int>(task % heads_per_row));
+  const HeadRows rows(call);
+  const HeadNorm<kPaddedDim> norm(call, is_query ? call.query_norm : call.key_norm);
   wait_for_previous_kernel();
-  work.load(call, row);
-  work.store(call, row, s_heads[warp]);
+  if (first_row >= stride) return;
+  if (is_query) {
+    rotate_rows<QueryRow<kPaddedDim, kHeads>>(rows, first_row, stride, task * kHeads, norm, s_heads[warp]);
+  } else {
+    rotate_rows<KeyValueRow<kPaddedDim>>(rows, first_row, stride, task - query_tasks, norm, s_heads[warp]);
+  }
 }
 
 __global__ void rotary_table_kernel(const RotaryTableCall call) {
