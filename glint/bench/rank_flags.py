@@ -25,7 +25,11 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
         "--threads", metavar="N", type=count, help="CPU threads (default: the cores this process may use)"
     )
     model.add_argument(
-        "--gpu-memory-utilization", metavar="SHARE", type=positive, default=0.9, help="share to use (default: 0.9)"
+        "--gpu-memory-utilization",
+        metavar="SHARE",
+        type=positive,
+        default=0.9,
+        help="share of the GPU's memory to use, over 0 and up to 1 (default: 0.9)",
     )
     _add_measured(parser.add_argument_group("what is measured"))
     _add_projected(parser.add_argument_group("what is projected"))
@@ -34,15 +38,29 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_measured(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--batch", metavar="N[,N]", type=counts, default=(1, 8, 64, 256), help="requests (default: 1,8,64,256)"
+        "--batch",
+        metavar="N[,N]",
+        type=counts,
+        default=(1, 8, 64, 256),
+        help="requests that decode together, one row for each number (default: 1,8,64,256)",
     )
     group.add_argument(
-        "--context", metavar="N[,N]", type=counts, default=(512, 4096), help="tokens before (default: 512,4096)"
+        "--context",
+        metavar="N[,N]",
+        type=counts,
+        default=(512, 4096),
+        help="tokens that each request has before the measured steps (default: 512,4096)",
     )
     group.add_argument(
         "--steps", metavar="N", type=count, default=60, help="decode steps to time for each row (default: 60)"
     )
-    group.add_argument("--warm-up", metavar="N", type=count, default=20, help="steps before them (default: 20)")
+    group.add_argument(
+        "--warm-up",
+        metavar="N",
+        type=count,
+        default=20,
+        help="decode steps before them that are not timed (default: 20)",
+    )
     group.add_argument(
         "--prefill", metavar="N[,N]", type=counts, default=(4096,), help="tokens of a prefill step (default: 4096)"
     )
@@ -61,14 +79,15 @@ def _add_projected(group: argparse._ArgumentGroup) -> None:
         metavar="US",
         type=positive,
         default=10.0,
-        help="microseconds of one exchange in a decode step, of which a layer has 2 (default: 10)",
+        help="microseconds assumed for each exchange of a decode step, of which a layer has 2, whatever its bytes "
+        "(default: 10)",
     )
     group.add_argument(
         "--exchange-gbs",
         metavar="GB/S",
         type=positive,
         default=300.0,
-        help="rate at which a GPU sends and receives in a prefill step (default: 300)",
+        help="GB/s assumed for what a GPU sends in a prefill step (default: 300)",
     )
     group.add_argument("--requests", metavar="N", type=count, default=64, help="requests at once (default: 64)")
     group.add_argument("--prompt-len", metavar="N", type=count, default=256, help="tokens of a prompt (default: 256)")

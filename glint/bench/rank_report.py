@@ -64,6 +64,14 @@ class PrefillRow:
 
 
 @dataclass(frozen=True)
+class ProjectedLoad:
+    """One load twice: with a stated time for every collective of decode, and with its bytes at a stated rate."""
+
+    by_count: Projection
+    by_bytes: Projection
+
+
+@dataclass(frozen=True)
 class RankReport:
     """Everything one run measured, and what its projections assume."""
 
@@ -91,6 +99,10 @@ class RankReport:
         """A step of all ranks, projected."""
         return projected_decode_ms(self.shape, row.median_ms, row.batch, self.all_reduce_us)
 
+    def decode_ms_by_bytes(self, row: DecodeRow) -> float:
+        """The same, with the bytes of its exchanges at the rate of prefill instead of a time for each."""
+        return row.median_ms + self.decode_exchanges(row).bytes_sent / (self.exchange_gbs * 1e6)
+
     def prefill_ms(self, row: PrefillRow) -> float:
         """A prefill step of all ranks, projected."""
         return projected_prefill_ms(self.shape, row.median_ms, row.tokens, self.exchange_gbs)
@@ -108,7 +120,7 @@ class RankReport:
         return prefill_operations(self.shape, row.tokens, row.cached) / row.median_ms * 1e-9
 
 
-def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens: int) -> Projection | None:
+def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens: int) -> ProjectedLoad | None:
     """Project a load from the rows that fit it; None where they were not measured.
 
     The decode row is that of `requests` requests with the shortest context that holds a whole request, so that its
@@ -121,17 +133,21 @@ def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens
         return None
     decode = min(decodes, key=lambda row: row.context)
     prefill = max(prefills, key=lambda row: row.tokens)
-    return project_load(
-        requests,
-        prompt_tokens,
-        output_tokens,
-        decode_ms=report.decode_ms(decode),
-        prefill_ms=report.prefill_ms(prefill),
-        prefill_tokens=prefill.tokens,
+    by_count, by_bytes = (
+        project_load(
+            requests,
+            prompt_tokens,
+            output_tokens,
+            decode_ms=decode_ms,
+            prefill_ms=report.prefill_ms(prefill),
+            prefill_tokens=prefill.tokens,
+        )
+        for decode_ms in (report.decode_ms(decode), report.decode_ms_by_bytes(decode))
     )
+    return ProjectedLoad(by_count, by_bytes)
 
 
-def show(report: RankReport, projection: Projection | None) -> None:
+def show(report: RankReport, projection: ProjectedLoad | None) -> None:
     """Print the tables and what must be known to read them."""
     shape = report.shape
     print(f"\nrank       1 of {shape.tp} of {report.model}, experts by {shape.expert_layout}, synthetic weights")
@@ -151,18 +167,20 @@ def show(report: RankReport, projection: Projection | None) -> None:
     print(describe_projection(report, projection))
 
 
-def describe_projection(report: RankReport, projection: Projection | None) -> str:
+def describe_projection(report: RankReport, projection: ProjectedLoad | None) -> str:
     """The projected load in a sentence, or why there is none."""
     if projection is None:
         return (
             "projected load: none, for it needs a decode row of as many requests (--batch) whose --context holds "
             "prompt and answer, and a --prefill row over no context"
         )
+    load = projection.by_count
     return (
-        f"projected load on {report.shape.tp} such GPUs, {projection.requests} requests of "
-        f"{projection.prompt_tokens} + {projection.output_tokens} tokens: "
-        f"{projection.tokens_per_second:,.0f} output tok/s "
-        f"({projection.prefill_seconds:.2f} s prefill, {projection.decode_seconds:.2f} s decode)"
+        f"projected load on {report.shape.tp} such GPUs, {load.requests} requests of {load.prompt_tokens} + "
+        f"{load.output_tokens} tokens: {load.tokens_per_second:,.0f} output tok/s "
+        f"({load.prefill_seconds:.2f} s prefill, {load.decode_seconds:.2f} s decode); with the bytes of decode at "
+        f"{report.exchange_gbs:g} GB/s instead of {report.all_reduce_us:g} us a collective: "
+        f"{projection.by_bytes.tokens_per_second:,.0f}"
     )
 
 
@@ -207,7 +225,7 @@ def _exchange_cells(count: ExchangeCount) -> tuple[str, str]:
     return f"{count.collectives:,}", f"{count.bytes_sent / 1e6:,.1f}"
 
 
-def as_json(report: RankReport, projection: Projection | None) -> dict[str, Any]:
+def as_json(report: RankReport, projection: ProjectedLoad | None) -> dict[str, Any]:
     """Everything as plain values; what is projected is called so."""
     shape = report.shape
     return {
@@ -231,11 +249,14 @@ def as_json(report: RankReport, projection: Projection | None) -> dict[str, Any]
         "projected": {
             "all_reduce_us": report.all_reduce_us,
             "exchange_gbs": report.exchange_gbs,
-            "load": None
-            if projection is None
-            else asdict(projection) | {"output_tokens_per_second": projection.tokens_per_second},
+            "load": None if projection is None else _load_json(projection.by_count),
+            "load_by_bytes": None if projection is None else _load_json(projection.by_bytes),
         },
     }
+
+
+def _load_json(load: Projection) -> dict[str, Any]:
+    return asdict(load) | {"output_tokens_per_second": load.tokens_per_second}
 
 
 def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
@@ -252,7 +273,7 @@ def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, report: RankReport, projection: Projection | None) -> None:
+def write_json(path: Path, report: RankReport, projection: ProjectedLoad | None) -> None:
     """Write everything to a file."""
     with refusing_unwritable(path):
         path.write_text(json.dumps(as_json(report, projection), indent=2) + "\n", encoding="utf-8")

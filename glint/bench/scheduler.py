@@ -37,9 +37,14 @@ class Row:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the bench."""
     parser.add_argument(
-        "--running", type=int, nargs="+", default=list(RUNNING), metavar="N", help="decoding requests, one row for each"
+        "--running",
+        type=int,
+        nargs="+",
+        default=list(RUNNING),
+        metavar="N",
+        help=f"decoding requests, one row for each (default: {' '.join(map(str, RUNNING))})",
     )
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps to time for each row (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps to time for each row (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
 
 

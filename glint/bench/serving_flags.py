@@ -35,7 +35,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_load_flags(parser.add_argument_group("load"))
     out = parser.add_argument_group("figures")
     out.add_argument(
-        "--percentiles", metavar="LIST", type=_percentiles, default=(50.0, 90.0, 99.0), help="(default: 50,90,99)"
+        "--percentiles",
+        metavar="LIST",
+        type=_percentiles,
+        default=(50.0, 90.0, 99.0),
+        help="percentiles of every latency, 0 to 100, between commas (default: 50,90,99)",
     )
     out.add_argument(
         "--goodput",
@@ -43,7 +47,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=_limit,
         default=[],
-        help="count the requests within these limits in ms: ttft, tpot, e2el; such as ttft:500 tpot:50",
+        help="count the requests within these limits in ms, such as ttft:500 tpot:50; ttft is the time to the first "
+        "token, tpot the time per later token, e2el that of the whole request",
     )
     out.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to this file as JSON")
     out.add_argument("--plot", metavar="FILE.svg", type=Path, help="also draw the figures into this file")
@@ -73,7 +78,7 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--prompts",
         choices=["random", "text"],
         default="random",
-        help="random tokens, or English sentences, as speculation needs (default: random)",
+        help="random tokens, or English sentences (default: random)",
     )
     group.add_argument(
         "--tokenizer",

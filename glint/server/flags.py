@@ -42,12 +42,17 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         dest="kv_cache_bytes",
         metavar="BYTES",
         type=int,
-        help="size of the page cache of all ranks; with --device cuda on each GPU",
+        help="bytes of the page cache, of all ranks together; with --device cuda on each GPU (default: on the CPU room "
+        "for one longest request and at least 384 MiB, on a GPU what --gpu-memory-utilization leaves)",
     )
+    group.add_argument("--max-total-tokens", metavar="TOKENS", type=int, help="the same in tokens; give one of the two")
     group.add_argument(
-        "--max-total-tokens", metavar="TOKENS", type=int, help="size of the page cache in tokens, instead of bytes"
+        "--page-size",
+        dest="page_tokens",
+        metavar="TOKENS",
+        type=int,
+        help="tokens of a page, a power of two (default: 16; with --device cuda 64, and nothing else)",
     )
-    group.add_argument("--page-size", dest="page_tokens", metavar="TOKENS", type=int, help="tokens of a page")
     group.add_argument(
         "--enable-expert-parallel",
         "--enable-ep-moe",
@@ -104,17 +109,17 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         (("--request-timeout",), "deadline_seconds", "SECONDS", "time that a request may take"),
         (("--max-request-timeout",), "max_deadline_seconds", "SECONDS", "longest deadline that a request may ask for"),
         (("--max-body-bytes",), "body_bytes", "BYTES", "size of a request"),
-        (("--max-choices",), "choices", "N", "largest n"),
+        (("--max-choices",), "choices", "N", "most answers to one request (field n)"),
     ):
         default = getattr(limits, name)
         kind = type(default)
-        group.add_argument(*flags, dest=name, metavar=unit, type=kind, help=f"{text} (default: {default:,})")
+        group.add_argument(*flags, dest=name, metavar=unit, type=kind, help=f"{text} (default: {int(default):,})")
     group.add_argument(
         "--health-timeout",
         metavar="SECONDS",
         type=float,
         default=60.0,
-        help="/health fails when work makes no step for so long (default: 60)",
+        help="when work makes no step for so long, /health fails and the process ends with code 1 (default: 60)",
     )
     group.add_argument(
         "--shutdown-timeout",

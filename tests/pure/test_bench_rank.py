@@ -21,6 +21,7 @@ from glint.bench.rank_shapes import (
     swiglu_bytes,
 )
 from glint.checkpoint.config import read_config
+from glint.cli import main
 from glint.errors import RequestError
 from tests.pure.checkpoint_files import small_folder
 
@@ -147,8 +148,11 @@ def test_the_load_is_projected_from_the_rows_that_hold_it() -> None:
     whole = report(*decodes, prefills=prefills)
     found = project(whole, 64, 256, 256)
     assert found is not None
-    assert found.decode_seconds == pytest.approx(255 * (11.0 + 1.86) * 1e-3)
-    assert found.prefill_seconds == pytest.approx(4 * whole.prefill_ms(prefills[1]) * 1e-3)
+    sent = count_exchanges(TP, 64, 64).bytes_sent
+    assert found.by_count.decode_seconds == pytest.approx(255 * (11.0 + 1.86) * 1e-3)
+    assert found.by_bytes.decode_seconds == pytest.approx(255 * (11.0e-3 + sent / 300e9))
+    assert found.by_count.prefill_seconds == pytest.approx(4 * whole.prefill_ms(prefills[1]) * 1e-3)
+    assert found.by_bytes.prefill_seconds == found.by_count.prefill_seconds
     assert project(whole, 64, 512, 256) is not None and project(whole, 64, 4096, 256) is None
     assert project(whole, 32, 256, 256) is None
     assert project(report(*decodes), 64, 256, 256) is None
@@ -166,10 +170,18 @@ def test_the_report_names_what_is_projected(capsys: pytest.CaptureFixture[str]) 
     assert "11.00" in line and f"{64 / 0.011:,.0f}" in line and f"{64 / 0.01286:,.0f}" in line and "89%" in line, cells
     document = json.loads(json.dumps(as_json(whole, projection)))
     assert document["decode"][0]["share_of_ceiling"] == pytest.approx(9.784 / 11.0, rel=1e-3)
-    assert document["projected"]["load"]["output_tokens_per_second"] == projection.tokens_per_second
+    assert projection is not None
+    assert document["projected"]["load"]["output_tokens_per_second"] == projection.by_count.tokens_per_second
+    assert document["projected"]["load_by_bytes"]["output_tokens_per_second"] == projection.by_bytes.tokens_per_second
+    assert f"instead of 10 us a collective: {projection.by_bytes.tokens_per_second:,.0f}" in printed
     assert document["prefill"][0]["tflops_per_second"] == pytest.approx(38.11 / 0.050, rel=1e-3)
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
     ordered = [float(value) for value in range(1, 11)]
     assert (percentile(ordered, 0.1), percentile(ordered, 0.9), percentile([3.0], 0.9)) == (2.0, 10.0, 3.0)
+
+
+def test_a_rank_is_not_measured_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "rank", "--device", "cpu"]) == 1
+    assert "--device cpu cannot measure a rank" in capsys.readouterr().err

@@ -94,7 +94,6 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "COMMAND"),
         (["sing"], "invalid choice: 'sing'"),
         (["generate", "hi", "--temprature", "1"], "--temprature"),
         (["generate", "hi", "--temp", "1"], "--temp"),
@@ -366,3 +365,8 @@ def test_an_interrupted_answer_keeps_its_text(capsys: pytest.CaptureFixture[str]
     answer = stream_answer(outputs())
     assert (answer.text, answer.exit_code) == ("Hel", 130)
     assert capsys.readouterr().out == "Hel\n"
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "Begin with 'glint chat'" in capsys.readouterr().err
