@@ -24,7 +24,9 @@ PROGRESS_SECONDS = 10.0
 RETRY_SECONDS = 10.0
 MAX_ATTEMPTS = 6
 NUM_DOWNLOADS = 16
+FORBIDDEN = 403
 PASSING_STATUSES = (408, 429)
+LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 REFUSALS_OF_DISKS = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 Fetched = TypeVar("Fetched")
 
@@ -78,8 +80,9 @@ def describe_weights(folder: Path) -> str:
 def held(models: Path, model_id: str, owner: str) -> Iterator[None]:
     """Hold the folder of a model for one download; refused while another process here, or another owner, has it.
 
-    The lock file names the owner and its process. Who ended without letting go is followed by the next of the same
-    owner; others cannot know that it ended, so there a person removes the file.
+    The lock file names the owner and its process; where the disk has no locks, the names alone keep others out. Who
+    ended without letting go is followed by the next of the same owner; others cannot know that it ended, so there a
+    person removes the file.
     """
     from glint.errors import CheckpointError
 
@@ -90,6 +93,9 @@ def held(models: Path, model_id: str, owner: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             is_alone = False
+        except OSError as problem:
+            if problem.errno not in LOCKLESS:
+                raise
         file.seek(0)
         holder, _, details = file.read().partition("\n")
         if not is_alone or holder not in ("", owner):
@@ -154,10 +160,15 @@ def download(model_id: str, revision: str, folder: Path) -> str:
 
 
 def is_final(problem: Exception) -> bool:
-    """Whether another attempt would end the same way: a refusal of the hub or of the disk, a name that is none."""
-    from huggingface_hub.errors import HFValidationError
+    """Whether another attempt would end the same way: a refusal of the hub or of the disk, a name that is none.
+
+    403 of a file is none: its signed address may have run out during a long download, and gets a new one.
+    """
+    from huggingface_hub.errors import GatedRepoError, HFValidationError
 
     answer = getattr(problem, "response", None)
+    if answer is not None and answer.status_code == FORBIDDEN and "/api/" not in str(answer.url):
+        return isinstance(problem, GatedRepoError)
     if answer is not None:
         return 400 <= answer.status_code < 500 and answer.status_code not in PASSING_STATUSES
     return isinstance(problem, HFValidationError) or getattr(problem, "errno", None) in REFUSALS_OF_DISKS

@@ -145,6 +145,7 @@ class Glint:
     async def check_health(self) -> None:
         """End this process where the engine has failed or makes no step."""
         if not self._server.is_healthy:
+            self._server.fail_if_stalled()
             await self._carrier.answer_all(TELL_SECONDS)
             await asyncio.sleep(FLUSH_SECONDS)
             log.error("the engine of this replica failed or makes no step; the process ends, Ray starts another")

@@ -180,11 +180,19 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Serve until the end is asked for or steps do not complete any more; then a supervisor may start anew."""
         while not await self.on_tick(0):
-            if not self._lifecycle.is_healthy:
-                stalled = self._lifecycle.stalled_seconds()
-                log.error("no step has completed for %.0f s, longer than --health-timeout allows", stalled)
-                self._fail(f"no step of the engine has completed for {stalled:.0f} s")
+            self.fail_if_stalled()
             await asyncio.sleep(TICK_SECONDS)
+
+    def fail_if_stalled(self) -> None:
+        """Where steps do not complete any more, tell every request so and end the server."""
+        if self._lifecycle.is_healthy or self._lifecycle.failure is not None:
+            return
+        stalled = self._lifecycle.stalled_seconds()
+        log.error("no step has completed for %.0f s, longer than --health-timeout allows", stalled)
+        failure = f"no step of the engine has completed for {stalled:.0f} s"
+        if self._service is not None:
+            self._service.give_up(failure)
+        self._fail(failure)
 
     @property
     def is_healthy(self) -> bool:

@@ -306,8 +306,13 @@ class EngineService:
             if not queued.done():
                 queued.set_exception(problem)
 
-    def _fail(self, failure: str) -> None:
+    def give_up(self, failure: str) -> None:
+        """Tell every request that the engine is gone; later ones are refused with the same words."""
+        self._failure = failure
         self._end_all(engine_failed(500, failure))
+
+    def _fail(self, failure: str) -> None:
+        self.give_up(failure)
         self._on_failure(failure)
 
 

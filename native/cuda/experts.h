@@ -88,6 +88,8 @@ struct DownCall {
   GroupCall routing = {};
 };
 
+inline constexpr int64_t kInPlaceRows = 16;
+
 constexpr bool groups_in_place(int64_t num_tokens) { return num_tokens <= kLocalGroupTokens; }
 
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);

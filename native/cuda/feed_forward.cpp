@@ -12,8 +12,6 @@ namespace cuda {
 
 namespace {
 
-constexpr int64_t kInPlaceRows = 16;
-
 int64_t max_tiles(const Backend& backend) {
   const int64_t tiles =
       max_token_tiles(backend.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);

@@ -23,6 +23,7 @@ class Hub:
 
     The large file can be cut off (`cut_after_bytes`, once) or held back (`hold_after_bytes`) on its way. Each of the
     `refusals` is the status of one answer to a question about the model; `num_questions` counts these questions.
+    Each of `file_refusals` is the status of one answer to a question for a file.
     """
 
     def __init__(self, model_id: str, folder: Path) -> None:
@@ -35,6 +36,7 @@ class Hub:
         self.is_closed = threading.Event()
         self.fetched: list[tuple[str, int]] = []
         self.refusals: list[int] = []
+        self.file_refusals: list[int] = []
         self.num_questions = 0
         self.url = ""
 
@@ -83,7 +85,10 @@ class HubConnection(BaseHTTPRequestHandler):
         elif match := re.fullmatch(rf"/api/models/{hub.model_id}/revision/(\w+)", path):
             self._describe(REVISIONS.get(match[1]))
         elif match := re.fullmatch(rf"/{hub.model_id}/resolve/({'|'.join(REVISIONS.values())})/([\w.]+)", path):
-            self._send_file(match[1], match[2])
+            if self.command == "GET" and hub.file_refusals:
+                self._refuse(hub.file_refusals.pop(0))
+            else:
+                self._send_file(match[1], match[2])
         else:
             self._refuse(404)
 

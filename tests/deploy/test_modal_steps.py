@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from glint.errors import CheckpointError
 from tests.deploy.conftest import DEPLOY, ROOT
 from tests.deploy.modal_hub import COMMIT, REVISIONS, Hub, serving_hub
 from tests.pure.checkpoint_files import small_folder
@@ -203,6 +205,33 @@ def test_what_the_hub_refuses_ends_at_the_first_question_with_the_reason(
     assert f"{MODEL_ID} at main cannot be fetched, and trying again would not help: " in text
     assert str(status) in text and "look at the name of the model" in text
     assert hub.num_questions == 1
+
+
+def test_a_file_whose_address_ran_out_is_asked_for_again(hub: Hub, tmp_path: Path) -> None:
+    hub.file_refusals = [403]
+    code, text = fetch(hub, tmp_path)
+    assert code == 0, text
+    assert "attempt 1 of 6 failed: " in text and "403" in text
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_still_keeps_other_owners_out(
+    modal_weights: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(file: object, kind: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(modal_weights.fcntl, "flock", refuse)
+    (tmp_path / MODEL_ID).mkdir(parents=True)
+    taking = modal_weights.held(tmp_path, MODEL_ID, "another")
+    with (
+        modal_weights.held(tmp_path, MODEL_ID, "one"),
+        pytest.raises(CheckpointError, match="is being fetched by one"),
+        taking,
+    ):
+        pass
+    with modal_weights.held(tmp_path, MODEL_ID, "another"):
+        pass
 
 
 def test_a_revision_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:

@@ -135,6 +135,16 @@ def test_the_share_of_a_server_that_is_gone_goes_to_one_that_is_ready(tmp_path: 
         assert prompts(ready) == [str(number) for number in range(NUM_REQUESTS)]
 
 
+def test_of_three_servers_the_one_that_is_ready_answers(tmp_path: Path) -> None:
+    """One is gone and one is loading, in either order, and both are asked again and again."""
+    with loading() as (busy, _), listening() as ready:
+        for name, order in (("gone first", (free_port(), busy)), ("loading first", (busy, free_port()))):
+            servers = "; server 127.0.0.1:".join(f"{port} max_fails=0" for port in order)
+            with before_both(tmp_path / name.replace(" ", "-"), servers, ready.port) as proxy:
+                assert [answer.status_code for answer in post_some(proxy)] == [200] * NUM_REQUESTS, name
+        assert prompts(ready) == 2 * [str(number) for number in range(NUM_REQUESTS)]
+
+
 def test_a_request_whose_server_broke_off_is_sent_to_no_other(tmp_path: Path) -> None:
     """A request may be what ended its server, so it must not reach the next one."""
     with listening(breaks_off=True) as broken, listening() as ready:

@@ -52,6 +52,7 @@ LOSSES: dict[Key, float] = {
 LOSS_MARGIN = 1.5
 REPEATS = 10
 LONGEST = 1300
+MANY_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -145,20 +146,23 @@ def store_in_pages(keys: FloatArray, values: FloatArray, rounding: Rounding) -> 
 
 
 @pytest.mark.parametrize("rounding", ["codes", "rounded"])
-@pytest.mark.parametrize("copies", [1, 2], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("least_rows", [1, MANY_ROWS], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("numbers", [all_bf16, edge_values])
-def test_a_page_keeps_what_torch_rounds(rounding: Rounding, copies: int, numbers: Callable[[], FloatArray]) -> None:
+def test_a_page_keeps_what_torch_rounds(rounding: Rounding, least_rows: int, numbers: Callable[[], FloatArray]) -> None:
     """All numbers that bfloat16 holds, and those at the edges, as keys and, in the other order, as values."""
-    finite = np.tile(numbers()[is_finite_in_bf16(numbers())], copies)
+    once = numbers()[is_finite_in_bf16(numbers())]
+    finite = np.tile(once, -(-least_rows * HEAD_DIM // len(once)))
     keys, values = rows_of(finite), rows_of(finite[::-1].copy())
     for seen, given in zip(store_in_pages(keys, values, rounding), (keys, values), strict=True):
         same_numbers(seen, rounded(given.reshape(seen.shape)))
 
 
 @pytest.mark.parametrize("rounding", ["codes", "rounded"])
-def test_a_row_with_what_no_page_can_keep_has_a_key_of_nan(rounding: Rounding) -> None:
+@pytest.mark.parametrize("least_rows", [1, MANY_ROWS], ids=["few rows", "many rows"])
+def test_a_row_with_what_no_page_can_keep_has_a_key_of_nan(rounding: Rounding, least_rows: int) -> None:
     """Wherever it stands in the key; in the value, which is then zero."""
-    odd = edge_values()[~is_finite_in_bf16(edge_values())]
+    once = edge_values()[~is_finite_in_bf16(edge_values())]
+    odd = np.tile(once, -(-least_rows // len(once)))
     places = np.random.default_rng(1).integers(0, HEAD_DIM, len(odd))
     sound, spoiled = np.ones((2, len(odd), 1, HEAD_DIM), np.float32)
     spoiled[np.arange(len(odd)), 0, places] = odd

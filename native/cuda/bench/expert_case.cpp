@@ -194,12 +194,12 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
 }
 
 GroupCall ExpertCase::routing(const GroupedCase& grouped) const {
-  return groups_in_place(grouped.num_tokens()) ? grouped.call(layout_) : GroupCall{};
+  return grouped.num_tokens() <= kInPlaceRows ? grouped.call(layout_) : GroupCall{};
 }
 
 void ExpertCase::run(const GroupedCase& grouped, float* out, cudaStream_t stream) const {
   GroupCall lists = grouped.call(layout_);
-  if (groups_in_place(grouped.num_tokens())) lists.experts_touched = nullptr;
+  if (grouped.num_tokens() <= kInPlaceRows) lists.experts_touched = nullptr;
   launch_group_tokens(lists, stream);
   launch_expert_gate_up(gate_up(grouped), stream);
   launch_expert_down(down(grouped, out), stream);

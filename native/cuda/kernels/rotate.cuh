@@ -275,6 +275,7 @@ struct KeyValueRow {
     store_in_page(key, pages, pages.keys + offset, s_head);
     __syncwarp();
     store_in_page(value, pages, pages.values + offset, s_head);
+    __syncwarp();
   }
 
   __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const PagePool& pages,
