@@ -1,13 +1,10 @@
 """What several ranks take and send: plan and counters agree, and the collectives are those that the bench counts."""
 
-from pathlib import Path
-
 import pytest
 
 from glint.bench.rank_exchange import SAMPLE_RESULT_BYTES, count_exchanges
 from glint.bench.rank_shapes import RankShape, shape_rank
 from glint.checkpoint.placement import ExpertLayout
-from glint.checkpoint.table import Checkpoint
 from glint.native.library import NativeEngine, choose_library, load_library, plan_engine
 from tests.cpu.random_asks import random_prompt
 from tests.cpu.rank_engine import EXCHANGES, LAYOUTS, answers_of, rank_model
@@ -55,35 +52,6 @@ def test_a_plan_says_what_the_ranks_then_take(layout: str, num_ranks: int, row_s
     assert stats.page_bytes == options.num_pages * plan.bytes_per_page
     assert stats.kernels == plan.kernels
     assert stats.weight_bytes_placed == plan.weight_bytes == 0
-
-
-def mapped_bytes() -> int:
-    """Memory of this process that can be written and is of no file."""
-    total = 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, access, _, _, file, *_ = line.split()
-        if file == "0" and access.startswith("rw"):
-            first, last = (int(address, 16) for address in addresses.split("-"))
-            total += last - first
-    return total
-
-
-def held_by(checkpoint: Checkpoint, **changes: int) -> tuple[int, int]:
-    """Workspace that an engine counts, and what the process has mapped with it and not before."""
-    before = mapped_bytes()
-    with open_engine(checkpoint, **changes) as engine:
-        return engine.stats().workspace_bytes, mapped_bytes() - before
-
-
-@every_layout
-@every_count
-def test_workspace_is_what_the_ranks_map(layout: str, num_ranks: int) -> None:
-    """Two vocabularies, since logits are what ranks hold unequally; masks and weights grow too, by about a tenth."""
-    changes = {"max_step_items": 512, "num_ranks": num_ranks, "row_slices": 8, "expert_layout": LAYOUTS[layout]}
-    (few, few_mapped), (many, many_mapped) = (
-        [held_by(rank_model(vocab_size=vocab_size), **changes) for _ in range(2)][-1] for vocab_size in (264, 264 * 64)
-    )
-    assert many_mapped - few_mapped == pytest.approx(many - few, rel=0.15)
 
 
 def test_one_rank_sends_nothing() -> None:
