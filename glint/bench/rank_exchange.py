@@ -7,6 +7,8 @@ from glint.checkpoint.quantisation import ScaleKind
 
 SAMPLE_RESULT_BYTES = 176
 REPLICATED_ROWS = 64
+ONE_STEP_ROWS = 16
+ONE_STEP_RANKS = 2
 CODE_BYTES = 1
 BF16_BYTES = 2
 
@@ -22,10 +24,11 @@ class ExchangeCount:
 def count_exchanges(shape: RankShape, tokens: int, sampled: int) -> ExchangeCount:
     """Count a step of `tokens` rows of which `sampled` are sampled, with the exchange that the CUDA library chooses.
 
-    Up to 64 rows are replicated: two exchanges of FP32 parts per layer. More are sharded: per layer two
-    all-to-alls of FP32 parts and two all-gathers of quantised rows with their scales, one of the chosen experts with
-    their weights, and at the end one of the normed rows. Either way the logits are gathered and the results broadcast
-    by the first rank, of which this counts the mean over ranks.
+    Up to 64 rows are replicated: two exchanges of FP32 parts per layer, up to 16 rows or between two ranks all of every
+    part, otherwise a share of the rows from every part and then the sums of the other shares. More are sharded: per
+    layer two all-to-alls of FP32 parts and two all-gathers of quantised rows with their scales, one of the chosen
+    experts with their weights, and at the end one of the normed rows. Either way the logits are gathered and the
+    results broadcast by the first rank, of which this counts the mean over ranks.
     """
     if shape.tp == 1:
         return ExchangeCount(0, 0)
@@ -37,7 +40,9 @@ def count_exchanges(shape: RankShape, tokens: int, sampled: int) -> ExchangeCoun
 
 def _replicated(shape: RankShape, tokens: int) -> ExchangeCount:
     collectives = 2 * shape.model.num_layers
-    return ExchangeCount(collectives, collectives * (shape.tp - 1) * tokens * shape.model.hidden_size * FLOAT_BYTES)
+    takes_one_step = tokens <= ONE_STEP_ROWS or shape.tp <= ONE_STEP_RANKS
+    rows = tokens if takes_one_step else 2 * -(-tokens // shape.tp)
+    return ExchangeCount(collectives, collectives * (shape.tp - 1) * rows * shape.model.hidden_size * FLOAT_BYTES)
 
 
 def _sharded(shape: RankShape, tokens: int) -> ExchangeCount:

@@ -129,7 +129,7 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.hidden = arena.take<float>(tokens * hidden);
   places.update = arena.take<float>(update_floats(model, limits));
   places.received = arena.take<float>(limits.has_shards() ? tokens * hidden : 0);
-  if (limits.peer_rows > 0) places.peers = PeerSum::take_places(arena, limits.peer_rows, hidden);
+  if (limits.peer_rows > 0) places.peers = PeerSum::take_places(arena, limits.num_ranks, limits.peer_rows, hidden);
   places.normed = arena.take<float>(tokens * hidden);
   places.query_key_value = arena.take<float>(tokens * (query_width + 2 * kv_width));
   places.query = arena.take<uint16_t>(tokens * model.num_heads * page_head_dim);

@@ -11,6 +11,8 @@ namespace glint::cuda {
 namespace {
 
 constexpr double kNanoseconds = 1e9;
+constexpr int64_t kOneStepRows = 16;
+constexpr int32_t kOneStepRanks = 2;
 
 std::string access_refusal(int own, int other) {
   int can_reach = 0;
@@ -39,9 +41,10 @@ float tree_of_tests(int32_t num_ranks, int64_t index, int32_t slot) {
 
 }
 
-PeerSumPlaces PeerSum::take_places(Arena& arena, int64_t max_rows, int64_t width) {
+PeerSumPlaces PeerSum::take_places(Arena& arena, int32_t num_ranks, int64_t max_rows, int64_t width) {
   PeerSumPlaces places{};
   for (float*& part : places.parts) part = arena.take<float>(max_rows * width);
+  places.share = arena.take<float>((max_rows + num_ranks - 1) / num_ranks * width);
   places.state = arena.take<PeerSumState>(1);
   return places;
 }
@@ -69,8 +72,15 @@ void PeerSum::abort() noexcept { std::atomic_ref(status()->is_stopped).store(1, 
 
 void PeerSum::set_wait_seconds(double seconds) { wait_seconds_ = seconds; }
 
+int64_t PeerSum::share_rows(int64_t rows) const {
+  const int32_t num_ranks = group_.num_ranks();
+  return rows <= kOneStepRows || num_ranks <= kOneStepRanks ? 0 : (rows + num_ranks - 1) / num_ranks;
+}
+
 uint64_t PeerSum::bytes_read(int64_t rows) const {
-  return static_cast<uint64_t>(rows * width_ * (group_.num_ranks() - 1)) * sizeof(float);
+  const int64_t share = share_rows(rows);
+  const int64_t rows_read = (share == 0 ? rows : 2 * share) * (group_.num_ranks() - 1);
+  return static_cast<uint64_t>(rows_read * width_) * sizeof(float);
 }
 
 std::string PeerSum::reach_peers() const {
@@ -87,6 +97,7 @@ void PeerSum::open(cudaStream_t stream, Deadline deadline) {
   GLINT_CHECK_CUDA(cudaGetDevice(&own.device));
   own.parts[0] = places_.parts[0];
   own.parts[1] = places_.parts[1];
+  own.share = places_.share;
   own.flags = places_.state->flags;
   group_.wait(rank_, "the table of peer memory", deadline);
   own.refusal = reach_peers();
@@ -144,8 +155,10 @@ void PeerSum::launch(const NormCall& norm, int32_t slot, cudaStream_t stream) {
   call.rank = rank_;
   call.slot = slot;
   call.shares_device = group_.shares_devices();
+  call.share_rows = share_rows(norm.count);
   for (size_t rank = 0; rank < group_.peers.size(); ++rank) {
     call.parts[rank] = group_.peers[rank].parts[slot];
+    call.shares[rank] = group_.peers[rank].share;
     call.flags[rank] = group_.peers[rank].flags;
   }
   launch_peer_sum(call, stream);

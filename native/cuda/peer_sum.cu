@@ -13,8 +13,9 @@ namespace {
 constexpr int64_t kMaxThreadBlocks = 1056;
 
 int64_t most_thread_blocks(const PeerSumCall& call) {
-  if (!call.shares_device) return kMaxThreadBlocks;
-  return std::max(1, device_attribute(cudaDevAttrMultiProcessorCount) / call.norm.num_parts);
+  const int resident = device_attribute(cudaDevAttrMultiProcessorCount);
+  if (call.shares_device) return std::max(1, resident / call.norm.num_parts);
+  return call.share_rows > 0 ? resident : kMaxThreadBlocks;
 }
 
 bool starts_at_vector(const void* place) { return reinterpret_cast<uintptr_t>(place) % sizeof(float4) == 0; }

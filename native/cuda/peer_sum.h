@@ -17,6 +17,7 @@ struct PeerSumState {
   uint32_t flags[kMaxParts];
   uint32_t epoch;
   uint32_t arrivals;
+  uint32_t share_arrivals;
   uint32_t failed;
   uint32_t last_slot;
 };
@@ -30,12 +31,15 @@ struct PeerSumStatus {
 
 struct PeerSumPlaces {
   float* parts[2];
+  float* share;
   PeerSumState* state;
 };
 
 struct PeerSumCall {
   NormCall norm;
   const float* parts[kMaxParts];
+  float* shares[kMaxParts];
+  int64_t share_rows;
   uint32_t* flags[kMaxParts];
   PeerSumState* state;
   PeerSumStatus* status;
@@ -60,7 +64,7 @@ void launch_sum(const SumCall& call, cudaStream_t stream);
 
 class PeerSum final : public Abortable {
  public:
-  static PeerSumPlaces take_places(Arena& arena, int64_t max_rows, int64_t width);
+  static PeerSumPlaces take_places(Arena& arena, int32_t num_ranks, int64_t max_rows, int64_t width);
 
   PeerSum(RankGroup& group, int32_t rank, const PeerSumPlaces& places, int64_t max_rows, int64_t width);
   ~PeerSum();
@@ -81,6 +85,7 @@ class PeerSum final : public Abortable {
 
  private:
   std::string reach_peers() const;
+  int64_t share_rows(int64_t rows) const;
   void test_slot(int32_t slot, cudaStream_t stream, Deadline deadline);
   PeerSumStatus* status() const;
 

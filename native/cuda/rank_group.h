@@ -31,6 +31,7 @@ class Abortable {
 struct PeerEntry {
   int device = 0;
   const float* parts[2] = {};
+  float* share = nullptr;
   uint32_t* flags = nullptr;
   std::string refusal;
 };

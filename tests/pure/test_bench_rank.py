@@ -122,7 +122,16 @@ def test_the_exchanges_of_a_decode_step() -> None:
     logits = 64 * 18944 * 4 * 7
     results = 64 * 176 * 7
     assert found.collectives == 2 * 92 + 2
-    assert found.bytes_sent == 184 * 7 * 64 * 5120 * 4 + (logits + results) // 8
+    assert found.bytes_sent == 184 * 7 * 2 * 8 * 5120 * 4 + (logits + results) // 8
+
+
+@pytest.mark.parametrize(
+    ("tp", "tokens", "rows"), [(8, 1, 1), (8, 16, 16), (8, 17, 6), (8, 64, 16), (4, 33, 18), (2, 64, 64)]
+)
+def test_sums_of_more_than_16_rows_are_shared_between_more_than_two_ranks(tp: int, tokens: int, rows: int) -> None:
+    shape = shape_rank(GLM_47, tp, "tp")
+    found = count_exchanges(shape, tokens, 0)
+    assert found.bytes_sent == 184 * (tp - 1) * rows * 5120 * 4
 
 
 def test_the_exchanges_of_a_prefill_step() -> None:

@@ -26,7 +26,7 @@ RankPlaces take_places(Arena& arena, int32_t num_ranks, int64_t width) {
   }
   places.weight = arena.take<float>(width);
   places.differences = arena.take<uint64_t>(1);
-  places.peers = PeerSum::take_places(arena, kMaxRows, width);
+  places.peers = PeerSum::take_places(arena, num_ranks, kMaxRows, width);
   return places;
 }
 

@@ -50,19 +50,24 @@ __device__ __forceinline__ bool wait_for_peer(const PeerSumCall& call, uint32_t 
   }
 }
 
-__device__ __forceinline__ bool meet_peers(const PeerSumCall& call, uint32_t epoch) {
+__device__ __forceinline__ bool wait_for_peers(const PeerSumCall& call, uint32_t epoch) {
   const uint32_t peer = threadIdx.x;
   bool has_met = true;
   if (peer < static_cast<uint32_t>(call.norm.num_parts)) {
-    if (blockIdx.x == 0) {
-      if (peer == 0 && call.state->last_slot == static_cast<uint32_t>(call.slot) + 1) {
-        report_failure(call, PeerSumFailure::kRepeatedSlot, static_cast<uint32_t>(call.rank), epoch);
-      }
-      store_release_system(call.flags[peer] + call.rank, epoch);
-    }
     has_met = load_acquire_system(&call.state->failed) == 0 && wait_for_peer(call, peer, epoch);
   }
   return __syncthreads_and(has_met ? 1 : 0) != 0;
+}
+
+__device__ __forceinline__ bool meet_peers(const PeerSumCall& call, uint32_t epoch) {
+  const uint32_t peer = threadIdx.x;
+  if (blockIdx.x == 0 && peer < static_cast<uint32_t>(call.norm.num_parts)) {
+    if (peer == 0 && call.state->last_slot == static_cast<uint32_t>(call.slot) + 1) {
+      report_failure(call, PeerSumFailure::kRepeatedSlot, static_cast<uint32_t>(call.rank), epoch);
+    }
+    store_release_system(call.flags[peer] + call.rank, epoch);
+  }
+  return wait_for_peers(call, epoch);
 }
 
 __device__ __forceinline__ void leave_peers(const PeerSumCall& call, uint32_t epoch) {
@@ -74,6 +79,56 @@ __device__ __forceinline__ void leave_peers(const PeerSumCall& call, uint32_t ep
   call.state->epoch = epoch;
 }
 
+template <int kRoom, typename Parts>
+__device__ __forceinline__ void join_parts(float* g_out, const Parts& parts, int num_parts, int64_t first,
+                                           int64_t count, bool is_aligned) {
+  const int64_t stride = int64_t{gridDim.x} * kRowThreads;
+  const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  const int64_t num_vectors = is_aligned ? count / kVectorFloats : 0;
+  for (int64_t vector = start; vector < num_vectors; vector += stride) {
+    const int64_t index = vector * kVectorFloats;
+    *reinterpret_cast<float4*>(g_out + index) = joined_vector<kRoom>(parts, num_parts, first + index);
+  }
+  for (int64_t index = num_vectors * kVectorFloats + start; index < count; index += stride) {
+    g_out[index] = joined_number<kRoom>(parts, num_parts, first + index);
+  }
+}
+
+template <int kRoom>
+__device__ __forceinline__ void sum_own_share(const PeerSumCall& call) {
+  const int64_t first = min(call.rank * call.share_rows, call.norm.count);
+  const int64_t count = min(call.share_rows, call.norm.count - first);
+  join_parts<kRoom>(call.shares[call.rank], call.parts, call.norm.num_parts, first * call.norm.width,
+                    count * call.norm.width, call.norm.width % kVectorFloats == 0);
+}
+
+__device__ __forceinline__ void announce_share(const PeerSumCall& call, uint32_t epoch) {
+  __shared__ bool s_is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    s_is_last = atomicAdd(&call.state->share_arrivals, 1U) + 1 == gridDim.x;
+    __threadfence_system();
+    if (s_is_last) call.state->share_arrivals = 0;
+  }
+  __syncthreads();
+  if (s_is_last && threadIdx.x < call.norm.num_parts) {
+    store_release_system(call.flags[threadIdx.x] + call.rank, epoch);
+  }
+}
+
+template <int kVectors, int kRoom>
+__device__ __forceinline__ void add_update(const PeerSumCall& call, RowTile<kVectors>& tile, int64_t row,
+                                           bool is_aligned) {
+  const NormCall& norm = call.norm;
+  if (call.share_rows == 0) {
+    add_parts<kVectors, kRoom>(tile, call.parts, norm.num_parts, row * norm.width, norm.width, is_aligned);
+    return;
+  }
+  const StridedParts share{call.shares[row / call.share_rows], 0};
+  add_parts<kVectors, 1>(tile, share, 1, row % call.share_rows * norm.width, norm.width, is_aligned);
+}
+
 template <int kVectors, int kRoom>
 __device__ __forceinline__ void sum_rows(const PeerSumCall& call, RowTile<kVectors>& tile,
                                          const RowTile<kVectors>& weight, NormShared& s_norm) {
@@ -81,7 +136,7 @@ __device__ __forceinline__ void sum_rows(const PeerSumCall& call, RowTile<kVecto
   const bool is_aligned = norm.width % kVectorFloats == 0;
   for (int64_t row = blockIdx.x; row < norm.count; row += gridDim.x) {
     if (row != blockIdx.x) tile.load(norm.hidden + row * norm.width, norm.width, is_aligned);
-    add_parts<kVectors, kRoom>(tile, call.parts, norm.num_parts, row * norm.width, norm.width, is_aligned);
+    add_update<kVectors, kRoom>(call, tile, row, is_aligned);
     tile.store(norm.hidden + row * norm.width, norm.width, is_aligned);
     if (norm.weight != nullptr) norm_and_quantise(tile, weight, norm, row, is_aligned, s_norm);
     __syncthreads();
@@ -98,26 +153,27 @@ __global__ void __launch_bounds__(kRowThreads) peer_sum_kernel(const __grid_cons
   if (norm.weight != nullptr) weight.load(norm.weight, norm.width, is_aligned);
   if (!call.shares_device) let_next_kernel_start();
   wait_for_previous_kernel();
-  const uint32_t epoch = call.state->epoch + 1;
+  uint32_t epoch = call.state->epoch + 1;
   tile.load(norm.hidden + blockIdx.x * norm.width, norm.width, is_aligned);
-  if (meet_peers(call, epoch)) sum_rows<kVectors, kRoom>(call, tile, weight, s_norm);
+  bool has_met = meet_peers(call, epoch);
+  if (call.share_rows > 0) {
+    ++epoch;
+    if (has_met) {
+      sum_own_share<kRoom>(call);
+      announce_share(call, epoch);
+      has_met = wait_for_peers(call, epoch);
+    }
+  }
+  if (has_met) sum_rows<kVectors, kRoom>(call, tile, weight, s_norm);
   leave_peers(call, epoch);
 }
 
 template <int kRoom>
 __global__ void __launch_bounds__(kRowThreads) sum_parts_kernel(const SumCall call) {
-  const int64_t stride = int64_t{gridDim.x} * kRowThreads;
-  const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   const StridedParts parts{call.parts, call.part_stride};
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int64_t num_vectors = call.is_aligned ? call.count / kVectorFloats : 0;
-  for (int64_t vector = start; vector < num_vectors; vector += stride) {
-    reinterpret_cast<float4*>(call.out)[vector] = joined_vector<kRoom>(parts, call.num_parts, vector * kVectorFloats);
-  }
-  for (int64_t index = num_vectors * kVectorFloats + start; index < call.count; index += stride) {
-    call.out[index] = joined_number<kRoom>(parts, call.num_parts, index);
-  }
+  join_parts<kRoom>(call.out, parts, call.num_parts, 0, call.count, call.is_aligned);
 }
 
 }
