@@ -97,7 +97,7 @@ def mixed_asks(count: int) -> list[Ask]:
 @every_layout
 @every_weights
 def test_every_exchange_gives_the_same_bits(checkpoints: Any, weights: Weights, layout: str, num_ranks: int) -> None:
-    wanted = mixed_asks(16)
+    wanted = mixed_asks(24)
     expected = None
     for name, exchange in EXCHANGES.items():
         with open_ranks(checkpoints(weights), num_ranks, layout, **exchange) as engine:

@@ -61,11 +61,13 @@ void store_query(float* out, const DeviceArray<uint16_t>& query, const TestPages
   }
 }
 
+int64_t padding_floats(const TestPages& pages) { return num_rows(pages) % 2 == 0 ? 4 : 2; }
+
 class Rotation {
  public:
   Rotation(const TestRotation& test, const TestPages& pages)
       : pages_(pages),
-        stride_(query_width(pages) + 2 * key_width(pages) + kPaddingFloats),
+        stride_(query_width(pages) + 2 * key_width(pages) + padding_floats(pages)),
         epsilon_(static_cast<float>(test.norm_epsilon)),
         joined_(joined_rows(test, pages, stride_)),
         query_norm_(test.query_norm, pages.head_dim),
@@ -96,8 +98,6 @@ class Rotation {
   }
 
  private:
-  static constexpr int64_t kPaddingFloats = 2;
-
   const TestPages& pages_;
   int64_t stride_;
   float epsilon_;
