@@ -127,6 +127,7 @@ const std::vector<DenseShape>& model_shapes() {
 bool check_errors() {
   std::vector<DenseShape> shapes = model_shapes();
   shapes.push_back({"odd 200x1152", 200, 1152, ProductElement::kE4m3, true});
+  shapes.push_back({"odd 200x1920", 200, 1920, ProductElement::kE4m3, true});
   shapes.push_back({"odd 77x640", 77, 640, ProductElement::kE4m3, true});
   bool is_right = true;
   for (const DenseShape& shape : shapes) {

@@ -1,6 +1,6 @@
 #include <limits>
 
-#include "cuda/kernels/launch_wide.cuh"
+#include "cuda/kernels/launch_whole.cuh"
 
 namespace glint::cuda {
 
@@ -13,6 +13,7 @@ struct DenseFinish {
   const float* row_scales;
   const float* bias;
   int32_t num_rows;
+  bool has_vector_rows;
 
   struct RowFacts {
     float scales[2];
@@ -20,10 +21,14 @@ struct DenseFinish {
   };
 
   __device__ __forceinline__ RowFacts row_facts(const ProductTile& tile, int fragment) const {
+    return facts_of_rows(row_of(tile, fragment, 0), 8);
+  }
+
+  __device__ __forceinline__ RowFacts facts_of_rows(int first, int distance) const {
     RowFacts facts = {{1.0F, 1.0F}, {0.0F, 0.0F}};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = row_of(tile, fragment, half);
+      const int row = first + half * distance;
       if (row >= num_rows) continue;
       if (row_scales != nullptr) facts.scales[half] = __ldg(row_scales + row);
       if (bias != nullptr) facts.shifts[half] = __ldg(bias + row);
@@ -52,6 +57,18 @@ struct DenseFinish {
     }
   }
 
+  __device__ __forceinline__ void store_rows(int64_t token, int row, const float4& values) const {
+    float* g_row = out + token * out_stride + row;
+    if (has_vector_rows && row + 4 <= num_rows) {
+      *reinterpret_cast<float4*>(g_row) = values;
+      return;
+    }
+    if (row < num_rows) g_row[0] = values.x;
+    if (row + 1 < num_rows) g_row[1] = values.y;
+    if (row + 2 < num_rows) g_row[2] = values.z;
+    if (row + 3 < num_rows) g_row[3] = values.w;
+  }
+
   __device__ __forceinline__ float value(float sum, float token_scale, const RowFacts& rows, int half) const {
     return __fadd_rn(__fmul_rn(__fmul_rn(sum, token_scale), rows.scales[half]), rows.shifts[half]);
   }
@@ -71,14 +88,15 @@ struct DenseLaunch {
   cudaStream_t stream;
 
   int32_t row_tiles() const { return static_cast<int32_t>((call.rows + kProductTileRows - 1) / kProductTileRows); }
-  bool has_tensor_out() const {
+  bool has_vector_rows() const {
     return call.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(call.out) % 16 == 0;
   }
   DenseWalk walk(int32_t max_tokens) const {
     return {row_tiles(), static_cast<int32_t>(call.num_tokens), max_tokens};
   }
   DenseFinish finish() const {
-    return {call.out, call.out_stride, call.token_scales, call.row_scales, call.bias, static_cast<int32_t>(call.rows)};
+    return {call.out,  call.out_stride,                 call.token_scales, call.row_scales,
+            call.bias, static_cast<int32_t>(call.rows), has_vector_rows()};
   }
 };
 
@@ -88,18 +106,33 @@ void launch_shape(const DenseLaunch& dense) {
   launch_tile_product<Shape>(dense.inputs, walk, dense.finish(), walk.num_tiles(), dense.stream);
 }
 
-template <hopper::Element kElement, int kCluster>
+template <hopper::Element kElement>
 void launch_spread(const DenseLaunch& dense) {
+  constexpr int kPieces = 8;
   const int64_t tokens = dense.call.num_tokens;
-  const bool is_one_round = kCluster == 8 && dense.row_tiles() * kCluster <= device_multiprocessors();
+  const bool is_one_round = dense.row_tiles() * kPieces <= device_multiprocessors();
   const bool takes_all_tokens = tokens > 32 && is_one_round;
   if (tokens <= 16) {
-    launch_shape<ProductShape<kElement, 16, kCluster>>(dense);
+    launch_shape<ProductShape<kElement, 16, kPieces>>(dense);
   } else if (tokens <= 64 && dense.call.rows < 8192 && !takes_all_tokens) {
-    launch_shape<ProductShape<kElement, 32, kCluster>>(dense);
+    launch_shape<ProductShape<kElement, 32, kPieces>>(dense);
   } else {
-    launch_shape<ProductShape<kElement, 64, kCluster>>(dense);
+    launch_shape<ProductShape<kElement, 64, kPieces>>(dense);
   }
+}
+
+template <class Shape>
+bool launch_if_it_fits(const DenseLaunch& dense) {
+  const auto tokens = static_cast<int32_t>(dense.call.num_tokens);
+  if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.piece_steps)) return false;
+  launch_whole_product<Shape>(dense.inputs, dense.finish(), tokens, dense.stream);
+  return true;
+}
+
+template <hopper::Element kElement>
+bool launch_whole(const DenseLaunch& dense) {
+  return launch_if_it_fits<WholeShape<kElement, 8>>(dense) || launch_if_it_fits<WholeShape<kElement, 16>>(dense) ||
+         launch_if_it_fits<WholeShape<kElement, 32>>(dense) || launch_if_it_fits<WholeShape<kElement, 64>>(dense);
 }
 
 int32_t wide_tile_tokens(const DenseLaunch& dense) {
@@ -122,7 +155,7 @@ template <hopper::Element kElement>
 void launch_wide(const DenseLaunch& dense) {
   const DenseWalk walk = dense.walk(wide_tile_tokens(dense));
   const TensorTokens tokens = tensor_tokens(dense.inputs, dense.call.num_tokens, walk.max_tokens);
-  if (kElement == hopper::Element::kE4m3 && dense.has_tensor_out()) {
+  if (kElement == hopper::Element::kE4m3 && dense.has_vector_rows()) {
     const StagedFinish finish = {dense.finish(), tensor_out(dense.call, walk.max_tokens)};
     launch_wide_product<WideShape<hopper::Element::kE4m3, TensorTokens, true>>(dense.inputs, tokens, walk, finish,
                                                                                walk.num_tiles(), dense.stream);
@@ -132,21 +165,18 @@ void launch_wide(const DenseLaunch& dense) {
   }
 }
 
-bool is_wide(const DenseLaunch& dense) {
+bool is_spread(const DenseLaunch& dense) {
   constexpr int64_t kFewestRowTileTokens = 2560;
   const int64_t tokens = dense.call.num_tokens;
-  if (dense.inputs.num_pieces == 8) return tokens > 64 && dense.row_tiles() * tokens >= kFewestRowTileTokens;
-  return dense.inputs.num_pieces == 1 || tokens > 64;
+  return dense.inputs.num_pieces == 8 && (tokens <= 64 || dense.row_tiles() * tokens < kFewestRowTileTokens);
 }
 
 template <hopper::Element kElement>
 void launch_element(const DenseLaunch& dense) {
-  if (is_wide(dense)) {
+  if (is_spread(dense)) {
+    launch_spread<kElement>(dense);
+  } else if (dense.inputs.num_pieces != kWholePieces || !launch_whole<kElement>(dense)) {
     launch_wide<kElement>(dense);
-  } else if (dense.inputs.num_pieces == 8) {
-    launch_spread<kElement, 8>(dense);
-  } else {
-    launch_spread<kElement, 3>(dense);
   }
 }
 

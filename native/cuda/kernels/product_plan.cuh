@@ -25,8 +25,7 @@ struct ProductShape {
   static constexpr int kCluster = kClusterValue;
   static constexpr bool kGroupsHere = kGroupsHereValue;
   static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
-  static constexpr bool kIsOneRound = kCluster == 3 && kMaxTokens <= 16;
-  static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 && !kIsOneRound ? 2 : 1;
+  static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 ? 2 : 1;
   static constexpr int kGatherThreads = 64;
   static constexpr int kFinishThreads = 64;
   static constexpr int kOwnedFragments = (kConsumerWarps + kCluster - 1) / kCluster;

@@ -16,6 +16,10 @@ __device__ __forceinline__ void cp_async_tensor(void* s_target, const CUtensorMa
       : "memory");
 }
 
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 __device__ __forceinline__ void store_tensor(const CUtensorMap& map, const void* s_source, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
                "r"(shared_address(s_source)), "r"(column), "r"(row)
