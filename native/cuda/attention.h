@@ -42,6 +42,18 @@ struct RotateCall {
 };
 
 inline constexpr int kSplitPages = kSplitTokens / kPageTokens;
+inline constexpr int kTailPages = 4;
+inline constexpr int kManySplits = 256;
+
+constexpr int32_t num_context_splits(int32_t num_positions) {
+  return (num_positions + kSplitTokens - 1) / kSplitTokens;
+}
+
+constexpr int32_t num_context_tails(int32_t num_positions) {
+  const int32_t num_splits = num_context_splits(num_positions);
+  const int32_t num_last = num_positions - (num_splits - 1) * kSplitTokens;
+  return num_splits > 1 && num_last <= kTailPages * kPageTokens ? 1 : 0;
+}
 
 struct DecodeTask {
   int32_t row;
@@ -49,7 +61,8 @@ struct DecodeTask {
   int32_t split;
   int32_t num_splits;
   int32_t partial_first;
-  int32_t pages[kSplitPages];
+  int32_t num_tails;
+  int32_t pages[kSplitPages + kTailPages];
 };
 
 struct PrefillTask {

@@ -181,6 +181,7 @@ void run_product(Backend& backend, const PlacedWeight& weight, const float* bias
                           .num_tokens = count,
                           .element = weight.element},
                          backend.stream);
+    if (starts_next_after_wait(operand.stride_bytes, count)) backend.hidden_is_settled = true;
     return;
   }
   launch_portable_product({.out = out,
@@ -296,6 +297,13 @@ namespace ops {
 
 void embed(Backend& backend) {
   const cuda::StepPlaces& step = backend.places.step;
+  cuda::launch_rotary_table({.cosines = backend.places.cosines,
+                             .sines = backend.places.sines,
+                             .positions = step.positions,
+                             .count = backend.num_rows,
+                             .rotary_dim = backend.model.rotary_dim,
+                             .theta = backend.model.rope_theta},
+                            backend.stream);
   cuda::launch_embed({.hidden = backend.places.hidden,
                       .table = backend.weights.embedding,
                       .tokens = step.tokens,
@@ -304,13 +312,6 @@ void embed(Backend& backend) {
                       .sampled = backend.places.sampling.results[0],
                       .vocab_size = backend.model.vocab_size},
                      backend.stream);
-  cuda::launch_rotary_table({.cosines = backend.places.cosines,
-                             .sines = backend.places.sines,
-                             .positions = step.positions,
-                             .count = backend.num_rows,
-                             .rotary_dim = backend.model.rotary_dim,
-                             .theta = backend.model.rope_theta},
-                            backend.stream);
 }
 
 void norm_before_attention(Backend& backend, int64_t layer) {

@@ -18,6 +18,8 @@ struct StepWriter {
   Backend& backend;
   const StepPlaces& places;
   int64_t num_pages = 0;
+  int32_t num_partials = 0;
+  bool joins_tails = false;
 
   void add_rows(const StepBatch& batch) {
     std::ranges::copy(batch.tokens, places.tokens);
@@ -39,21 +41,32 @@ struct StepWriter {
     }
   }
 
+  void choose_tails(const StepBatch& batch) {
+    int64_t num_splits = 0;
+    for (const BatchRequest& request : batch.requests) {
+      if (request.row_count == 1) num_splits += cuda::num_context_splits(request.first_position + 1);
+    }
+    joins_tails = num_splits > cuda::kManySplits;
+  }
+
   void add_decode_tasks(const BatchRequest& request) {
     const int32_t num_positions = request.first_position + 1;
-    const int32_t num_splits = (num_positions + cuda::kSplitTokens - 1) / cuda::kSplitTokens;
-    const auto partial_first = static_cast<int32_t>(backend.num_decode_tasks);
+    const int32_t num_splits = cuda::num_context_splits(num_positions);
+    const int32_t num_tails = joins_tails ? cuda::num_context_tails(num_positions) : 0;
     const int32_t num_request_pages = (num_positions + cuda::kPageTokens - 1) / cuda::kPageTokens;
-    for (int32_t split = 0; split < num_splits; ++split) {
+    for (int32_t split = 0; split < num_splits - num_tails; ++split) {
       DecodeTask& task = places.decode_tasks[backend.num_decode_tasks++];
       task.row = request.row_first;
       task.num_positions = num_positions;
       task.split = split;
       task.num_splits = num_splits;
-      task.partial_first = partial_first;
+      task.partial_first = num_partials;
+      task.num_tails = split + 1 + num_tails == num_splits ? num_tails : 0;
       const int32_t page_first = split * cuda::kSplitPages;
-      std::copy_n(request.pages + page_first, std::min(cuda::kSplitPages, num_request_pages - page_first), task.pages);
+      const int32_t most_pages = cuda::kSplitPages + task.num_tails * cuda::kTailPages;
+      std::copy_n(request.pages + page_first, std::min(most_pages, num_request_pages - page_first), task.pages);
     }
+    num_partials += num_splits;
   }
 
   void sort_decode_tasks() {
@@ -131,6 +144,7 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
       backend.samples_all_rows ? backend.graphs.padded_size(backend.num_rows) : backend.num_rows;
   writer.add_rows(batch);
   writer.pad_rows(backend.num_rows, padded_rows);
+  writer.choose_tails(batch);
   for (const BatchRequest& request : batch.requests) {
     if (request.row_count == 1) {
       writer.add_decode_tasks(request);

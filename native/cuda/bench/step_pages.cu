@@ -95,19 +95,23 @@ void PagedBatch::upload_pages() {
 
 std::vector<DecodeTask> PagedBatch::decode_tasks(const std::vector<int32_t>& rows) const {
   std::vector<DecodeTask> tasks;
+  int32_t num_partials = 0;
   for (const int32_t row : rows) {
     const PagedRequest& request = requests[as_size(request_of(row))];
     const int32_t positions = request.first_position + row - request.row_first + 1;
-    const int32_t splits = (positions + kSplitTokens - 1) / kSplitTokens;
-    const auto partial_first = static_cast<int32_t>(tasks.size());
-    for (int32_t split = 0; split < splits; ++split) {
-      DecodeTask task{row, positions, split, splits, partial_first, {}};
+    const int32_t splits = num_context_splits(positions);
+    const int32_t tails = num_context_tails(positions);
+    for (int32_t split = 0; split < splits - tails; ++split) {
+      const int32_t own_tails = split + 1 + tails == splits ? tails : 0;
+      DecodeTask task{row, positions, split, splits, num_partials, own_tails, {}};
       const int32_t page_count = (positions + kPageTokens - 1) / kPageTokens;
-      for (int32_t page = 0; page < kSplitPages && split * kSplitPages + page < page_count; ++page) {
+      const int32_t most_pages = kSplitPages + own_tails * kTailPages;
+      for (int32_t page = 0; page < most_pages && split * kSplitPages + page < page_count; ++page) {
         task.pages[page] = table[as_size(request.page_first + split * kSplitPages + page)];
       }
       tasks.push_back(task);
     }
+    num_partials += splits;
   }
   return tasks;
 }
@@ -138,7 +142,7 @@ DecodeRun::DecodeRun(const PagedBatch& batch, const std::vector<int32_t>& rows)
       tasks_(batch.decode_tasks(rows)),
       device_tasks_(tasks_),
       num_tasks_(std::vector<int32_t>{static_cast<int32_t>(tasks_.size())}),
-      partials_(tasks_.size() * as_size(batch.heads.num_kv_heads * partial_floats(batch.heads.head_dim))),
+      partials_(2 * tasks_.size() * as_size(batch.heads.num_kv_heads * partial_floats(batch.heads.head_dim))),
       arrivals_(std::vector<int32_t>(as_size(batch.num_rows * batch.heads.num_kv_heads), 0)) {}
 
 DecodeCall DecodeRun::call(float* out) const {

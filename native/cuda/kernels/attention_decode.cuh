@@ -1,6 +1,8 @@
 #pragma once
 
-#include "cuda/attention.h"
+#include <cmath>
+
+#include "cuda/kernels/decode_item.cuh"
 #include "cuda/kernels/page_ring.cuh"
 #include "cuda/kernels/softmax.cuh"
 
@@ -24,39 +26,6 @@ struct DecodePlan {
   float sums[kDecodeWarps][kWarpLanes][2];
   bool is_last;
 };
-
-struct DecodePlace {
-  int32_t row;
-  int32_t num_positions;
-  int32_t split;
-  int32_t num_splits;
-  int32_t partial_first;
-};
-
-struct DecodeItem {
-  DecodePlace task;
-  const int32_t* pages;
-  int kv_head;
-
-  __device__ int first_position() const { return task.split * kSplitTokens; }
-  __device__ int count() const { return min(kSplitTokens, task.num_positions - first_position()); }
-  __device__ int page_count() const { return (count() + kPageTokens - 1) / kPageTokens; }
-  __device__ int page_tokens(int page) const { return min(kPageTokens, count() - page * kPageTokens); }
-  __device__ bool has_newest() const { return task.split + 1 == task.num_splits; }
-};
-
-template <typename Visit>
-__device__ __forceinline__ void for_each_decode_item(const DecodeCall& call, Visit visit) {
-  const int num_kv_heads = call.attend.num_kv_heads;
-  const int num_items = *call.num_tasks * num_kv_heads;
-  const int max_items = call.max_tasks * num_kv_heads;
-  for (int index = static_cast<int>(blockIdx.x); index < max_items; index += static_cast<int>(gridDim.x)) {
-    const DecodeTask& task = call.tasks[index / num_kv_heads];
-    const DecodePlace place{task.row, task.num_positions, task.split, task.num_splits, task.partial_first};
-    if (index >= num_items) return;
-    visit(DecodeItem{place, task.pages, index % num_kv_heads});
-  }
-}
 
 template <typename Tile, bool kIsWhole>
 struct DecodeLane {
@@ -125,25 +94,31 @@ struct DecodeLane {
     }
   }
 
+  __device__ __forceinline__ void hide(FragmentC (&scores)[2], int visible) const {
+#pragma unroll
+    for (int index = 0; index < 8; ++index) {
+      float& score = scores[index / 4].values[index % 4];
+      if (!is_visible(index / 4, index % 4, visible)) score = -INFINITY;
+    }
+  }
+
   __device__ __forceinline__ bool is_visible(int tile, int element, int visible) const {
     return warp() * kGroupTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
   }
 
   template <int kPages>
-  __device__ __forceinline__ void share_highest(const FragmentC (&scores)[kPairPages][2], int visible, float scale) {
-    float highest[2] = {static_cast<float>(kLowestExponent), static_cast<float>(kLowestExponent)};
+  __device__ __forceinline__ void share_highest(const FragmentC (&scores)[kPairPages][2], float scale) {
+    float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int tile = 0; tile < 2 * kPages; ++tile) {
 #pragma unroll
       for (int element = 0; element < 4; ++element) {
-        if (is_visible(tile % 2, element, visible - tile / 2 * kPageTokens)) {
-          highest[element / 2] = fmaxf(highest[element / 2], scores[tile / 2][tile % 2].values[element] * scale);
-        }
+        highest[element / 2] = fmaxf(highest[element / 2], scores[tile / 2][tile % 2].values[element]);
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      highest[half] = max_of_quad(highest[half]);
+      highest[half] = fmaxf(max_of_quad(highest[half]) * scale, static_cast<float>(kLowestExponent));
       if (lane() % 4 == 0) plan.highest[warp()][row(half)] = highest[half];
     }
   }
@@ -166,7 +141,7 @@ struct DecodeLane {
     }
   }
 
-  __device__ __forceinline__ void weigh(std::byte* s_weights, const FragmentC (&scores)[2], int visible, float scale) {
+  __device__ __forceinline__ void weigh(std::byte* s_weights, const FragmentC (&scores)[2], float scale) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float group_sum = 0.0F;
@@ -175,9 +150,8 @@ struct DecodeLane {
         float weights[2];
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
-          const float raised =
+          weights[column] =
               ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
-          weights[column] = is_visible(tile, column, visible) ? raised : 0.0F;
           group_sum += weights[column];
         }
         const int token = warp() * kGroupTokens + tile * 8 + lane() % 4 * 2;
@@ -188,17 +162,30 @@ struct DecodeLane {
     }
   }
 
-  __device__ __forceinline__ void add_values(const std::byte* s_weights, const std::byte* s_values, int visible) {
+  template <int kCount>
+  __device__ __forceinline__ void add_steps(const std::byte* s_weights, const std::byte* s_values, int first) {
+    FragmentA weights[kCount];
+    uint32_t values[kCount][kDimTiles][2];
 #pragma unroll
-    for (int step = 0; step < kPageTokens / 16; ++step) {
-      if (step * 16 >= visible) break;
-      FragmentA weights;
-      ldmatrix_x4(weights.regs, swizzled_address(s_weights, lane() % 16, step * 16 + lane() / 16 * 8));
-      uint32_t values[kDimTiles][2];
-      Tile::load_values(values, s_values, step * 16, warp() * kWarpDims);
-#pragma unroll
-      for (int tile = 0; tile < kDimTiles; ++tile) mma_bf16(sums[tile], weights, values[tile][0], values[tile][1]);
+    for (int step = 0; step < kCount; ++step) {
+      ldmatrix_x4(weights[step].regs,
+                  swizzled_address(s_weights, lane() % 16, (first + step) * 16 + lane() / 16 * 8));
+      Tile::load_values(values[step], s_values, (first + step) * 16, warp() * kWarpDims);
     }
+#pragma unroll
+    for (int step = 0; step < kCount; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        mma_bf16(sums[tile], weights[step], values[step][tile][0], values[step][tile][1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const std::byte* s_weights, const std::byte* s_values, int visible) {
+    constexpr int kPageSteps = kPageTokens / 16;
+    if (visible >= kPageTokens) return add_steps<kPageSteps>(s_weights, s_values, 0);
+#pragma unroll 1
+    for (int step = 0; step * 16 < visible; ++step) add_steps<1>(s_weights, s_values, step);
   }
 
   __device__ __forceinline__ void join_weight_sums() {
@@ -274,13 +261,12 @@ struct DecodeLane {
   }
 
   __device__ __forceinline__ bool announce_partial(const DecodeCall& call, const DecodeItem& item) {
-    __threadfence();
+    if (item.num_arrivals == 0) return false;
     sync_consumers<kDecodeConsumers>();
     if (thread() == 0) {
       int32_t* g_arrivals = call.arrivals + item.task.row * call.attend.num_kv_heads + item.kv_head;
-      plan.is_last = atomicAdd(g_arrivals, 1) == item.task.num_splits - 1;
+      plan.is_last = add_to_arrivals(g_arrivals, item.num_arrivals) == item.task.num_splits - item.num_arrivals;
       if (plan.is_last) *g_arrivals = 0;
-      __threadfence();
     }
     sync_consumers<kDecodeConsumers>();
     return plan.is_last;
@@ -324,14 +310,15 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ri
     arriving.advance();
   }
   work.template score<kPages>(scores, s_keys);
+  if (visible < kPages * kPageTokens) work.hide(scores[kPages - 1], visible - (kPages - 1) * kPageTokens);
 #pragma unroll
   for (int page = 0; page < kPages; ++page) plan.ring.release(place);
-  work.template share_highest<kPages>(scores, visible, scale);
+  work.template share_highest<kPages>(scores, scale);
   sync_consumers<kDecodeConsumers>();
   work.raise_exponents();
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    work.weigh(plan.weights[page], scores[page], visible - page * kPageTokens, scale);
+    work.weigh(plan.weights[page], scores[page], scale);
   }
   sync_consumers<kDecodeConsumers>();
 #pragma unroll

@@ -49,7 +49,6 @@ struct StepRows {
       if (place >= 2) g_row = call.value + row * call.key_stride;
       units[index].load(g_row, kMaxHeadDim);
     }
-    rotary.load(call, row);
   }
 
   __device__ __forceinline__ void normalise(const RotateCall& call, const Head& query_norm, const Head& key_norm) {
@@ -98,43 +97,46 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
 
   StepPlan& rows;
-  Head query_norm;
-  Head key_norm;
   uint4 newest = {};
   bool has_newest = false;
+  int prepared_row = -1;
 
-  __device__ StepLane(StepPlan& shared, const RotateCall& call) : DecodeLane(shared), rows(shared) {
-    if (call.query_norm != nullptr) query_norm.load(call.query_norm, kMaxHeadDim);
-    if (call.key_norm != nullptr) key_norm.load(call.key_norm, kMaxHeadDim);
-    for (int index = thread(); index < kMaxGroupHeads * kStepRowDims / 8; index += kDecodeConsumers) {
-      reinterpret_cast<uint4*>(rows.query)[index] = {};
-    }
-    sync_consumers<kDecodeConsumers>();
-  }
+  __device__ explicit StepLane(StepPlan& shared) : DecodeLane(shared), rows(shared) {}
 
   __device__ __forceinline__ void start(const AttentionStepCall& call, const DecodeItem& item) {
     const int64_t slot = call.rotate.slots[item.task.row];
-    wait_for_previous_kernel();
     has_newest = item.has_newest();
-    prepare_rows(call.rotate, item.task.row);
+    clear();
+    if (item.task.row != prepared_row) prepare(call.rotate, item.task.row);
+    if (has_newest && warp() == 0) publish_newest(call.rotate, slot);
+  }
+
+  __device__ __forceinline__ void prepare(const RotateCall& call, int row) {
+    StepRows prepared;
+    Head query_norm = {};
+    Head key_norm = {};
+    if (call.query_norm != nullptr) query_norm.load(call.query_norm, kMaxHeadDim);
+    if (call.key_norm != nullptr) key_norm.load(call.key_norm, kMaxHeadDim);
+    prepared.rotary.load(call, row);
+    wait_for_previous_kernel();
+    prepared.load(call, row);
+    prepared.normalise(call, query_norm, key_norm);
+    prepared.rotate(call);
+    store_rows(prepared, call);
+    prepared_row = row;
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       ldmatrix_x4(query[step].regs, shared_address(&rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
     }
-    if (has_newest && warp() == 0) publish_newest(call.rotate, slot);
-    clear();
   }
 
-  __device__ __forceinline__ void prepare_rows(const RotateCall& call, int64_t row) {
-    StepRows prepared;
-    prepared.load(call, row);
-    prepared.normalise(call, query_norm, key_norm);
-    prepared.rotate(call);
+  __device__ __forceinline__ void store_rows(const StepRows& prepared, const RotateCall& call) {
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const int unit = StepRows::unit(call, index);
-      if (unit >= 2) break;
+      if (unit >= 0) *reinterpret_cast<uint2*>(rows.query[unit + call.num_heads] + Head::first_dim()) = {};
+      if (unit >= 2) continue;
       if (unit == 1) {
         const bool is_finite = prepared.units[index].is_finite_in_bf16();
         if (lane() == 0) rows.has_finite_value = is_finite;
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
   let_next_kernel_start();
   plan.ring.prepare<kDecodeWarps>();
   if (threadIdx.x < kDecodeConsumers) {
-    StepLane work(plan, call.rotate);
+    StepLane work(plan);
     attend_decode_pages(work, call);
     wait_for_previous_kernel();
   } else if (threadIdx.x == kDecodeConsumers) {

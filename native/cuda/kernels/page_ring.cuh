@@ -41,12 +41,9 @@ struct PageRing {
 
   template <int kConsumerWarps>
   __device__ __forceinline__ void prepare() {
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) {
-        mbarrier_init(&arrived[stage], 1);
-        mbarrier_init(&released[stage], kConsumerWarps);
-      }
+    if (static_cast<int>(threadIdx.x) < kStages) {
+      mbarrier_init(&arrived[threadIdx.x], 1);
+      mbarrier_init(&released[threadIdx.x], kConsumerWarps);
       fence_barrier_init();
     }
     __syncthreads();

@@ -23,8 +23,8 @@ __device__ __forceinline__ float4 widened_bf16(uint2 values) {
 
 __global__ void __launch_bounds__(kRowThreads) embed_kernel(const EmbedCall call) {
   const int64_t row = blockIdx.x;
-  let_next_kernel_start();
   wait_for_previous_kernel();
+  let_next_kernel_start();
   const uint16_t* g_source = call.table + embedded_token(call, row) * call.width;
   float* g_target = call.hidden + row * call.width;
   const int64_t num_vectors = call.width % kVectorFloats == 0 ? call.width / kVectorFloats : 0;

@@ -124,6 +124,7 @@ struct AttentionTasks {
   std::vector<DecodeTask> decode;
   std::vector<PrefillTask> prefill;
   std::vector<int32_t> page_table;
+  int32_t num_partials = 0;
 
   explicit AttentionTasks(const TestPages& pages) {
     for (const BatchRequest& request : pages.request_span()) {
@@ -133,20 +134,23 @@ struct AttentionTasks {
 
   void add_decode(const BatchRequest& request) {
     const int32_t num_positions = request.first_position + 1;
-    const int32_t num_splits = (num_positions + glint::cuda::kSplitTokens - 1) / glint::cuda::kSplitTokens;
+    const int32_t num_splits = glint::cuda::num_context_splits(num_positions);
+    const int32_t num_tails = glint::cuda::num_context_tails(num_positions);
     const int32_t num_pages = (num_positions + glint::cuda::kPageTokens - 1) / glint::cuda::kPageTokens;
-    const auto partial_first = static_cast<int32_t>(decode.size());
-    for (int32_t split = 0; split < num_splits; ++split) {
+    for (int32_t split = 0; split < num_splits - num_tails; ++split) {
       DecodeTask& task = decode.emplace_back();
       task.row = request.row_first;
       task.num_positions = num_positions;
       task.split = split;
       task.num_splits = num_splits;
-      task.partial_first = partial_first;
+      task.partial_first = num_partials;
+      task.num_tails = split + 1 + num_tails == num_splits ? num_tails : 0;
       const int32_t page_first = split * glint::cuda::kSplitPages;
       std::fill(std::begin(task.pages), std::end(task.pages), -1);
-      std::copy_n(request.pages + page_first, std::min(glint::cuda::kSplitPages, num_pages - page_first), task.pages);
+      const int32_t most_pages = glint::cuda::kSplitPages + task.num_tails * glint::cuda::kTailPages;
+      std::copy_n(request.pages + page_first, std::min(most_pages, num_pages - page_first), task.pages);
     }
+    num_partials += num_splits;
   }
 
   void add_prefill(const BatchRequest& request, int32_t group_heads) {
@@ -181,7 +185,7 @@ class Decode {
       : num_tasks_(static_cast<int32_t>(tasks.size())),
         tasks_(tasks),
         count_(std::vector{num_tasks_}),
-        partials_(num_tasks_ * pages.num_kv_heads * glint::cuda::partial_floats(pages.head_dim)),
+        partials_(2 * num_tasks_ * pages.num_kv_heads * glint::cuda::partial_floats(pages.head_dim)),
         arrivals_(std::vector<int32_t>(static_cast<size_t>(num_rows(pages) * pages.num_kv_heads))) {}
 
   glint::cuda::DecodeCall call(const glint::cuda::AttendCall& attend) const {
