@@ -15,7 +15,6 @@ constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
 constexpr int32_t kLocalGroupTokens = 64;
-constexpr int32_t kEarlyExperts = 11;
 
 struct TilePlan {
   int32_t gate_up_tokens;

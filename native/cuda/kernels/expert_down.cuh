@@ -234,7 +234,7 @@ template <int kThreads>
 __device__ __forceinline__ void group_down(LocalDownGroups& s_groups, const GroupCall& routing) {
   LocalGrouping<kThreads> grouping(routing, s_groups);
   grouping.mark();
-  grouping.list_tiles(0);
+  grouping.list_tiles();
   grouping.for_each_row([&](int row, int token, int pair) {
     s_groups.row_tokens[row] = static_cast<uint8_t>(token);
     s_groups.row_weights[row] = pair < 0 ? 1.0F : __ldcg(routing.weights + pair);

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cuda/experts.h"
 #include "cuda/kernels/launch_wide.cuh"
 
@@ -79,11 +77,7 @@ void launch_spread(const GateUpLaunch& gate_up) {
 }
 
 void launch_grouping(const GateUpLaunch& gate_up) {
-  constexpr int64_t kFewestTokens = 32;
-  const GroupCall& routing = gate_up.call.routing;
-  const int32_t num_experts = routing.expert_last - routing.expert_first;
-  const int32_t num_early = gate_up.call.num_tokens >= kFewestTokens ? std::min(kEarlyExperts, num_experts) : 0;
-  const RoutingWalk walk = {gate_up.row_tiles(), num_early, routing};
+  const RoutingWalk walk = {gate_up.row_tiles(), gate_up.call.routing};
   launch_tile_product<ProductShape<hopper::Element::kE4m3, kLocalTileTokens, 8, true>>(
       gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }

@@ -2,6 +2,7 @@
 
 #include "cuda/check.h"
 #include "cuda/experts.h"
+#include "cuda/kernels/group_few.cuh"
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/launch_product.cuh"
 
@@ -262,10 +263,16 @@ __global__ void __launch_bounds__(kGroupThreads)
   store_tiles(call, plan, tiles);
 }
 
+void launch_few(const GroupCall& call, int num_experts, cudaStream_t stream) {
+  LaunchAttributes launch(kFewGroupThreads, 0, 1, stream);
+  launch.config.gridDim = dim3(1);
+  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, group_few_kernel, call, num_experts));
+}
+
 }
 
 TilePlan plan_tiles(int64_t num_tokens) {
-  if (num_tokens <= 64) return {16, 16, 64};
+  if (num_tokens <= kFewGroupTokens) return {kFewTileTokens, kFewTileTokens, kFewGroupTokens};
   if (num_tokens <= 256) return {32, 32, 256};
   const int64_t num_blocks = (num_tokens + kDownBlockTokens - 1) / kDownBlockTokens;
   const int64_t block_words = (num_tokens + num_blocks * kWordTokens - 1) / (num_blocks * kWordTokens);
@@ -306,6 +313,7 @@ void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
   const auto bytes = static_cast<size_t>(num_experts) * static_cast<size_t>(num_words) * 6 + 16;
   require_argument(call.num_tokens <= max_grouped_tokens(num_experts), "a step of ", call.num_tokens,
                    " tokens is too large to group by expert; it has at most ", max_grouped_tokens(num_experts));
+  if (call.num_tokens <= kFewGroupTokens) return launch_few(call, num_experts, stream);
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(group_tokens_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         kSharedLimitBytes - kFixedSharedBytes));
   LaunchAttributes launch(kGroupThreads, bytes, 1, stream);

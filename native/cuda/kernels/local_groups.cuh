@@ -84,14 +84,12 @@ struct LocalGrouping {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void list_tiles(int num_early) const {
+  __device__ __forceinline__ void list_tiles() const {
     const int expert = threadIdx.x;
     const bool is_expert = expert < num_experts;
     const uint32_t count = is_expert ? s_groups.rows_of(expert) : 0;
     const uint32_t num_tiles = (count + kLocalTileTokens - 1) / kLocalTileTokens;
-    const bool is_early = expert < num_early;
-    const uint32_t late_tiles = is_early ? max(num_tiles, 1U) - 1 : num_tiles;
-    uint32_t before = count | late_tiles << 16U;
+    uint32_t before = count | num_tiles << 16U;
     const uint32_t own = before;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -105,14 +103,13 @@ struct LocalGrouping {
       for (int warp = 0; warp < expert / 32; ++warp) before += s_groups.warp_sums[warp];
       s_groups.firsts[expert] = before;
       const uint32_t row_first = before & 0xffffU;
-      uint32_t index = num_early + (before >> 16U) - (is_early ? 1 : 0);
-      for (uint32_t tile = 0; tile < (is_early ? max(num_tiles, 1U) : num_tiles); ++tile, ++index) {
+      for (uint32_t tile = 0; tile < num_tiles; ++tile) {
         const int left = static_cast<int>(count) - static_cast<int>(tile) * kLocalTileTokens;
-        s_groups.tiles[is_early && tile == 0 ? expert : index] = {
-            static_cast<uint16_t>(expert), static_cast<uint16_t>(row_first + tile * kLocalTileTokens),
-            static_cast<uint16_t>(min(kLocalTileTokens, left)), 0};
+        s_groups.tiles[(before >> 16U) + tile] = {static_cast<uint16_t>(expert),
+                                                  static_cast<uint16_t>(row_first + tile * kLocalTileTokens),
+                                                  static_cast<uint16_t>(min(kLocalTileTokens, left)), 0};
       }
-      if (expert == kMaxLocalExperts - 1) s_groups.num_tiles = num_early + ((before + own) >> 16U);
+      if (expert == kMaxLocalExperts - 1) s_groups.num_tiles = (before + own) >> 16U;
     }
     count_touched(count > 0 && expert < call.expert_last - call.expert_first);
     __syncthreads();

@@ -138,12 +138,9 @@ struct LocalWalk {
 
 struct RoutingWalk {
   int32_t num_row_tiles;
-  int32_t num_early;
   GroupCall routing;
 
-  __device__ __forceinline__ int early_row_tile(int cluster) const {
-    return cluster < num_early * num_row_tiles ? cluster : -1;
-  }
+  __device__ __forceinline__ int early_row_tile(int) const { return -1; }
 
   template <int kThreads>
   __device__ __forceinline__ LocalWalk group(LocalGroups& s_groups) const {
@@ -151,7 +148,7 @@ struct RoutingWalk {
     hopper::wait_for_previous_kernel();
     hopper::allow_next_kernel();
     grouping.mark();
-    grouping.list_tiles(num_early);
+    grouping.list_tiles();
     grouping.for_each_row([&](int row, int token, int) { s_groups.row_tokens[row] = static_cast<uint8_t>(token); });
     __syncthreads();
     return {num_row_tiles, s_groups};
