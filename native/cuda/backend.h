@@ -73,6 +73,7 @@ class Backend {
   cuda::Exchange exchange = cuda::Exchange::kAlone;
   cuda::UpdateSource update_source = cuda::UpdateSource::kAttention;
   cuda::PendingUpdate pending;
+  bool hidden_is_settled = false;
   bool has_logits = false;
   bool samples_all_rows = false;
   std::atomic<uint64_t> experts_read = 0;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "base/faults.h"
 #include "cuda/backend.h"
@@ -111,6 +112,7 @@ float* update_target(Backend& backend, UpdateSource source) {
 void norm_update(Backend& backend, NormCall norm) {
   const PendingUpdate pending = backend.pending;
   backend.pending = {};
+  norm.hidden_is_settled = std::exchange(backend.hidden_is_settled, false);
   if (pending.is_with_peers) {
     backend.peers->launch(norm, static_cast<int32_t>(backend.update_source), backend.stream);
     backend.collectives->add_counts({.collectives = 1, .bytes_sent = backend.peers->bytes_read(norm.count)});

@@ -70,6 +70,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .num_tokens = backend.num_rows,
                       .routing = routing},
                      backend.stream);
+  if (starts_next_after_wait(backend.model.hidden_size, backend.num_rows)) backend.hidden_is_settled = true;
   if (experts.holds_shared) return;
   launch_add_rows(out, moe.shared, backend.num_rows * backend.model.hidden_size, backend.stream);
 }

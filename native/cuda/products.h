@@ -34,6 +34,7 @@ struct PiecePlan {
 };
 
 PiecePlan plan_pieces(int64_t k_bytes);
+bool starts_next_after_wait(int64_t k_bytes, int64_t num_tokens);
 
 struct PackCall {
   uint8_t* packed;

@@ -23,6 +23,7 @@ struct NormCall {
   int64_t count;
   int64_t width;
   float epsilon;
+  bool hidden_is_settled = false;
 };
 
 struct EmbedCall {

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "cuda/kernels/launch_spread.cuh"
 #include "cuda/kernels/launch_whole.cuh"
 
 namespace glint::cuda {
@@ -106,18 +107,34 @@ void launch_shape(const DenseLaunch& dense) {
   launch_tile_product<Shape>(dense.inputs, walk, dense.finish(), walk.num_tiles(), dense.stream);
 }
 
+template <class Shape>
+bool launch_spread_if_it_fits(const DenseLaunch& dense) {
+  const auto tokens = static_cast<int32_t>(dense.call.num_tokens);
+  if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.piece_steps)) return false;
+  launch_spread_product<Shape>(dense.inputs, dense.finish(), tokens, dense.row_tiles(), dense.stream);
+  return true;
+}
+
+template <hopper::Element kElement>
+bool launch_one_tile(const DenseLaunch& dense) {
+  return launch_spread_if_it_fits<SpreadShape<kElement, 8>>(dense) ||
+         launch_spread_if_it_fits<SpreadShape<kElement, 16>>(dense) ||
+         launch_spread_if_it_fits<SpreadShape<kElement, 32>>(dense) ||
+         launch_spread_if_it_fits<SpreadShape<kElement, 64>>(dense);
+}
+
 template <hopper::Element kElement>
 void launch_spread(const DenseLaunch& dense) {
-  constexpr int kPieces = 8;
   const int64_t tokens = dense.call.num_tokens;
-  const bool is_one_round = dense.row_tiles() * kPieces <= device_multiprocessors();
+  const bool is_one_round = dense.row_tiles() * kSpreadPieces <= device_multiprocessors();
+  if (is_one_round && launch_one_tile<kElement>(dense)) return;
   const bool takes_all_tokens = tokens > 32 && is_one_round;
   if (tokens <= 16) {
-    launch_shape<ProductShape<kElement, 16, kPieces>>(dense);
+    launch_shape<ProductShape<kElement, 16, kSpreadPieces>>(dense);
   } else if (tokens <= 64 && dense.call.rows < 8192 && !takes_all_tokens) {
-    launch_shape<ProductShape<kElement, 32, kPieces>>(dense);
+    launch_shape<ProductShape<kElement, 32, kSpreadPieces>>(dense);
   } else {
-    launch_shape<ProductShape<kElement, 64, kPieces>>(dense);
+    launch_shape<ProductShape<kElement, 64, kSpreadPieces>>(dense);
   }
 }
 
@@ -187,6 +204,10 @@ PiecePlan plan_pieces(int64_t k_bytes) {
   if (steps % 8 == 0 && steps >= 24) return {8, steps / 8};
   if (steps % 3 == 0 && steps >= 6) return {3, steps / 3};
   return {1, steps};
+}
+
+bool starts_next_after_wait(int64_t k_bytes, int64_t num_tokens) {
+  return num_tokens <= 64 && plan_pieces(k_bytes).num_pieces == kSpreadPieces;
 }
 
 void launch_dense_product(const DenseProductCall& call, cudaStream_t stream) {

@@ -8,8 +8,7 @@
 namespace glint::cuda {
 
 struct NormShared {
-  float sums[kRowThreads / kWarpLanes];
-  float magnitudes[kRowThreads / kWarpLanes];
+  float2 parts[kRowThreads / kWarpLanes];
 };
 
 template <int kVectors, int kRoom, typename Parts>
@@ -42,14 +41,22 @@ __device__ __forceinline__ void add_parts(RowTile<kVectors>& tile, const Parts& 
 }
 
 template <int kVectors>
-__device__ __forceinline__ void scale_by_weight(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
-                                                float factor) {
+__device__ __forceinline__ void weigh(RowTile<kVectors>& tile, const RowTile<kVectors>& weight) {
 #pragma unroll
   for (int vector = 0; vector < kVectors; ++vector) {
 #pragma unroll
     for (int element = 0; element < kVectorFloats; ++element) {
-      tile.values[vector][element] = weight.values[vector][element] * tile.values[vector][element] * factor;
+      tile.values[vector][element] = weight.values[vector][element] * tile.values[vector][element];
     }
+  }
+}
+
+template <int kVectors>
+__device__ __forceinline__ void scale_by(RowTile<kVectors>& tile, float factor) {
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll
+    for (int element = 0; element < kVectorFloats; ++element) tile.values[vector][element] *= factor;
   }
 }
 
@@ -57,15 +64,16 @@ template <int kVectors>
 __device__ __forceinline__ void norm_and_quantise(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
                                                   const NormCall& call, int64_t row, bool is_aligned,
                                                   NormShared& shared) {
-  const float sum = reduce_thread_block<kRowThreads>(tile.sum_of_squares(), shared.sums, SumOf());
-  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(call.width)) + call.epsilon));
-  scale_by_weight(tile, weight, factor);
+  const float own_sum = tile.sum_of_squares();
+  weigh(tile, weight);
+  const SumAndHighest all = reduce_thread_block<kRowThreads>({own_sum, tile.highest_magnitude()}, shared.parts);
+  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(all.sum, static_cast<float>(call.width)) + call.epsilon));
+  scale_by(tile, factor);
   if (call.normed != nullptr) tile.store(call.normed + row * call.width, call.width, is_aligned);
   if (call.codes == nullptr) return;
-  const float highest = reduce_thread_block<kRowThreads>(tile.highest_magnitude(), shared.magnitudes, MaxOf());
-  const float scale = code_scale(highest);
-  if (threadIdx.x == 0) call.scales[row] = scale;
-  tile.store_codes(call.codes + row * call.code_stride, call.width, call.code_stride, scale,
+  const float code_step = code_scale(fmaxf(all.highest * factor, 0.0F));
+  if (threadIdx.x == 0) call.scales[row] = code_step;
+  tile.store_codes(call.codes + row * call.code_stride, call.width, call.code_stride, code_step,
                    is_aligned && call.code_stride % kVectorFloats == 0);
 }
 
@@ -77,8 +85,10 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) 
   RowTile<kVectors> tile;
   RowTile<kVectors> weight;
   if (call.weight != nullptr) weight.load(call.weight, call.width, is_aligned);
+  const bool loads_early = kRoom == 1 && call.hidden_is_settled && is_aligned;
+  if (loads_early) tile.load_from_l2(call.hidden + row * call.width, call.width);
   wait_and_let_next_kernel_start(call.count);
-  tile.load(call.hidden + row * call.width, call.width, is_aligned);
+  if (!loads_early) tile.load(call.hidden + row * call.width, call.width, is_aligned);
   if constexpr (kRoom > 0) {
     const bool has_aligned_parts = is_aligned && (kRoom == 1 || call.part_stride % kVectorFloats == 0);
     add_parts<kVectors, kRoom>(tile, StridedParts{call.parts, call.part_stride}, call.num_parts, row * call.width,

@@ -39,4 +39,31 @@ __device__ __forceinline__ float reduce_thread_block(float value, float* s_parts
   return value;
 }
 
+struct SumAndHighest {
+  float sum;
+  float highest;
+
+  __device__ __forceinline__ void join(float other_sum, float other_highest) {
+    sum = sum + other_sum;
+    highest = fmaxf(highest, other_highest);
+  }
+};
+
+template <int kThreads>
+__device__ __forceinline__ SumAndHighest reduce_thread_block(SumAndHighest value, float2* s_parts) {
+  constexpr int kWarps = kThreads / kWarpLanes;
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    const float other_sum = __shfl_xor_sync(kWholeWarp, value.sum, distance);
+    value.join(other_sum, __shfl_xor_sync(kWholeWarp, value.highest, distance));
+  }
+  if (thread % kWarpLanes == 0) s_parts[thread / kWarpLanes] = {value.sum, value.highest};
+  __syncthreads();
+  value = {s_parts[0].x, s_parts[0].y};
+#pragma unroll
+  for (int part = 1; part < kWarps; ++part) value.join(s_parts[part].x, s_parts[part].y);
+  return value;
+}
+
 }

@@ -80,6 +80,18 @@ struct RowTile {
     }
   }
 
+  __device__ __forceinline__ void load_from_l2(const float* g_row, int64_t width) {
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      float4 loaded = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+      if (first(vector) < width) loaded = __ldcg(reinterpret_cast<const float4*>(g_row + first(vector)));
+      values[vector][0] = loaded.x;
+      values[vector][1] = loaded.y;
+      values[vector][2] = loaded.z;
+      values[vector][3] = loaded.w;
+    }
+  }
+
   __device__ __forceinline__ void store(float* g_row, int64_t width, bool is_aligned) const {
     if (is_aligned) {
 #pragma unroll
