@@ -134,6 +134,17 @@ def test_long_context_crosses_attention_splits(path: ComputePath) -> None:
             assert session.free(request_id) == path.alone(ask)
 
 
+def test_short_last_splits_of_many_requests_change_nothing(path: ComputePath) -> None:
+    """In steps of more than 256 splits a last split of few tokens is computed with the split before it."""
+    shared = path.prompt(23, 1024)
+    wanted = [make_ask(shared + path.prompt(100 + index, 1 + index % 40), 5) for index in range(136)]
+    with path.engine(max_requests=136, max_step_items=136, num_pages=320) as engine:
+        alone = [answer_all(engine, [ask])[0] for ask in wanted]
+        together = answer_all(engine, wanted)
+    assert together == alone
+    assert all(answer.cached_tokens >= 1024 for answer in together)
+
+
 def test_prompt_logprobs_change_nothing_else(path: ComputePath) -> None:
     prompt = path.prompt(16, 100)
     wanted = make_ask(prompt, 6, has_prompt_logprobs=1, num_prompt_logprobs=20)
