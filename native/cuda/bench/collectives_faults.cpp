@@ -103,7 +103,7 @@ void check_silent_rank(int32_t num_ranks, bool shares_devices, Verdict& verdict)
     wait_for_step(test);
   });
   judge(verdict, outcome, "a rank that stays silent in a sum over peer memory",
-        text("s for rank ", num_ranks - 1, " in sum"));
+        text("s for rank ", num_ranks - 1, " at meeting"));
 }
 
 void check_repeated_slot(int32_t num_ranks, bool shares_devices, Verdict& verdict) {

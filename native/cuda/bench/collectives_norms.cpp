@@ -223,7 +223,7 @@ double microseconds_per_use(RankTest& test, const std::function<void(int)>& use)
 void check_norms(RankTest& test, Verdict& verdict) {
   const std::vector<float> weight = random_floats(1, 0, test.width);
   test.upload(reinterpret_cast<std::byte*>(test.places.weight), weight.data(), weight.size() * sizeof(float));
-  for (const int64_t rows : {1, 2, 7, 64, 256}) check_paths(test, verdict, rows);
+  for (const int64_t rows : {1, 2, 7, 17, 64, 256}) check_paths(test, verdict, rows);
 }
 
 void measure(RankTest& test) {

@@ -139,7 +139,7 @@ void launch_spread(const DenseLaunch& dense) {
 }
 
 template <class Shape>
-bool launch_if_it_fits(const DenseLaunch& dense) {
+bool launch_whole_if_it_fits(const DenseLaunch& dense) {
   const auto tokens = static_cast<int32_t>(dense.call.num_tokens);
   if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.piece_steps)) return false;
   launch_whole_product<Shape>(dense.inputs, dense.finish(), tokens, dense.stream);
@@ -148,8 +148,10 @@ bool launch_if_it_fits(const DenseLaunch& dense) {
 
 template <hopper::Element kElement>
 bool launch_whole(const DenseLaunch& dense) {
-  return launch_if_it_fits<WholeShape<kElement, 8>>(dense) || launch_if_it_fits<WholeShape<kElement, 16>>(dense) ||
-         launch_if_it_fits<WholeShape<kElement, 32>>(dense) || launch_if_it_fits<WholeShape<kElement, 64>>(dense);
+  return launch_whole_if_it_fits<WholeShape<kElement, 8>>(dense) ||
+         launch_whole_if_it_fits<WholeShape<kElement, 16>>(dense) ||
+         launch_whole_if_it_fits<WholeShape<kElement, 32>>(dense) ||
+         launch_whole_if_it_fits<WholeShape<kElement, 64>>(dense);
 }
 
 int32_t wide_tile_tokens(const DenseLaunch& dense) {
@@ -185,7 +187,7 @@ void launch_wide(const DenseLaunch& dense) {
 bool is_spread(const DenseLaunch& dense) {
   constexpr int64_t kFewestRowTileTokens = 2560;
   const int64_t tokens = dense.call.num_tokens;
-  return dense.inputs.num_pieces == 8 && (tokens <= 64 || dense.row_tiles() * tokens < kFewestRowTileTokens);
+  return dense.inputs.num_pieces == kSpreadPieces && (tokens <= 64 || dense.row_tiles() * tokens < kFewestRowTileTokens);
 }
 
 template <hopper::Element kElement>

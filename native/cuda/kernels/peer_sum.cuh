@@ -65,7 +65,8 @@ __device__ __forceinline__ bool meet_peers(const PeerSumCall& call, uint32_t epo
     if (peer == 0 && call.state->last_slot == static_cast<uint32_t>(call.slot) + 1) {
       report_failure(call, PeerSumFailure::kRepeatedSlot, static_cast<uint32_t>(call.rank), epoch);
     }
-    store_release_system(call.flags[peer] + call.rank, epoch);
+    const bool is_whole = load_acquire_system(&call.state->failed) == 0;
+    if (is_whole) store_release_system(call.flags[peer] + call.rank, epoch);
   }
   return wait_for_peers(call, epoch);
 }
@@ -112,7 +113,7 @@ __device__ __forceinline__ void announce_share(const PeerSumCall& call, uint32_t
     if (s_is_last) call.state->share_arrivals = 0;
   }
   __syncthreads();
-  if (s_is_last && threadIdx.x < call.norm.num_parts) {
+  if (s_is_last && threadIdx.x < static_cast<uint32_t>(call.norm.num_parts)) {
     store_release_system(call.flags[threadIdx.x] + call.rank, epoch);
   }
 }

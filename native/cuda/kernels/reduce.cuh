@@ -7,10 +7,6 @@ namespace glint::cuda {
 inline constexpr int kWarpLanes = 32;
 inline constexpr unsigned kWholeWarp = 0xffffffffU;
 
-struct SumOf {
-  __device__ float operator()(float left, float right) const { return left + right; }
-};
-
 struct MaxOf {
   __device__ float operator()(float left, float right) const { return fmaxf(left, right); }
 };

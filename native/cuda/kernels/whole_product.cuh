@@ -161,6 +161,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   if (copies) piece.load_tokens(tokens);
+  __syncwarp();
   join.load_token_scales();
   float r_sum[Shape::kTokens / 2];
   piece.multiply(r_sum);
