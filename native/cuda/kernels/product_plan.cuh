@@ -75,6 +75,17 @@ struct RingPlace {
   }
 };
 
+template <hopper::Element kElement, int kTokens>
+__device__ __forceinline__ void start_step(float (&r_step)[kTokens / 2], uint64_t rows, uint64_t tokens) {
+  hopper::wgmma_fence();
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    hopper::Wgmma<kElement, kTokens>::multiply(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16),
+                                               part == 0 ? 0 : 1);
+  }
+  hopper::wgmma_commit_group();
+}
+
 struct ProductTile {
   TokenTile tokens;
   int32_t row_tile;

@@ -67,18 +67,12 @@ struct SpreadPiece {
     }
   }
 
-  __device__ __forceinline__ void start_step(float (&r_step)[kRegisters], int step) const {
-    using Product = hopper::Wgmma<Shape::kElement, Shape::kTokens>;
+  __device__ __forceinline__ void begin(float (&r_step)[kRegisters], int step) const {
     const int half = static_cast<int>(threadIdx.x) / 128 * kWarpgroupBytes;
     const uint64_t rows = hopper::wgmma_descriptor(hopper::shared_address(weights(step)) + half, 1024, 128);
     const uint64_t columns = hopper::swizzled_descriptor(hopper::shared_address(tokens(step)));
     hopper::mbarrier_wait(s_arrived[step], 0);
-    hopper::wgmma_fence();
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      Product::multiply(r_step, rows + part * (2048 / 16), columns + part * (32 / 16), part == 0 ? 0 : 1);
-    }
-    hopper::wgmma_commit_group();
+    start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
   }
 
   template <int kPending>
@@ -94,16 +88,16 @@ struct SpreadPiece {
     float r_odd[kRegisters];
 #pragma unroll
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
-    start_step(r_even, 0);
+    begin(r_even, 0);
     int step = 1;
     for (; step + 1 < num_steps; step += 2) {
-      start_step(r_odd, step);
+      begin(r_odd, step);
       add_step<1>(r_sum, r_even);
-      start_step(r_even, step + 1);
+      begin(r_even, step + 1);
       add_step<1>(r_sum, r_odd);
     }
     if (step < num_steps) {
-      start_step(r_odd, step);
+      begin(r_odd, step);
       add_step<1>(r_sum, r_even);
       add_step<0>(r_sum, r_odd);
     } else {

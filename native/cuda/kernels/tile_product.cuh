@@ -21,19 +21,13 @@ struct Accumulator {
   }
 
   __device__ __forceinline__ void add_stage(SharedPlan<Shape>& s_plan, RingPlace& ring, int warpgroup) {
-    using Product = hopper::Wgmma<Shape::kElement, kTokens>;
     float r_stage[kRegisters];
     const uint64_t rows = hopper::wgmma_descriptor(
         hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
     const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
     hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
     hopper::fence_proxy_async();
-    hopper::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      Product::multiply(r_stage, rows + step * (2048 / 16), tokens + step * (32 / 16), step == 0 ? 0 : 1);
-    }
-    hopper::wgmma_commit_group();
+    start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
     hopper::wgmma_wait_group<0>();
     hopper::pin_registers(r_stage);
     if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);

@@ -63,7 +63,6 @@ struct WholePiece {
   }
 
   __device__ __forceinline__ void multiply(float (&r_sum)[kRegisters]) const {
-    using Product = hopper::Wgmma<Shape::kElement, Shape::kTokens>;
 #pragma unroll
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
     for (int step = 0; step < num_steps; ++step) {
@@ -71,12 +70,7 @@ struct WholePiece {
       const uint64_t rows = hopper::wgmma_descriptor(hopper::shared_address(weights(step)), 1024, 128);
       const uint64_t columns = hopper::swizzled_descriptor(hopper::shared_address(tokens(step)));
       hopper::mbarrier_wait(s_arrived[step], 0);
-      hopper::wgmma_fence();
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        Product::multiply(r_step, rows + part * (2048 / 16), columns + part * (32 / 16), part == 0 ? 0 : 1);
-      }
-      hopper::wgmma_commit_group();
+      start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
       hopper::wgmma_wait_group<0>();
       hopper::pin_registers(r_step);
 #pragma unroll

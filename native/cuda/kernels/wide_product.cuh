@@ -20,7 +20,6 @@ __device__ __forceinline__ void add(float (&r_sum)[kCount], const float (&r_valu
 template <class Shape, int kTokens>
 __device__ __forceinline__ void add_piece(float (&r_piece)[kTokens / 2], WidePlan<Shape>& s_plan, int num_steps,
                                           RingPlace& ring) {
-  using Product = hopper::Wgmma<Shape::kElement, kTokens>;
   const int warpgroup = threadIdx.x / 128 - 1;
   clear(r_piece);
   for (int k_step = 0; k_step < num_steps; ++k_step) {
@@ -29,12 +28,7 @@ __device__ __forceinline__ void add_piece(float (&r_piece)[kTokens / 2], WidePla
         hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
     const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
     hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
-    hopper::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      Product::multiply(r_stage, rows + step * (2048 / 16), tokens + step * (32 / 16), step == 0 ? 0 : 1);
-    }
-    hopper::wgmma_commit_group();
+    start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
     hopper::wgmma_wait_group<0>();
     hopper::pin_registers(r_stage);
     if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);
