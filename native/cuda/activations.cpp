@@ -71,6 +71,7 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   moe.hidden = arena.take<float>(rows * model.expert_width);
   moe.records = arena.take<uint8_t>(sizes.record_bytes);
   moe.arrivals = arena.take<uint32_t>(1);
+  moe.tiles_taken = arena.take<uint32_t>(1);
   return moe;
 }
 

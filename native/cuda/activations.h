@@ -74,6 +74,7 @@ struct ExpertActivations {
   float* hidden = nullptr;
   uint8_t* records = nullptr;
   uint32_t* arrivals = nullptr;
+  uint32_t* tiles_taken = nullptr;
   float* gate = nullptr;
   float* up = nullptr;
   Operand operand;

@@ -26,13 +26,15 @@ TilePlan plan_tiles(int64_t num_tokens);
 int64_t max_grouped_tokens(int64_t num_experts);
 int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
 
+constexpr int64_t kRecordHeadBytes = 16;
+constexpr int64_t kRecordFactBytes = 16;
+
 struct RecordShape {
   int64_t max_tokens;
   int64_t width;
 
   constexpr int64_t facts_offset() const { return max_tokens * width; }
-  constexpr int64_t facts_bytes() const { return 16 + 12 * max_tokens; }
-  constexpr int64_t bytes() const { return facts_offset() + facts_bytes(); }
+  constexpr int64_t bytes() const { return kRecordHeadBytes + max_tokens * (kRecordFactBytes + width); }
 };
 
 struct GroupedTokens {
@@ -71,6 +73,7 @@ struct GateUpCall {
   int64_t num_tokens;
   int64_t max_tiles;
   GroupCall routing = {};
+  uint32_t* tiles_taken = nullptr;
 };
 
 struct DownCall {

@@ -56,7 +56,8 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                          .k_bytes = backend.model.hidden_size,
                          .num_tokens = backend.num_rows,
                          .max_tiles = max_tiles(backend),
-                         .routing = routing},
+                         .routing = routing,
+                         .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
                       .records = moe.records,

@@ -2,6 +2,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
+#include "cuda/copies.h"
 
 namespace glint {
 
@@ -82,11 +83,13 @@ struct SampleWriter {
   }
 
   void send() const {
-    cuda::upload(backend.stream, device.settings, host.settings, num_rows);
-    cuda::upload(backend.stream, device.mask_words, host.mask_words, num_mask_words);
-    cuda::upload(backend.stream, device.bias_tokens, host.bias_tokens, num_biases);
-    cuda::upload(backend.stream, device.bias_values, host.bias_values, num_biases);
-    cuda::upload(backend.stream, device.history, host.history, num_history);
+    cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
+    uploads.add(device.settings, host.settings, num_rows);
+    uploads.add(device.mask_words, host.mask_words, num_mask_words);
+    uploads.add(device.bias_tokens, host.bias_tokens, num_biases);
+    uploads.add(device.bias_values, host.bias_values, num_biases);
+    uploads.add(device.history, host.history, num_history);
+    uploads.send();
   }
 };
 
@@ -117,12 +120,10 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
   if (slot != kPromptSlot) {
     cuda::share_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
   }
-  if (!rows.empty()) {
-    GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.staging.sampling.results[slot], results,
-                                     rows.size() * sizeof(SampleResult), cudaMemcpyDeviceToHost, backend.stream));
-  }
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.staging.experts_touched[slot], backend.places.moe.experts_touched,
-                                   sizeof(uint64_t), cudaMemcpyDeviceToHost, backend.stream));
+  cuda::Copies downloads(cuda::CopyDirection::kToHost, backend.stream);
+  downloads.add(backend.staging.sampling.results[slot], results, static_cast<int64_t>(rows.size()));
+  downloads.add(backend.staging.experts_touched[slot], backend.places.moe.experts_touched, 1);
+  downloads.send();
   GLINT_CHECK_CUDA(cudaEventRecord(backend.staging.sampled[slot], backend.stream));
 }
 

@@ -5,16 +5,8 @@
 #include <cstdint>
 
 #include "cuda/activations.h"
-#include "cuda/check.h"
 
 namespace glint::cuda {
-
-template <typename T>
-void upload(cudaStream_t stream, T* target, const T* source, int64_t count) {
-  if (count == 0) return;
-  const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream));
-}
 
 struct Staging {
   static constexpr int32_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT;

@@ -4,6 +4,7 @@
 #include "base/faults.h"
 #include "cuda/backend.h"
 #include "cuda/check.h"
+#include "cuda/copies.h"
 #include "cuda/layers.h"
 
 namespace glint {
@@ -158,10 +159,12 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   host.counts[cuda::kRowCount] = static_cast<int32_t>(backend.num_rows);
   host.counts[cuda::kDecodeCount] = static_cast<int32_t>(backend.num_decode_tasks);
   host.counts[cuda::kPrefillCount] = static_cast<int32_t>(backend.num_prefill_tasks);
-  cuda::upload(backend.stream, device.counts, host.counts, host.slots + padded_rows - host.counts);
-  cuda::upload(backend.stream, device.decode_tasks, host.decode_tasks, backend.num_decode_tasks);
-  cuda::upload(backend.stream, device.prefill_tasks, host.prefill_tasks, backend.num_prefill_tasks);
-  cuda::upload(backend.stream, device.page_table, host.page_table, writer.num_pages);
+  cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
+  uploads.add(device.counts, host.counts, host.slots + padded_rows - host.counts);
+  uploads.add(device.decode_tasks, host.decode_tasks, backend.num_decode_tasks);
+  uploads.add(device.prefill_tasks, host.prefill_tasks, backend.num_prefill_tasks);
+  uploads.add(device.page_table, host.page_table, writer.num_pages);
+  uploads.send();
 }
 
 bool replay_step(Backend& backend) {
@@ -197,7 +200,9 @@ void compute_logits(Backend& backend, std::span<const int32_t> rows) {
   if (backend.has_logits) return;
   const StepPlaces& host = backend.staging.steps[backend.slot];
   std::ranges::copy(rows, host.logit_rows);
-  cuda::upload(backend.stream, backend.places.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
+  cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
+  uploads.add(backend.places.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
+  uploads.send();
   cuda::compute_row_logits(backend, static_cast<int64_t>(rows.size()));
 }
 

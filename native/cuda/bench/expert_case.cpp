@@ -24,21 +24,18 @@ int64_t largest_records(const ExpertLayout& layout, int64_t max_tokens) {
   return most;
 }
 
-int64_t padded_count(int64_t count) {
-  int64_t padded = 8;
-  while (padded < count) padded *= 2;
-  return padded;
-}
-
 int64_t code_place(const RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
   if (shape.max_tokens == 64) {
     const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
     const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
     return slot / 16 * 16 * shape.width + unit / 32 * 512 + lane * 16 + word * 4 + unit % 4;
   }
-  const int64_t padded = padded_count(count);
-  const int64_t in_step = unit % kDownTileK;
-  return unit / kDownTileK * padded * kDownTileK + in_step / 16 * padded * 16 + slot * 16 + in_step % 16;
+  return kRecordHeadBytes + count * kRecordFactBytes + (unit / 16 * count + slot) * 16 + unit % 16;
+}
+
+int64_t scale_place(const RecordShape& shape, int64_t slot) {
+  if (shape.max_tokens == 64) return shape.facts_offset() + kRecordHeadBytes + (2 * shape.max_tokens + slot) * 4;
+  return kRecordHeadBytes + slot * kRecordFactBytes + 8;
 }
 
 }
@@ -135,7 +132,8 @@ ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keep
       token_scales_(max_tokens),
       hidden_(max_tokens * (kExpertsPerToken + 1) * layout.width),
       records_(largest_records(layout, max_tokens)),
-      arrivals_(1) {
+      arrivals_(1),
+      tiles_taken_(1) {
   const int64_t count = gate_->count();
   fill_codes(gate_->data(), count, {21, 100.0F});
   fill_codes(up_->data(), count, {22, 100.0F});
@@ -146,6 +144,7 @@ ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keep
   fill_positive(down_scales_.data(), down_scales_.count(), {27, 2e-4F});
   fill_positive(token_scales_.data(), token_scales_.count(), {28, 1e-2F});
   arrivals_.fill_bytes(0);
+  tiles_taken_.fill_bytes(0);
   launch_pack_gate_up({packed_gate_up_.data(), gate_->data(), up_->data(), layout.width, kHiddenSize,
                        layout.num_local()},
                       nullptr);
@@ -176,7 +175,8 @@ GateUpCall ExpertCase::gate_up(const GroupedCase& grouped) const {
           .k_bytes = kHiddenSize,
           .num_tokens = grouped.num_tokens(),
           .max_tiles = grouped.max_tiles(),
-          .routing = routing(grouped)};
+          .routing = routing(grouped),
+          .tiles_taken = tiles_taken_.data()};
 }
 
 DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
@@ -262,7 +262,6 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
   for (size_t index = 0; num_seen < num_rows; ++index) {
     const TokenTile& tile = tiles[index];
     const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
-    const auto* scales = reinterpret_cast<const float*>(record + shape.facts_offset() + 16) + 2 * shape.max_tokens;
     for (int64_t slot = 0; slot < tile.row_count; ++slot, ++num_seen) {
       const int64_t row = tile.row_first + slot;
       const float* values = hidden.data() + row * layout_.width;
@@ -270,7 +269,8 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
       for (int64_t unit = 0; unit < layout_.width; ++unit) most = std::max(most, std::fabs(values[unit]));
       const float scale = most == 0.0F ? 1.0F : most / kE4m3Max;
       code_scales_[static_cast<size_t>(row)] = scale;
-      if (has_records && scale != scales[slot]) ++wrong;
+      const float stored = *reinterpret_cast<const float*>(record + scale_place(shape, slot));
+      if (has_records && scale != stored) ++wrong;
       for (int64_t unit = 0; unit < layout_.width; ++unit) {
         const int64_t place = code_place(shape, tile.row_count, slot, unit);
         const uint8_t code = e4m3_from_float(values[unit] / scale);

@@ -98,6 +98,7 @@ class ExpertCase {
   std::vector<uint8_t> codes_;
   std::vector<float> code_scales_;
   DeviceArray<uint32_t> arrivals_;
+  DeviceArray<uint32_t> tiles_taken_;
 };
 
 }

@@ -130,11 +130,11 @@ void launch_spread(const DenseLaunch& dense) {
   if (is_one_round && launch_one_tile<kElement>(dense)) return;
   const bool takes_all_tokens = tokens > 32 && is_one_round;
   if (tokens <= 16) {
-    launch_shape<ProductShape<kElement, 16, kSpreadPieces>>(dense);
+    launch_shape<ProductShape<kElement, 16>>(dense);
   } else if (tokens <= 64 && dense.call.rows < 8192 && !takes_all_tokens) {
-    launch_shape<ProductShape<kElement, 32, kSpreadPieces>>(dense);
+    launch_shape<ProductShape<kElement, 32>>(dense);
   } else {
-    launch_shape<ProductShape<kElement, 64, kSpreadPieces>>(dense);
+    launch_shape<ProductShape<kElement, 64>>(dense);
   }
 }
 

@@ -54,32 +54,45 @@ struct LocalRows {
 constexpr int kNarrowVectors = 2;
 constexpr int kWideVectors = kQuantisedWidthLimit / 128;
 
-template <int kMaxTokens>
-struct RecordFacts {
-  int32_t count;
-  int32_t padding[3];
-  int32_t places[kMaxTokens];
-  float weights[kMaxTokens];
-  float scales[kMaxTokens];
+struct RecordFact {
+  int32_t place;
+  float weight;
+  float scale;
 };
+
+struct alignas(16) TokenFact : RecordFact {};
+
+static_assert(sizeof(TokenFact) == kRecordFactBytes, "the facts of a token are one vector");
 
 template <int kMaxTokensValue>
 struct CoreMatrixRecords {
   static constexpr int kMaxTokens = kMaxTokensValue;
-  static constexpr int kItemsPerTile = 8;
+  static constexpr int kItemsPerTile = 16;
   static constexpr int kPlaceStride = kDownTileRows;
 
-  struct Row {
-    uint8_t* g_codes;
-    int32_t padded_count;
+  static __device__ __forceinline__ int codes_offset(int count) {
+    return static_cast<int>(kRecordHeadBytes) + count * static_cast<int>(kRecordFactBytes);
+  }
+  static __device__ __forceinline__ int& count(uint8_t* record) { return *reinterpret_cast<int*>(record); }
+  static __device__ __forceinline__ TokenFact* facts(uint8_t* record) {
+    return reinterpret_cast<TokenFact*>(record + kRecordHeadBytes);
+  }
 
-    __device__ __forceinline__ Row(uint8_t* g_record, const TokenTile& tile, int slot, int)
-        : g_codes(g_record + slot * 16), padded_count(padded_tokens(tile.row_count)) {}
+  struct Row {
+    uint8_t* record;
+    int32_t slot;
+    int32_t row_count;
+
+    __device__ __forceinline__ Row(uint8_t* of, const TokenTile& tile, int in_tile, int)
+        : record(of), slot(in_tile), row_count(tile.row_count) {}
 
     __device__ __forceinline__ uint8_t* place(int unit) const {
-      const int step = unit / kDownTileK;
-      const int in_step = unit % kDownTileK;
-      return g_codes + step * padded_count * kDownTileK + in_step / 16 * padded_count * 16 + in_step % 16;
+      return record + codes_offset(row_count) + (unit / 16 * row_count + slot) * 16 + unit % 16;
+    }
+
+    __device__ __forceinline__ void store(const RecordFact& fact) const {
+      count(record) = row_count;
+      facts(record)[slot] = {fact};
     }
   };
 };
@@ -90,14 +103,23 @@ struct FragmentRecords {
   static constexpr int kPlaceStride = 1;
 
   struct Row {
-    uint8_t* g_codes;
+    uint8_t* codes;
+    int32_t* facts;
 
-    __device__ __forceinline__ Row(uint8_t* g_record, const TokenTile&, int slot, int width)
-        : g_codes(g_record + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
-                  slot % kFragmentRows / 8 * 4) {}
+    __device__ __forceinline__ Row(uint8_t* record, const TokenTile&, int slot, int width)
+        : codes(record + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
+                slot % kFragmentRows / 8 * 4),
+          facts(reinterpret_cast<int32_t*>(record + RecordShape{kMaxTokens, width}.facts_offset() +
+                                           kRecordHeadBytes) + slot) {}
 
     __device__ __forceinline__ uint8_t* place(int unit) const {
-      return g_codes + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
+      return codes + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
+    }
+
+    __device__ __forceinline__ void store(const RecordFact& fact) const {
+      facts[0] = fact.place;
+      facts[kMaxTokens] = __float_as_int(fact.weight);
+      facts[2 * kMaxTokens] = __float_as_int(fact.scale);
     }
   };
 };
@@ -105,11 +127,7 @@ struct FragmentRecords {
 template <class Records, int kVectors, int kRows, class Rows>
 __device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const Rows& rows, const TokenTile& tile,
                                                   int index, int slot_first) {
-  using Facts = RecordFacts<Records::kMaxTokens>;
-  static_assert(sizeof(Facts) == RecordShape{Records::kMaxTokens, 0}.facts_bytes(), "facts end a record");
-  const RecordShape shape = {Records::kMaxTokens, inputs.width};
-  uint8_t* g_record = inputs.records + index * shape.bytes();
-  auto& g_facts = *reinterpret_cast<Facts*>(g_record + shape.facts_offset());
+  uint8_t* g_record = inputs.records + index * RecordShape{Records::kMaxTokens, inputs.width}.bytes();
   HiddenRow<kVectors> r_rows[kRows];
   int r_tokens[kRows];
   float r_weights[kRows];
@@ -127,10 +145,7 @@ __device__ __forceinline__ void write_record_rows(const DownInputs& inputs, cons
     const typename Records::Row target(g_record, tile, slot, inputs.width);
     const float scale = r_rows[next].quantise_by_converged_warp(target, inputs.width);
     if (threadIdx.x % 32 == 0) {
-      g_facts.count = tile.row_count;
-      g_facts.places[slot] = r_tokens[next] % inputs.block_tokens * Records::kPlaceStride;
-      g_facts.weights[slot] = r_weights[next];
-      g_facts.scales[slot] = scale;
+      target.store({r_tokens[next] % inputs.block_tokens * Records::kPlaceStride, r_weights[next], scale});
     }
     __syncwarp();
   }

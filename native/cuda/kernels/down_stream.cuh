@@ -4,6 +4,8 @@
 
 namespace glint::cuda {
 
+constexpr int kMostDownStages = 12;
+
 template <int kMaxTokensValue, int kBlockTokensValue, bool kGroupsHereValue>
 struct DownShape {
   static constexpr int kMaxTokens = kMaxTokensValue;
@@ -13,13 +15,14 @@ struct DownShape {
   static constexpr int kConsumerThreads = kRings * 128;
   static constexpr int kThreads = 128 + kConsumerThreads;
   static constexpr int kWeightColumnBytes = kDownTileRows * 16;
-  static constexpr int kTokenBytes = kMaxTokens * kDownTileK;
+  static constexpr int kRecordBytes = RecordShape{kMaxTokens, kDownTileK}.bytes();
   static constexpr int kSumFloats = kBlockTokens * kDownTileRows;
-  static constexpr int kFactBytes = sizeof(RecordFacts<kMaxTokens>);
-  static constexpr int kStageBytes = kDownTileBytes + kTokenBytes + kFactBytes + kDownTileRows * 4 + 16;
+  static constexpr int kScaleBytes = kDownTileRows * 4;
+  static constexpr int kStageBytes = kDownTileBytes + kRecordBytes + kScaleBytes + 16;
   static constexpr int kGroupBytes = kGroupsHere ? sizeof(LocalDownGroups) : 0;
-  static constexpr int kFittingStages = (kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4 - kGroupBytes) / kStageBytes;
-  static constexpr int kRingStages = (kFittingStages < 24 ? kFittingStages : 24) / kRings;
+  static constexpr int kFittingBytes = kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4 - kGroupBytes;
+  static constexpr int kFittingStages = kFittingBytes / kStageBytes;
+  static constexpr int kRingStages = (kFittingStages < kMostDownStages ? kFittingStages : kMostDownStages) / kRings;
   static constexpr int kStages = kRingStages * kRings;
   static_assert(kRingStages >= 2, "a ring needs two stages");
 };
@@ -27,9 +30,8 @@ struct DownShape {
 template <class Shape>
 struct DownPlan {
   alignas(128) uint8_t weights[Shape::kStages][kDownTileBytes];
-  alignas(128) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
+  alignas(16) uint8_t records[Shape::kStages][Shape::kRecordBytes];
   alignas(16) float sums[Shape::kSumFloats];
-  alignas(16) RecordFacts<Shape::kMaxTokens> facts[Shape::kStages];
   alignas(16) float row_scales[Shape::kStages][kDownTileRows];
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
@@ -40,7 +42,7 @@ template <class Shape>
 __device__ __forceinline__ void prepare_down(DownPlan<Shape>& s_plan) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      hopper::mbarrier_init(s_plan.stage_arrived[stage], 1 + 32);
+      hopper::mbarrier_init(s_plan.stage_arrived[stage], 2);
       hopper::mbarrier_init(s_plan.stage_released[stage], 4);
     }
     hopper::fence_mbarrier_init();
@@ -69,37 +71,35 @@ class DownStream {
   }
 
   __device__ __forceinline__ void load_weights(DownPlan<Shape>& s_plan) const {
-    if (lane_ == 0) {
-      uint64_t& arrived = s_plan.stage_arrived[stage()];
-      const int64_t tile = (int64_t{expert_} * inputs_.num_owners + blockIdx.x) * inputs_.num_steps + k_step_;
-      hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
-                                                 kDownTileBytes, arrived);
-    }
-    __syncwarp();
+    if (lane_ != 0) return;
+    uint64_t& arrived = s_plan.stage_arrived[stage()];
+    const bool has_scales = k_step_ == 0;
+    const int64_t owner = int64_t{expert_} * inputs_.num_owners + blockIdx.x;
+    hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes + (has_scales ? Shape::kScaleBytes : 0));
+    const int64_t tile = owner * inputs_.num_steps + k_step_;
+    hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
+                                               kDownTileBytes, arrived);
+    if (!has_scales) return;
+    hopper::cp_async_bulk<hopper::kEvictNormal>(s_plan.row_scales[stage()], inputs_.row_scales + owner * kDownTileRows,
+                                                Shape::kScaleBytes, arrived);
   }
 
   __device__ __forceinline__ void load_record(DownPlan<Shape>& s_plan) const {
-    const RecordShape record = {Shape::kMaxTokens, inputs_.width};
-    const uint8_t* g_record = inputs_.records + index_ * record.bytes() + lane_ * 16;
-    copy_codes(hopper::shared_address(s_plan.tokens[stage()]) + lane_ * 16, g_record);
-    if (k_step_ == 0) {
-      const uint32_t facts = hopper::shared_address(&s_plan.facts[stage()]) + lane_ * 16;
-#pragma unroll
-      for (int offset = 0; offset < Shape::kFactBytes; offset += 512) {
-        if (offset + lane_ * 16 < Shape::kFactBytes) {
-          hopper::cp_async_16(facts + offset, g_record + record.facts_offset() + offset);
-        }
-      }
-      load_scales(s_plan);
-    }
-    hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[stage()]);
+    if (lane_ != 0) return;
+    uint64_t& arrived = s_plan.stage_arrived[stage()];
+    const int codes_offset = CoreMatrixRecords<Shape::kMaxTokens>::codes_offset(count_);
+    const int codes_bytes = count_ * kDownTileK;
+    const int target = k_step_ == 0 ? 0 : codes_offset;
+    const int source = k_step_ == 0 ? 0 : codes_offset + k_step_ * codes_bytes;
+    const int bytes = codes_offset + codes_bytes - target;
+    const uint8_t* g_record = inputs_.records + index_ * RecordShape{Shape::kMaxTokens, inputs_.width}.bytes();
+    hopper::mbarrier_arrive_expect_tx(arrived, bytes);
+    hopper::cp_async_bulk<hopper::kEvictNormal>(s_plan.records[stage()] + target, g_record + source, bytes, arrived);
   }
 
-  __device__ __forceinline__ void load_all_but_codes(DownPlan<Shape>& s_plan) const {
+  __device__ __forceinline__ void load_all_but_record(DownPlan<Shape>& s_plan) const {
     load_weights(s_plan);
-    load_scales(s_plan);
-    hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[stage()]);
+    if (lane_ == 0) hopper::mbarrier_arrive(s_plan.stage_arrived[stage()]);
   }
 
   __device__ __forceinline__ void advance() {
@@ -112,26 +112,6 @@ class DownStream {
 
  private:
   __device__ __forceinline__ int stage() const { return ring_first_ + place_.stage; }
-
-  __device__ __forceinline__ void load_scales(DownPlan<Shape>& s_plan) const {
-    const float* g_scales = inputs_.row_scales + int64_t{expert_} * inputs_.hidden_size + blockIdx.x * kDownTileRows;
-    const uint32_t scales = hopper::shared_address(s_plan.row_scales[stage()]) + lane_ * 16;
-    if (lane_ < kDownTileRows / 4) hopper::cp_async_16(scales, g_scales + lane_ * 4);
-  }
-
-  __device__ __forceinline__ void copy_codes(uint32_t target, const uint8_t* g_record) const {
-    constexpr int kRounds = Shape::kTokenBytes / 512;
-    const int slot_mask = padded_tokens(count_) - 1;
-    const int num_chunks = (slot_mask + 1) * (kDownTileK / 16);
-    const uint8_t* g_codes = g_record + k_step_ * num_chunks * 16;
-    const bool is_real_slot = (lane_ & slot_mask) < count_;
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int chunk = round * 32 + lane_;
-      const bool is_real = Shape::kMaxTokens <= 32 ? is_real_slot : (chunk & slot_mask) < count_;
-      if (is_real && chunk < num_chunks) hopper::cp_async_16(target + round * 512, g_codes + round * 512);
-    }
-  }
 
   __device__ __forceinline__ void find_tile() {
     if (index_ >= chunk_first_ + 32) {

@@ -18,18 +18,16 @@ __device__ __forceinline__ void quantise_tiles(DownPlan<Shape>& s_plan, const Do
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
   const int writer = static_cast<int>(threadIdx.x) / 32 - 4;
   for (int index = writer; index < num_tiles; index += Shape::kConsumerThreads / 32) {
-    const int stage = index % Shape::kRings * Shape::kRingStages + index / Shape::kRings;
+    uint8_t* s_record = s_plan.records[index % Shape::kRings * Shape::kRingStages + index / Shape::kRings];
     const TokenTile tile = rows.tile(index);
     for (int slot = 0; slot < tile.row_count; ++slot) {
       HiddenRow<kNarrowVectors> r_row;
       r_row.load(inputs.hidden + int64_t{tile.row_first + slot} * inputs.width, inputs.width);
-      const typename Records::Row target(s_plan.tokens[stage], tile, slot, inputs.width);
+      const typename Records::Row target(s_record, tile, slot, inputs.width);
       const float scale = r_row.quantise_by_converged_warp(target, inputs.width);
       if (threadIdx.x % 32 != 0) continue;
-      s_plan.facts[stage].count = tile.row_count;
-      s_plan.facts[stage].places[slot] = rows.token(tile.row_first + slot) * Records::kPlaceStride;
-      s_plan.facts[stage].weights[slot] = rows.weight(tile.row_first + slot);
-      s_plan.facts[stage].scales[slot] = scale;
+      const int row = tile.row_first + slot;
+      target.store({rows.token(row) * Records::kPlaceStride, rows.weight(row), scale});
     }
     __syncwarp();
   }
@@ -42,20 +40,21 @@ __device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const D
                                                 int num_tiles) {
   DownStream<Shape, Rows> stream(inputs, rows, num_tiles);
   if (quantises_here<Shape>(inputs, num_tiles)) {
-    for (; !stream.is_done(); stream.advance()) stream.load_all_but_codes(s_plan);
+    for (; !stream.is_done(); stream.advance()) stream.load_all_but_record(s_plan);
     return;
   }
   if (num_tiles == 0) {
     hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
     return;
   }
+  DownStream<Shape, Rows> late = stream;
   int num_early = 0;
   for (; !stream.is_done() && stream.is_first_round(); ++num_early, stream.advance()) stream.load_weights(s_plan);
   hopper::wait_for_previous_kernel();
   const BlockArrivals arrivals(inputs.arrivals);
   hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
   arrivals.announce_and_wait<128>();
-  DownStream<Shape, Rows> late(inputs, rows, num_tiles);
+  hopper::fence_proxy_async_global();
   for (; num_early > 0; --num_early, late.advance()) late.load_record(s_plan);
   for (; !stream.is_done(); stream.advance()) {
     stream.wait_until_released(s_plan);
@@ -64,21 +63,27 @@ __device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const D
   }
 }
 
+__device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, uint32_t units) {
+  return (descriptor & ~uint64_t{0xffffffffU}) | (static_cast<uint32_t>(descriptor) + units);
+}
+
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownPlan<Shape>& s_plan, int stage) {
+__device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownPlan<Shape>& s_plan, int stage,
+                                                    int count) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
   using Product = hopper::Wgmma<hopper::Element::kE4m3, kTokens>;
   constexpr int kSteps = kDownTileK / 32;
   float r_first[kTokens / 2];
   float r_second[kTokens / 2];
   const uint64_t rows =
       hopper::wgmma_descriptor(hopper::shared_address(s_plan.weights[stage]), Shape::kWeightColumnBytes, 128);
-  const uint64_t tokens = hopper::wgmma_descriptor(hopper::shared_address(s_plan.tokens[stage]), kTokens * 16, 128);
-  hopper::fence_proxy_async();
+  const uint64_t tokens = hopper::wgmma_descriptor(
+      hopper::shared_address(s_plan.records[stage]) + Records::codes_offset(count), count * 16, 128);
   hopper::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const uint64_t row_part = rows + step * (2 * Shape::kWeightColumnBytes / 16);
-    const uint64_t token_part = tokens + step * (kTokens * 2);
+    const uint64_t row_part = advance_descriptor(rows, step * (2 * Shape::kWeightColumnBytes / 16));
+    const uint64_t token_part = advance_descriptor(tokens, step * count * 2);
     if (step < kSteps / 2) {
       Product::multiply(r_first, row_part, token_part, step == 0 ? 0 : 1);
     } else {
@@ -105,18 +110,18 @@ struct WeightedSums {
   float r_weights[kColumns];
   int r_places[kColumns];
 
-  __device__ __forceinline__ WeightedSums(const DownPlan<Shape>& s_plan, int stage, int thread) {
-    const RecordFacts<Shape::kMaxTokens>& s_facts = s_plan.facts[stage];
+  __device__ __forceinline__ WeightedSums(DownPlan<Shape>& s_plan, int stage, int count, int thread) {
+    const TokenFact* s_facts = CoreMatrixRecords<Shape::kMaxTokens>::facts(s_plan.records[stage]);
     row_first = thread % 128 / 32 * kFragmentRows + thread % 32 / 4;
     r_row_scales[0] = row_first < kDownTileRows ? s_plan.row_scales[stage][row_first] : 0.0F;
     r_row_scales[1] = row_first + 8 < kDownTileRows ? s_plan.row_scales[stage][row_first + 8] : 0.0F;
 #pragma unroll
     for (int item = 0; item < kColumns; ++item) {
       const int column = item / 2 * kGroupTokens + thread % 4 * 2 + item % 2;
-      const bool is_real = column < s_facts.count;
-      r_scales[item] = s_facts.scales[column];
-      r_weights[item] = s_facts.weights[column];
-      r_places[item] = is_real ? s_facts.places[column] + row_first : -1;
+      const TokenFact fact = s_facts[column];
+      r_scales[item] = fact.scale;
+      r_weights[item] = fact.weight;
+      r_places[item] = column < count ? fact.place + row_first : -1;
     }
   }
 
@@ -151,17 +156,18 @@ struct DownTurn {
 };
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn) {
+__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
+                                                   int count) {
   constexpr int kTurnOfFirst = 1;
   constexpr int kTurnThreads = 256;
-  const WeightedSums<Shape, kTokens> weighted(s_plan, turn.ring_first + ring.stage, turn.thread);
+  const WeightedSums<Shape, kTokens> weighted(s_plan, turn.ring_first + ring.stage, count, turn.thread);
   float r_sum[kTokens / 2];
 #pragma unroll
   for (int index = 0; index < kTokens / 2; ++index) r_sum[index] = 0.0F;
   for (int k_step = 0; k_step < turn.num_steps; ++k_step) {
     const int stage = turn.ring_first + ring.stage;
     if (k_step > 0) hopper::mbarrier_wait(s_plan.stage_arrived[stage], ring.phase);
-    multiply_down_stage<Shape, kTokens>(r_sum, s_plan, stage);
+    multiply_down_stage<Shape, kTokens>(r_sum, s_plan, stage, count);
     if (turn.thread % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[stage]);
     ring.advance(Shape::kRingStages);
   }
@@ -174,11 +180,11 @@ template <class Shape>
 __device__ __forceinline__ void multiply_any_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
                                                   int count) {
   if (Shape::kMaxTokens <= 8 || count <= 8) {
-    multiply_down_tile<Shape, 8>(s_plan, ring, turn);
+    multiply_down_tile<Shape, 8>(s_plan, ring, turn, count);
   } else if (Shape::kMaxTokens <= 16 || count <= 16) {
-    multiply_down_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, ring, turn);
+    multiply_down_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, ring, turn, count);
   } else {
-    multiply_down_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, ring, turn);
+    multiply_down_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, ring, turn, count);
   }
 }
 
@@ -195,6 +201,7 @@ __device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const 
 
 template <class Shape>
 __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
   const int thread = hopper::thread_index();
   const int warpgroup = thread / 128 - 1;
   const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, inputs.num_steps};
@@ -203,7 +210,7 @@ __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const Dow
   for (int index = warpgroup; index < num_tiles; index += Shape::kRings) {
     const int stage = turn.ring_first + place.stage;
     hopper::mbarrier_wait(s_plan.stage_arrived[stage], place.phase);
-    multiply_any_tile(s_plan, place, turn, s_plan.facts[stage].count);
+    multiply_any_tile(s_plan, place, turn, Records::count(s_plan.records[stage]));
   }
   store_sums(s_plan, inputs);
 }
@@ -226,6 +233,7 @@ __device__ __forceinline__ void run_down(DownPlan<Shape>& s_plan, const DownInpu
   } else {
     write_records<Records, kWriters, kWideVectors, 1>(inputs, rows, num_tiles, first);
   }
+  hopper::fence_proxy_async_global();
   hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
 }

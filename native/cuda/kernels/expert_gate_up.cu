@@ -5,6 +5,8 @@ namespace glint::cuda {
 
 namespace {
 
+constexpr int kFewStages = 3;
+
 __device__ __forceinline__ float swiglu(float gate, float up) {
   return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0F, expf(-gate))), up);
 }
@@ -68,18 +70,18 @@ struct GateUpLaunch {
   }
 };
 
-template <int kMaxTokens>
+template <class Shape>
 void launch_spread(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
-  const ExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles, grouped.row_tokens};
-  launch_tile_product<ProductShape<hopper::Element::kE4m3, kMaxTokens, 8>>(gate_up.inputs, walk, gate_up.finish(),
-                                                                           gate_up.max_tiles(), gate_up.stream);
+  const ExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles, grouped.row_tokens,
+                           gate_up.call.tiles_taken};
+  launch_tile_product<Shape>(gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }
 
+template <class Shape>
 void launch_grouping(const GateUpLaunch& gate_up) {
-  const RoutingWalk walk = {gate_up.row_tiles(), gate_up.call.routing};
-  launch_tile_product<ProductShape<hopper::Element::kE4m3, kLocalTileTokens, 8, true>>(
-      gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
+  const RoutingWalk walk = {gate_up.row_tiles(), gate_up.call.routing, gate_up.call.tiles_taken};
+  launch_tile_product<Shape>(gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }
 
 void launch_wide(const GateUpLaunch& gate_up) {
@@ -96,6 +98,8 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
   require_argument(call.k_bytes % kProductTileK == 0 && plan.num_pieces == 8, "an expert's input of ", call.k_bytes,
                    " values does not split in 8 pieces of 128; only hidden sizes that are multiples of 1024 from 3072 "
                    "run on this kernel");
+  require_argument(call.tiles_taken != nullptr, "gate+up without a counter of taken tiles; give it a word of device "
+                   "memory that was zero before the first call");
   require_argument(call.width % 16 == 0, "an expert's width must be a multiple of 16, not ", call.width);
   const ProductInputs inputs = {call.packed_weights, call.activations, call.grouped.row_tokens,
                                 call.k_bytes,        plan.piece_steps, plan.num_pieces};
@@ -103,11 +107,11 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
   const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
   if (call.routing.experts != nullptr) {
     require_routing(call.routing, call.num_tokens);
-    launch_grouping(gate_up);
+    launch_grouping<ProductShape<hopper::Element::kE4m3, kLocalTileTokens, kFewStages, true>>(gate_up);
   } else if (tile_tokens == 16) {
-    launch_spread<16>(gate_up);
+    launch_spread<ProductShape<hopper::Element::kE4m3, 16, kFewStages>>(gate_up);
   } else if (tile_tokens == 32) {
-    launch_spread<32>(gate_up);
+    launch_spread<ProductShape<hopper::Element::kE4m3, 32>>(gate_up);
   } else {
     launch_wide(gate_up);
   }

@@ -16,8 +16,14 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+__device__ __forceinline__ void fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
+
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint64_t& barrier) {
@@ -78,6 +84,19 @@ __device__ __forceinline__ void st_async(uint32_t target, const float* values, u
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
       "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
       : "memory");
+}
+
+__device__ __forceinline__ void store_in_cluster(uint64_t& s_value, uint32_t thread_block, uint64_t value) {
+  asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(
+                   address_in_cluster(shared_address(&s_value), thread_block)),
+               "l"(value)
+               : "memory");
+}
+
+__device__ __forceinline__ uint64_t load_shared_relaxed(const uint64_t& s_value) {
+  uint64_t value;
+  asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];" : "=l"(value) : "r"(shared_address(&s_value)) : "memory");
+  return value;
 }
 
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* g_value) {

@@ -45,8 +45,8 @@ int max_product_clusters() {
     constexpr int kBytes = sizeof(SharedPlan<Shape>);
     static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    LaunchAttributes launch(kProductThreads, kBytes, Shape::kCluster, nullptr);
-    launch.config.gridDim = dim3(Shape::kCluster);
+    LaunchAttributes launch(kProductThreads, kBytes, kSpreadPieces, nullptr);
+    launch.config.gridDim = dim3(kSpreadPieces);
     int clusters = 0;
     GLINT_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config));
     return clusters;
@@ -58,8 +58,8 @@ void launch_tile_product(const ProductInputs& inputs, const Walk& walk, const Fi
                          cudaStream_t stream) {
   const int64_t most = max_product_clusters<Shape, Walk, Finish>();
   const auto clusters = static_cast<unsigned>(max_tiles < most ? max_tiles : most);
-  LaunchAttributes launch(kProductThreads, sizeof(SharedPlan<Shape>), Shape::kCluster, stream);
-  launch.config.gridDim = dim3(clusters * Shape::kCluster);
+  LaunchAttributes launch(kProductThreads, sizeof(SharedPlan<Shape>), kSpreadPieces, stream);
+  launch.config.gridDim = dim3(clusters * kSpreadPieces);
   GLINT_CHECK_CUDA(
       cudaLaunchKernelEx(&launch.config, tile_product_kernel<Shape, Walk, Finish>, inputs, walk, finish));
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/product_plan.cuh"
+#include "cuda/kernels/tile_turns.cuh"
 
 namespace glint::cuda {
 
@@ -13,9 +13,11 @@ __device__ __forceinline__ void prepare(SharedPlan<Shape>& s_plan) {
     }
     for (int buffer = 0; buffer < Shape::kPartialBuffers; ++buffer) {
       hopper::mbarrier_init(s_plan.partials_arrived[buffer], 1);
-      hopper::mbarrier_init(s_plan.partials_released[buffer], Shape::kCluster);
+      hopper::mbarrier_init(s_plan.partials_released[buffer], kSpreadPieces);
     }
+    for (uint64_t& taken : s_plan.taken_tiles) taken = 0;
     hopper::fence_mbarrier_init();
+    hopper::fence_cluster();
   }
   hopper::cluster_sync_relaxed();
 }
@@ -86,6 +88,8 @@ struct WeightStream {
     g_first = inputs.weights + int64_t{step_first} * kProductTileBytes;
   }
 
+  __device__ __forceinline__ int num_first() const { return min(num_steps, Shape::kStages); }
+
   __device__ __forceinline__ void load(SharedPlan<Shape>& s_plan, int64_t row_tile, int k_step, int stage) const {
     hopper::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes);
     hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage],
@@ -94,42 +98,51 @@ struct WeightStream {
   }
 };
 
-template <class Shape, class Walk>
-__device__ __forceinline__ int load_early(SharedPlan<Shape>& s_plan, const WeightStream<Shape>& weights,
-                                          const Walk& walk, int cluster) {
-  const int row_tile = walk.early_row_tile(cluster);
-  if (row_tile < 0) return 0;
-  const int count = min(weights.num_steps, Shape::kStages);
-  for (int k_step = 0; threadIdx.x == 0 && k_step < count; ++k_step) weights.load(s_plan, row_tile, k_step, k_step);
-  return count;
+template <class Walk>
+__device__ __forceinline__ int64_t weight_tile(const Walk& walk, const ProductTile& tile) {
+  return int64_t{tile.tokens.expert} * walk.num_row_tiles + tile.row_tile;
+}
+
+template <class Shape>
+__device__ __forceinline__ void load_first_weights(SharedPlan<Shape>& s_plan, const WeightStream<Shape>& weights,
+                                                   int64_t weight_tile) {
+  for (int k_step = 0; threadIdx.x == 0 && k_step < weights.num_first(); ++k_step) {
+    weights.load(s_plan, weight_tile, k_step, k_step);
+  }
 }
 
 template <class Shape, class Walk>
-__device__ __forceinline__ void load_tiles(SharedPlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk,
-                                           int cluster, int num_clusters, int num_early) {
+__device__ __forceinline__ void load_tiles(const TileTurns<Shape, Walk>& turns, const ProductInputs& inputs) {
+  SharedPlan<Shape>& s_plan = turns.s_plan;
+  const Walk& walk = turns.walk;
   const WeightStream<Shape> weights(inputs);
-  hopper::wait_for_previous_kernel();
   const int64_t k_first = int64_t{weights.step_first} * kProductTileK;
-  ProductTile next_tile = walk.tile(cluster);
-  const int num_tiles = walk.num_tiles();
-  if (cluster >= num_tiles) return;
-  const int prefetch_step = min(1, weights.num_steps - 1);
+  hopper::wait_for_previous_kernel();
+  int index = turns.tile_index(0);
+  ProductTile next_tile = walk.tile(index);
+  if (index >= turns.num_tiles) return;
+  if (!Walk::kIsKnownEarly) load_first_weights(s_plan, weights, weight_tile(walk, next_tile));
+  int num_loaded = weights.num_first();
   RingPlace ring;
   TokenPasses<Shape> next_passes;
   next_passes.load(walk, next_tile.tokens);
-  for (int index = cluster; index < num_tiles; index += num_clusters) {
+  for (uint32_t turn = 0; index < turns.num_tiles; ++turn) {
     const ProductTile tile = next_tile;
     const TokenGather<Shape> gather(inputs, next_passes, k_first);
-    next_tile = walk.tile(min(index + num_clusters, num_tiles - 1));
-    const int64_t row_tile = int64_t{tile.tokens.expert} * walk.num_row_tiles + tile.row_tile;
+    const uint32_t taken = turns.take();
     for (int k_step = 0; k_step < weights.num_steps; ++k_step) {
+      if (k_step == weights.num_steps - 2) {
+        turns.tell(turn + 1, taken);
+        index = turns.tile_index(turn + 1);
+        next_tile = turns.tile(index);
+      }
+      if (k_step == weights.num_steps - 1) next_passes.load(walk, next_tile.tokens);
       hopper::mbarrier_wait(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
-      if (threadIdx.x == 0 && num_early <= 0) weights.load(s_plan, row_tile, k_step, ring.stage);
-      --num_early;
+      if (threadIdx.x == 0 && num_loaded <= 0) weights.load(s_plan, weight_tile(walk, tile), k_step, ring.stage);
+      --num_loaded;
       gather.load(s_plan.tokens[ring.stage], k_step);
       hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[ring.stage]);
       ring.advance(Shape::kStages);
-      if (k_step == prefetch_step) next_passes.load(walk, next_tile.tokens);
     }
   }
 }

@@ -11,32 +11,33 @@ namespace glint::cuda {
 
 constexpr int kProductThreads = 384;
 constexpr int kConsumerWarps = 8;
+constexpr int kSpreadPieces = 8;
 constexpr int kWarpgroupBytes = kProductTileBytes / 2;
 constexpr int kFragmentRows = 16;
 constexpr int kGroupTokens = 8;
 constexpr int kSharedLimitBytes = 227 * 1024;
 constexpr int kSharedHalfBytes = 113 * 1024;
 constexpr int kSharedReserveBytes = 2048;
+constexpr int kTakenPlaces = 8;
+static_assert(kSpreadPieces == kConsumerWarps, "a thread block of a cluster joins the rows of one warp of each");
 
-template <hopper::Element kElementValue, int kMaxTokensValue, int kClusterValue, bool kGroupsHereValue = false>
+template <hopper::Element kElementValue, int kMaxTokensValue, int kMostStages = 12, bool kGroupsHereValue = false>
 struct ProductShape {
   static constexpr hopper::Element kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
-  static constexpr int kCluster = kClusterValue;
   static constexpr bool kGroupsHere = kGroupsHereValue;
   static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
   static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 ? 2 : 1;
   static constexpr int kGatherThreads = 64;
   static constexpr int kFinishThreads = 64;
-  static constexpr int kOwnedFragments = (kConsumerWarps + kCluster - 1) / kCluster;
   static constexpr int kFragmentFloats = kFragmentRows * kMaxTokens;
   static constexpr int kPartialBuffers = kMaxTokens <= 16 ? 2 : 1;
-  static constexpr int kBufferFloats = kOwnedFragments * kCluster * kFragmentFloats;
+  static constexpr int kBufferFloats = kSpreadPieces * kFragmentFloats;
   static constexpr int kPartialFloats = kPartialBuffers * kBufferFloats;
   static constexpr int kSharedBytes = kBlocksPerMultiprocessor == 2 ? kSharedHalfBytes : kSharedLimitBytes;
   static constexpr int kRingBytes = kSharedBytes - kSharedReserveBytes - kPartialFloats * 4;
   static constexpr int kFittingStages = kRingBytes / (kProductTileBytes + kTokenBytes);
-  static constexpr int kStages = kFittingStages < 12 ? kFittingStages : 12;
+  static constexpr int kStages = kFittingStages < kMostStages ? kFittingStages : kMostStages;
   static_assert(kStages >= 3, "the ring needs three stages");
   static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 64, "a token tile is at most 64 tokens");
 };
@@ -53,6 +54,7 @@ struct SharedPlan {
   alignas(8) uint64_t partials_arrived[Shape::kPartialBuffers];
   alignas(8) uint64_t partials_released[Shape::kPartialBuffers];
   float token_scales[Shape::kPartialBuffers][Shape::kMaxTokens];
+  alignas(8) uint64_t taken_tiles[kTakenPlaces];
   std::conditional_t<Shape::kGroupsHere, LocalGroups, NoGroups> groups;
 };
 
@@ -109,10 +111,6 @@ struct DenseWalk {
   }
 
   __device__ __forceinline__ int token(int row) const { return row; }
-
-  __device__ __forceinline__ int early_row_tile(int cluster) const {
-    return cluster < num_tiles() ? tile(cluster).row_tile : -1;
-  }
 };
 
 struct ExpertWalk {
@@ -122,6 +120,7 @@ struct ExpertWalk {
   const TokenTile* token_tiles;
   const int32_t* num_token_tiles;
   const int32_t* row_tokens;
+  uint32_t* tiles_taken;
 
   __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldcg(num_token_tiles); }
 
@@ -131,12 +130,14 @@ struct ExpertWalk {
   }
 
   __device__ __forceinline__ int token(int row) const { return __ldcg(row_tokens + row); }
-  __device__ __forceinline__ int early_row_tile(int) const { return -1; }
 };
 
 struct LocalWalk {
+  static constexpr bool kIsKnownEarly = false;
+
   int32_t num_row_tiles;
   const LocalGroups& s_groups;
+  uint32_t* tiles_taken;
 
   __device__ __forceinline__ int num_tiles() const { return num_row_tiles * s_groups.num_tiles; }
 
@@ -148,10 +149,11 @@ struct LocalWalk {
 };
 
 struct RoutingWalk {
+  static constexpr bool kIsKnownEarly = false;
+
   int32_t num_row_tiles;
   GroupCall routing;
-
-  __device__ __forceinline__ int early_row_tile(int) const { return -1; }
+  uint32_t* tiles_taken;
 
   template <int kThreads>
   __device__ __forceinline__ LocalWalk group(LocalGroups& s_groups) const {
@@ -162,7 +164,7 @@ struct RoutingWalk {
     grouping.list_tiles();
     grouping.for_each_row([&](int row, int token, int) { s_groups.row_tokens[row] = static_cast<uint8_t>(token); });
     __syncthreads();
-    return {num_row_tiles, s_groups};
+    return {num_row_tiles, s_groups, tiles_taken};
   }
 };
 

@@ -5,9 +5,7 @@
 
 namespace glint::cuda {
 
-constexpr int kSpreadPieces = 8;
 constexpr int kSpreadThreads = kConsumerWarps * 32;
-static_assert(kSpreadPieces == kConsumerWarps, "a thread block of a cluster joins the rows of one warp of each");
 
 template <hopper::Element kElementValue, int kTokensValue>
 struct SpreadShape {

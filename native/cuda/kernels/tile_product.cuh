@@ -39,12 +39,11 @@ struct Accumulator {
 template <class Shape, int kTokens>
 __device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const float (&r_sum)[kTokens / 2],
                                               const RingPlace& buffer) {
-  const int warp = threadIdx.x / 32 - 4;
+  const int owner = threadIdx.x / 32 - 4;
   const int lane = threadIdx.x % 32;
-  const uint32_t owner = warp % Shape::kCluster;
-  const int slot = (warp / Shape::kCluster * Shape::kCluster + static_cast<int>(hopper::cluster_rank()));
+  const int piece = static_cast<int>(hopper::cluster_rank());
   const float* s_target =
-      s_plan.partials + buffer.stage * Shape::kBufferFloats + slot * Shape::kFragmentFloats + lane * 4;
+      s_plan.partials + buffer.stage * Shape::kBufferFloats + piece * Shape::kFragmentFloats + lane * 4;
   hopper::mbarrier_wait(s_plan.partials_released[buffer.stage], buffer.phase ^ 1U);
   const uint32_t target = hopper::address_in_cluster(hopper::shared_address(s_target), owner);
   const uint32_t barrier =
@@ -66,13 +65,13 @@ __device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num
 }
 
 template <class Shape, class Walk>
-__device__ __forceinline__ void multiply_tiles(SharedPlan<Shape>& s_plan, int num_steps, const Walk& walk, int cluster,
-                                               int num_clusters) {
-  const int num_tiles = walk.num_tiles();
+__device__ __forceinline__ void multiply_tiles(const TileTurns<Shape, Walk>& turns, int num_steps) {
+  SharedPlan<Shape>& s_plan = turns.s_plan;
   RingPlace ring;
   RingPlace buffer;
-  for (int index = cluster; index < num_tiles; index += num_clusters, buffer.advance(Shape::kPartialBuffers)) {
-    const int count = walk.tile(index).tokens.row_count;
+  int index = turns.tile_index(0);
+  for (uint32_t turn = 0; index < turns.num_tiles; buffer.advance(Shape::kPartialBuffers)) {
+    const int count = turns.walk.tile(index).tokens.row_count;
     if (Shape::kMaxTokens <= 8 || count <= 8) {
       multiply_tile<Shape, 8>(s_plan, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 16 || count <= 16) {
@@ -82,6 +81,7 @@ __device__ __forceinline__ void multiply_tiles(SharedPlan<Shape>& s_plan, int nu
     } else {
       multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, num_steps, ring, buffer);
     }
+    index = turns.tile_index(++turn);
   }
 }
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_pa
   r_sum[2] = first.z;
   r_sum[3] = first.w;
 #pragma unroll
-  for (int piece = 1; piece < Shape::kCluster; ++piece) {
+  for (int piece = 1; piece < kSpreadPieces; ++piece) {
     const float4 values = s_fragments[piece * (Shape::kFragmentFloats / 4)];
     r_sum[0] = __fadd_rn(r_sum[0], values.x);
     r_sum[1] = __fadd_rn(r_sum[1], values.y);
@@ -105,17 +105,14 @@ __device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_pa
 
 template <class Shape, class Walk, class Finish>
 struct TileFacts {
-  typename Finish::RowFacts r_rows[Shape::kOwnedFragments];
+  typename Finish::RowFacts r_rows;
   float r_token_scale;
 
   __device__ __forceinline__ TileFacts(const Walk& walk, const Finish& finish, const ProductTile& tile, int rank,
                                        int thread) {
     const bool has_scale = finish.token_scales != nullptr && thread < tile.tokens.row_count;
     r_token_scale = has_scale ? __ldcg(finish.token_scales + walk.token(tile.tokens.row_first + thread)) : 1.0F;
-#pragma unroll
-    for (int owned = 0; owned < Shape::kOwnedFragments; ++owned) {
-      r_rows[owned] = finish.row_facts(tile, owned * Shape::kCluster + rank);
-    }
+    r_rows = finish.row_facts(tile, rank);
   }
 };
 
@@ -126,49 +123,45 @@ __device__ __forceinline__ void finish_tile(SharedPlan<Shape>& s_plan, const Fin
   const int warp = threadIdx.x / 32 % 2;
   const float* s_partials = s_plan.partials + buffer * Shape::kBufferFloats;
   const float* s_scales = s_plan.token_scales[buffer];
-#pragma unroll
-  for (int owned = 0; owned < Shape::kOwnedFragments; ++owned) {
-    const int fragment = owned * Shape::kCluster + rank;
-    if (fragment >= kConsumerWarps) break;
-    for (int group = warp; group < num_groups; group += 2) {
-      float r_sum[4];
-      join_pieces<Shape>(r_sum, s_partials + owned * Shape::kCluster * Shape::kFragmentFloats, group);
-      const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
-      const float2 scales = {s_scales[column], s_scales[column + 1]};
-      finish.store_group(tile, fragment, column, r_sum, facts.r_rows[owned], scales);
-    }
+  for (int group = warp; group < num_groups; group += 2) {
+    float r_sum[4];
+    join_pieces<Shape>(r_sum, s_partials, group);
+    const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+    const float2 scales = {s_scales[column], s_scales[column + 1]};
+    finish.store_group(tile, rank, column, r_sum, facts.r_rows, scales);
   }
 }
 
 template <class Shape, class Walk, class Finish>
-__device__ __forceinline__ void finish_tiles(SharedPlan<Shape>& s_plan, const Walk& walk, const Finish& finish,
-                                             int cluster, int num_clusters) {
+__device__ __forceinline__ void finish_tiles(const TileTurns<Shape, Walk>& turns, const Finish& finish) {
   constexpr int kBarrier = 1;
+  SharedPlan<Shape>& s_plan = turns.s_plan;
+  const Walk& walk = turns.walk;
   const int rank = static_cast<int>(hopper::cluster_rank());
   const int thread = threadIdx.x - Shape::kGatherThreads;
-  const int num_owned = (kConsumerWarps - rank + Shape::kCluster - 1) / Shape::kCluster;
-  ProductTile next_tile = walk.tile(cluster);
-  const int num_tiles = walk.num_tiles();
-  if (cluster >= num_tiles) return;
+  int index = turns.tile_index(0);
+  ProductTile next_tile = walk.tile(index);
+  if (index >= turns.num_tiles) return;
   RingPlace buffer;
   TileFacts<Shape, Walk, Finish> next_facts(walk, finish, next_tile, rank, thread);
-  for (int index = cluster; index < num_tiles; index += num_clusters, buffer.advance(Shape::kPartialBuffers)) {
+  for (uint32_t turn = 0; index < turns.num_tiles; ++turn, buffer.advance(Shape::kPartialBuffers)) {
     const ProductTile tile = next_tile;
     const TileFacts<Shape, Walk, Finish> facts = next_facts;
     const int num_groups = padded_tokens(tile.tokens.row_count) / kGroupTokens;
     if (thread == 0) {
-      hopper::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage],
-                                        num_owned * Shape::kCluster * num_groups * 512);
+      hopper::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage], kSpreadPieces * num_groups * 512);
     }
     if (thread < Shape::kMaxTokens) s_plan.token_scales[buffer.stage][thread] = facts.r_token_scale;
-    next_tile = walk.tile(min(index + num_clusters, num_tiles - 1));
+    index = turns.tile_index(turn + 1);
+    next_tile = turns.tile(index);
     next_facts = TileFacts<Shape, Walk, Finish>(walk, finish, next_tile, rank, thread);
     hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
     hopper::mbarrier_wait(s_plan.partials_arrived[buffer.stage], buffer.phase);
     finish_tile(s_plan, finish, tile, facts, buffer.stage, rank, num_groups);
     hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
-    const bool has_successor = index + Shape::kPartialBuffers * num_clusters < num_tiles;
-    if (has_successor && thread < Shape::kCluster) {
+    const bool has_successor =
+        index < turns.num_tiles && turns.tile_index(turn + Shape::kPartialBuffers) < turns.num_tiles;
+    if (has_successor && thread < kSpreadPieces) {
       hopper::mbarrier_arrive_in_cluster(s_plan.partials_released[buffer.stage], thread);
     }
   }
@@ -176,15 +169,14 @@ __device__ __forceinline__ void finish_tiles(SharedPlan<Shape>& s_plan, const Wa
 
 template <class Shape, class Walk, class Finish>
 __device__ __forceinline__ void play_role(SharedPlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk,
-                                          const Finish& finish, int num_early) {
-  const int cluster = blockIdx.x / Shape::kCluster;
-  const int num_clusters = gridDim.x / Shape::kCluster;
+                                          const Finish& finish) {
+  const TileTurns<Shape, Walk> turns = {s_plan, walk};
   if (threadIdx.x >= 128) {
-    multiply_tiles(s_plan, inputs.piece_steps, walk, cluster, num_clusters);
+    multiply_tiles(turns, inputs.piece_steps);
   } else if (threadIdx.x < Shape::kGatherThreads) {
-    load_tiles(s_plan, inputs, walk, cluster, num_clusters, num_early);
+    load_tiles(turns, inputs);
   } else {
-    finish_tiles(s_plan, walk, finish, cluster, num_clusters);
+    finish_tiles(turns, finish);
   }
 }
 
@@ -195,19 +187,21 @@ __global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocess
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<SharedPlan<Shape>*>(s_bytes);
   prepare(s_plan);
-  const WeightStream<Shape> weights(inputs);
-  const int num_early = load_early(s_plan, weights, walk, static_cast<int>(blockIdx.x) / Shape::kCluster);
+  if constexpr (Walk::kIsKnownEarly) {
+    const int first = static_cast<int>(blockIdx.x) / kSpreadPieces;
+    if (first < walk.num_tiles()) {
+      load_first_weights(s_plan, WeightStream<Shape>(inputs), weight_tile(walk, walk.tile(first)));
+    }
+  }
   if constexpr (Shape::kGroupsHere) {
-    play_role(s_plan, inputs, walk.template group<kProductThreads>(s_plan.groups), finish, num_early);
+    play_role(s_plan, inputs, walk.template group<kProductThreads>(s_plan.groups), finish);
   } else {
     if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
       hopper::wait_for_previous_kernel();
       hopper::allow_next_kernel();
     }
-    play_role(s_plan, inputs, walk, finish, num_early);
+    play_role(s_plan, inputs, walk, finish);
   }
-  __syncwarp();
-  hopper::cluster_sync_relaxed();
 }
 
 }
