@@ -2,14 +2,18 @@
 
 import random
 from collections.abc import Iterator
+from ctypes import POINTER, byref, c_int32, c_int64
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
+from glint.native import abi
+from glint.native.library import NativeEngine
 from tests.cpu.random_asks import seeded
 from tests.cpu.small_engine import Ask, Session, answer_all, make_ask, run_at_random, small_model
+from tests.cpu.testing_library import declare
 from tests.gpu.cases import CaseStore
 from tests.gpu.sessions import PAGE_TOKENS, Alone, kernels_of, open_cuda
 
@@ -134,15 +138,31 @@ def test_long_context_crosses_attention_splits(path: ComputePath) -> None:
             assert session.free(request_id) == path.alone(ask)
 
 
+def count_decode_tasks(engine: NativeEngine) -> int:
+    """How many parts the attention of the last step's decodes was computed in; no step may be in flight."""
+    count = c_int64()
+    read = declare("glint_testing_decode_tasks", c_int32, POINTER(abi.Engine), POINTER(c_int64), device="cuda")
+    assert read(engine._engine, byref(count)) == abi.STATUS_OK
+    return count.value
+
+
 def test_short_last_splits_of_many_requests_change_nothing(path: ComputePath) -> None:
     """In steps of more than 256 splits a last split of few tokens is computed with the split before it."""
     shared = path.prompt(23, 1024)
     wanted = [make_ask(shared + path.prompt(100 + index, 1 + index % 40), 5) for index in range(136)]
+    tasks = []
     with path.engine(max_requests=136, max_step_items=136, num_pages=320) as engine:
         alone = [answer_all(engine, [ask])[0] for ask in wanted]
-        together = answer_all(engine, wanted)
+        assert count_decode_tasks(engine) == 2
+        session = Session(engine)
+        ids = [session.add(ask) for ask in wanted]
+        while session.running:
+            session.step([(request_id, 2048) for request_id in session.running])
+            tasks.append(count_decode_tasks(engine))
+        together = [session.free(request_id) for request_id in ids]
     assert together == alone
     assert all(answer.cached_tokens >= 1024 for answer in together)
+    assert tasks[1:] == [len(wanted)] * 4
 
 
 def test_prompt_logprobs_change_nothing_else(path: ComputePath) -> None:

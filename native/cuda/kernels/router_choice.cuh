@@ -15,6 +15,7 @@ struct RouterPlan {
   int32_t experts[kMaxRouterChoices];
 };
 
+inline constexpr float kLeastScoreSum = 1e-20F;
 inline constexpr int kLaneExperts = kMaxRouterExperts / kWarpLanes;
 
 __device__ __forceinline__ uint32_t ordered_key(float value) {
@@ -60,13 +61,21 @@ __device__ __forceinline__ float nan_to_lowest_for_unique_choice(float value) {
   return isnan(value) ? -FLT_MAX : value;
 }
 
+__device__ __forceinline__ float router_score(float logit) {
+  return __fdiv_rn(1.0F, __fadd_rn(1.0F, expf(-logit)));
+}
+
+__device__ __forceinline__ float router_factor(const RouterCall& call, float sum) {
+  return call.normalises ? __fdiv_rn(call.routed_scaling, sum) : call.routed_scaling;
+}
+
 __device__ __forceinline__ void score_experts(const RouterCall& call, RouterPlan& plan, int64_t row, int64_t pieces) {
   for (int expert = static_cast<int>(threadIdx.x); expert < call.num_experts; expert += static_cast<int>(blockDim.x)) {
     const float* g_piece = call.pieces + row * call.num_experts + expert;
     float logit = 0.0F;
 #pragma unroll 20
     for (int64_t piece = 0; piece < pieces; ++piece) logit += g_piece[piece * call.count * call.num_experts];
-    const auto score = static_cast<float>(1.0 / (1.0 + exp(-static_cast<double>(logit))));
+    const float score = router_score(logit);
     plan.scores[expert] = score;
     plan.choice[expert] = nan_to_lowest_for_unique_choice(score + call.bias[expert]);
   }
@@ -124,16 +133,13 @@ __device__ __forceinline__ void choose_experts_one_warp(const RouterCall& call, 
 
 __device__ __forceinline__ void store_choice_one_warp(const RouterCall& call, const RouterPlan& plan, int64_t row) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  double sum = 1e-20;
-  for (int kept = 0; kept < call.experts_per_token; ++kept) {
-    sum += static_cast<double>(plan.scores[plan.experts[kept]]);
-  }
-  const double factor = static_cast<double>(call.routed_scaling) / (call.normalises ? sum : 1.0);
+  float sum = kLeastScoreSum;
+  for (int kept = 0; kept < call.experts_per_token; ++kept) sum += plan.scores[plan.experts[kept]];
+  const float factor = router_factor(call, sum);
   if (lane >= call.experts_per_token) return;
   const int32_t expert = plan.experts[lane];
   call.experts[row * call.experts_per_token + lane] = expert;
-  call.weights[row * call.experts_per_token + lane] =
-      static_cast<float>(static_cast<double>(plan.scores[expert]) * factor);
+  call.weights[row * call.experts_per_token + lane] = __fmul_rn(plan.scores[expert], factor);
 }
 
 __global__ void router_choice_kernel(const RouterCall call, int64_t pieces) {

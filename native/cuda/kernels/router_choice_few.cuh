@@ -60,7 +60,7 @@ __device__ __forceinline__ void score_expert(const RouterCall& call, RouterPlan&
   if (expert >= call.num_experts) return;
   const float logit =
       join_pieces(call.pieces + row * call.num_experts + expert, call.count * call.num_experts, pieces);
-  const auto score = static_cast<float>(1.0 / (1.0 + exp(-static_cast<double>(logit))));
+  const float score = router_score(logit);
   plan.scores[expert] = score;
   plan.choice[expert] = nan_to_lowest_for_unique_choice(score + bias);
 }
@@ -111,15 +111,13 @@ __device__ __forceinline__ int choose_expert_of_lane(const RouterCall& call, Rou
 __device__ __forceinline__ void store_weights_one_warp(const RouterCall& call, const RouterPlan& plan, int64_t row,
                                                       int expert) {
   const float score = plan.scores[expert];
-  double sum = 1e-20;
+  float sum = kLeastScoreSum;
 #pragma unroll 8
-  for (int kept = 0; kept < call.experts_per_token; ++kept) {
-    sum += static_cast<double>(__shfl_sync(kWholeWarp, score, kept));
-  }
-  const double factor = static_cast<double>(call.routed_scaling) / (call.normalises ? sum : 1.0);
+  for (int kept = 0; kept < call.experts_per_token; ++kept) sum += __shfl_sync(kWholeWarp, score, kept);
+  const float factor = router_factor(call, sum);
   if (choice_lane() >= call.experts_per_token) return;
   call.experts[row * call.experts_per_token + choice_lane()] = expert;
-  call.weights[row * call.experts_per_token + choice_lane()] = static_cast<float>(static_cast<double>(score) * factor);
+  call.weights[row * call.experts_per_token + choice_lane()] = __fmul_rn(score, factor);
 }
 
 template <int kKeys>
