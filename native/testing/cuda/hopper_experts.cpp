@@ -43,6 +43,7 @@ class HopperExperts {
         hidden_((test.num_pairs() + test.num_tokens()) * test.width),
         records_(record_bytes(test)),
         arrivals_(std::vector<uint32_t>{0}),
+        tiles_taken_(std::vector<uint32_t>{0}),
         out_(test.num_tokens() * test.hidden_size) {
     pack();
     operand_.launch();
@@ -64,7 +65,8 @@ class HopperExperts {
                                         .k_bytes = test_.hidden_size,
                                         .num_tokens = num_tokens,
                                         .max_tiles = grouping_.max_tiles(num_tokens),
-                                        .routing = routing},
+                                        .routing = routing,
+                                        .tiles_taken = tiles_taken_.data()},
                                        nullptr);
     glint::cuda::launch_expert_down({.out = out_.data(),
                                      .records = records_.data(),
@@ -125,6 +127,7 @@ class HopperExperts {
   DeviceArray<float> hidden_;
   DeviceArray<uint8_t> records_;
   DeviceArray<uint32_t> arrivals_;
+  DeviceArray<uint32_t> tiles_taken_;
   DeviceArray<float> out_;
 };
 
