@@ -6,7 +6,7 @@ usage() {
 usage: scripts/test.sh [--all]
 
 Prepares the checkout (a virtual environment in .venv, the native library in build), then runs every test that needs
-no GPU and prints the time of each part. Exits non-zero if any part fails.
+no GPU and prints the time of each part; the first two of tests run side by side. Exits non-zero if any part fails.
 
   --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads), the fuzz targets under a
          new seed, two minutes of 64 streams, and the CUDA kernels compiled where nvcc is; a test that is skipped is a
@@ -30,15 +30,44 @@ command -v "$python" >/dev/null || { echo "test.sh: no $python found; install py
 names=()
 seconds=()
 outcomes=()
+note() {
+  names+=("$1")
+  seconds+=("$2")
+  outcomes+=("$3")
+}
+
 part() {
   local name="$1" start="$SECONDS" outcome="passed"
   shift
   printf '\n== %s ==\n' "$name"
   "$@" || outcome="FAILED"
-  names+=("$name")
-  seconds+=("$((SECONDS - start))")
-  outcomes+=("$outcome")
+  note "$name" "$((SECONDS - start))" "$outcome"
   [[ "$outcome" == passed ]]
+}
+
+begin_beside() {
+  beside_name="$1"
+  beside_folder="$(mktemp -d)" || exit 1
+  set -m
+  (
+    part "$@"
+    outcome="$?"
+    echo "${seconds[-1]}" >"$beside_folder/seconds"
+    exit "$outcome"
+  ) >"$beside_folder/output" 2>&1 </dev/null &
+  beside_process="$!"
+  set +m
+  trap 'kill -- "-$beside_process"; rm -r "$beside_folder"' EXIT
+  trap 'exit 130' INT
+}
+
+finish_beside() {
+  local outcome="passed"
+  wait "$beside_process" || outcome="FAILED"
+  trap - EXIT INT
+  cat "$beside_folder/output"
+  note "$beside_name" "$(<"$beside_folder/seconds")" "$outcome"
+  rm -r "$beside_folder"
 }
 
 pytest() {
@@ -120,9 +149,9 @@ if "$run_all"; then
 fi
 part "lint" .venv/bin/ruff check .
 part "types" .venv/bin/mypy
-part "house rules" "$tests" tests/house_rules
-part "pure" "$tests" tests/pure
+begin_beside "house rules and pure" "$tests" tests/house_rules tests/pure
 part "cpu" "$tests" tests/cpu
+finish_beside
 part "end to end" "$tests" tests/e2e
 part "deployment" "$tests" tests/deploy
 if "$run_all"; then

@@ -63,8 +63,7 @@ class Call:
 
     async def begin(self, *wishes: Wish) -> Generation:
         """Prepare one wish per prompt and hand them to the engine as one request."""
-        cache_salt = tenant_of(self._scope).cache_salt
-        prepared = [await self.work(prepare, self.state, wish, cache_salt) for wish in wishes]
+        prepared = [await self._prepare(wish) for wish in wishes]
         self._check_logprobs(prepared)
         self.generation = Generation(self.state, prepared, self._ticket.seconds)
         if self._has_left:
@@ -77,6 +76,14 @@ class Call:
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long on a worker thread, unless the client has left before it begins."""
         return await self.state.work(self._if_wanted, function, *arguments)
+
+    async def _prepare(self, wish: Wish) -> Prepared:
+        """What the engine needs of a wish; what takes no time is done on the spot, not on a worker thread."""
+        cache_salt = tenant_of(self._scope).cache_salt
+        if wish.takes_long:
+            return await self.work(prepare, self.state, wish, cache_salt)
+        with self.state.preparing():
+            return prepare(self.state, wish, cache_salt)
 
     def _if_wanted(self, function: Callable[..., Result], *arguments: Any) -> Result:
         if self._has_left:

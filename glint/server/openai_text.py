@@ -1,6 +1,6 @@
 """POST /v1/completions: texts or tokens to go on with, as OpenAI's clients know it."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -50,11 +50,12 @@ class TextBody(SamplingFields, kw_only=True):
     def _prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        tokens = [entry for entry in self.prompt if isinstance(entry, int)]
-        prompts = [entry for entry in self.prompt if not isinstance(entry, int)]
-        if tokens and prompts:
+        kinds = set(map(type, self.prompt))
+        if kinds == {int}:
+            return [cast(list[int], self.prompt)]
+        if int in kinds:
             raise refusal("prompt mixes token ids with whole prompts; give one list of either", "prompt")
-        return [tokens] if tokens else prompts
+        return cast(list[str | list[int]], self.prompt)
 
 
 async def handle_text(call: Call) -> None:

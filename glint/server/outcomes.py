@@ -6,7 +6,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Outcome = Literal["finished", "stopped", "length", "cancelled", "refused", "failed"]
@@ -70,12 +70,12 @@ class OutcomeLog:
 
 def format_pairs(outcome: RequestOutcome) -> str:
     """The outcome as key=value pairs in the order of its fields, on one line."""
-    return " ".join(f"{name}={_pair_value(value)}" for name, value in asdict(outcome).items())
+    return " ".join(f"{name}={_pair_value(value)}" for name, value in vars(outcome).items())
 
 
 def format_json(outcome: RequestOutcome) -> str:
     """The outcome as one JSON object in the order of its fields, on one line."""
-    return _escape({name: _rounded(value) for name, value in asdict(outcome).items()})
+    return _escape({name: _rounded(value) for name, value in vars(outcome).items()})
 
 
 def _pair_value(value: str | int | float | None) -> str:

@@ -1,4 +1,4 @@
-"""From a wish to what the engine takes: rendering, tokens and grammar. Everything here blocks."""
+"""From a wish to what the engine takes: rendering, tokens and grammar. Everything here may block."""
 
 from dataclasses import dataclass
 
@@ -40,19 +40,17 @@ class Prepared:
 
 
 def prepare(state: ServerState, wish: Wish, cache_salt: int) -> Prepared:
-    """What the engine and the parser need of a wish; blocks."""
+    """What the engine and the parser need of a wish; blocks where the wish takes long."""
     seconds = wish.deadline_seconds
     if isinstance(wish.prompt, ChatPrompt):
         return _prepare_chat(state, wish, wish.prompt, cache_salt, seconds)
     content = wish.prompt.content
     if isinstance(content, str):
         state.check_length(content, "prompt")
-        tokens = state.tokenizer.encode(content, add_special_tokens=True)
-    else:
-        tokens = list(content)
+        content = state.tokenizer.encode(content, add_special_tokens=True)
     grammar = _compile(state, wish.constraint, wish.format_field)
-    _check_room(state, len(tokens), wish.params, "prompt")
-    return Prepared(Submission(tokens, wish.params, cache_salt, grammar), None, seconds)
+    _check_room(state, len(content), wish.params, "prompt")
+    return Prepared(Submission(content, wish.params, cache_salt, grammar), None, seconds)
 
 
 def render_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:

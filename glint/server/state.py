@@ -79,11 +79,16 @@ class ServerState:
             message = f"{field} is too long for a context of {self.max_model_len} tokens; shorten it"
             raise Problem(400, message, code="context_length_exceeded", param=field)
 
-    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run what takes long on a worker thread; what is wrong with the request raises a `Problem`.
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around what is done for a request before it waits: what is wrong with the request raises a `Problem`.
 
         A full queue refuses it before it begins, so that the work that waits for a thread is bounded.
         """
-        loop = asyncio.get_running_loop()
         with refusals(), self.admission.preparing():
-            return await loop.run_in_executor(self.workers, function, *arguments)
+            yield
+
+    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what takes long on a worker thread, as part of preparing a request."""
+        with self.preparing():
+            return await asyncio.get_running_loop().run_in_executor(self.workers, function, *arguments)

@@ -45,3 +45,9 @@ class Wish:
     deadline_seconds: float
     constraint: Constraint | None = None
     format_field: str = "response_format"
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether there is text to make tokens of or a grammar to compile; token ids are taken as they are."""
+        has_text = isinstance(self.prompt, ChatPrompt) or isinstance(self.prompt.content, str)
+        return has_text or self.constraint is not None

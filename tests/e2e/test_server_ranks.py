@@ -121,7 +121,7 @@ def ask(client: openai.OpenAI, model: str, index: int) -> str:
     return "whole"
 
 
-@pytest.mark.parametrize("fault", ["step:1:150", "collective:2:9000"], ids=["step", "collective"])
+@pytest.mark.parametrize("fault", ["step:1:75", "collective:2:4500"], ids=["step", "collective"])
 def test_a_rank_that_fails_under_load(tmp_path: Path, fault: str) -> None:
     flags, environment = faulty(fault)
     rank = fault.split(":")[1]
