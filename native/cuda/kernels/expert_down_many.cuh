@@ -91,7 +91,7 @@ class CodeStream {
       : inputs_(inputs), slot_(thread / 32 % 4 * kFragmentRows + thread % 32 / 4) {
     const RecordShape shape = {FragmentRecords::kMaxTokens, inputs.width};
     const int codes_first = thread / 32 % 4 * kFragmentRows * inputs.width + thread % 32 * 16;
-    facts_step_ = static_cast<int32_t>(shape.facts_offset()) + 16 + slot_ * 4 - codes_first;
+    facts_step_ = static_cast<int32_t>(shape.facts_offset() + kRecordHeadBytes) + slot_ * 4 - codes_first;
     tile_stride_ = static_cast<int32_t>(shape.bytes()) * Shape::kGroups;
   }
 
