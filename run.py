@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import difflib
 import fcntl
 import hashlib
@@ -33,6 +34,7 @@ BUILD = ROOT / "build"
 BUILD_STAMPS = {"cpu": BUILD / "glint-sources.sha256", "cuda": BUILD / "glint-cuda-sources.sha256"}
 LIBRARIES = {"cpu": BUILD / "libglint_cpu.so", "cuda": BUILD / "libglint_cuda.so"}
 GPU_NODE = Path("/dev/nvidiactl")
+CUDA_DRIVER = "libcuda.so.1"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
@@ -227,6 +229,31 @@ def has_gpu() -> bool:
     return GPU_NODE.exists() or shutil.which("nvidia-smi") is not None
 
 
+def cuda_problem() -> str | None:
+    """Why CUDA cannot compute on this machine, by its own driver; None if it can."""
+    try:
+        driver = ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return f"no NVIDIA driver is installed ({CUDA_DRIVER} was not found)"
+    code, count = driver.cuInit(0), ctypes.c_int()
+    if code == 0:
+        code = driver.cuDeviceGetCount(ctypes.byref(count))
+    if code != 0:
+        return f"the NVIDIA driver finds no GPU it can use (CUDA error {code}; nvidia-smi may say more)"
+    return None if count.value > 0 else "the NVIDIA driver finds no GPU"
+
+
+def check_gpu() -> None:
+    """Refuses to build the CUDA engine for a run on a machine that could not start it, minutes later."""
+    problem = cuda_problem()
+    if problem is not None:
+        raise PrepareError(
+            f"--device cuda needs an NVIDIA GPU: {problem}.\n"
+            "Leave --device out to compute on the CPU; './run.py --prepare --device cuda' builds the CUDA engine here "
+            "all the same, for another machine"
+        )
+
+
 def prepared_device(asked: str | None) -> str:
     """What --prepare builds for: the device that was asked for, else CUDA where a GPU and nvcc are."""
     if asked is not None:
@@ -361,7 +388,10 @@ def glint_flags(chosen: argparse.Namespace) -> list[str]:
 
 def start_glint(arguments: Sequence[str]) -> NoReturn:
     """Prepares what the glint command line needs, then replaces this process by glint."""
-    prepare([], needed_build(arguments))
+    device = needed_build(arguments)
+    if device == "cuda" and not build_is_current(device):
+        check_gpu()
+    prepare([], device)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-P", "-m", "glint", *arguments])

@@ -6,11 +6,13 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,35 @@ def test_cuda_is_prepared_where_it_is_asked_for_or_can_run(
     monkeypatch.setattr(entry, "find_nvcc", lambda: nvcc)
     assert entry.prepared_device(asked) == device
     assert ("but no nvcc" in capsys.readouterr().err) == (asked is None and gpu and not nvcc)
+
+
+@pytest.mark.parametrize(
+    ("codes", "found", "said"),
+    [
+        ((0, 0), 1, None),
+        ((0, 0), 0, "finds no GPU$"),
+        ((100, 0), 0, "CUDA error 100"),
+        ((0, 3), 0, "CUDA error 3"),
+    ],
+)
+def test_the_driver_says_whether_cuda_can_compute(
+    entry: ModuleType, monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], found: int, said: str | None
+) -> None:
+    def count_gpus(count: Any) -> int:
+        count._obj.value = found
+        return codes[1]
+
+    driver = SimpleNamespace(cuInit=lambda flags: codes[0] if flags == 0 else 1, cuDeviceGetCount=count_gpus)
+    monkeypatch.setattr(entry.ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    problem = entry.cuda_problem()
+    assert problem is None if said is None else re.search(said, problem)
+
+
+def test_no_cuda_engine_is_built_for_a_run_without_a_gpu(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "CUDA_DRIVER", "libcuda.so.none")
+    monkeypatch.setattr(entry, "prepare", lambda *_: pytest.fail("it was prepared"))
+    with pytest.raises(entry.PrepareError, match=r"(?s)libcuda\.so\.none.*--prepare --device cuda"):
+        entry.start_glint(["smoke", "--device", "cuda"])
 
 
 def test_a_missing_nvcc_names_the_package() -> None:
