@@ -6,7 +6,7 @@ usage() {
 usage: scripts/test.sh [--all]
 
 Prepares the checkout (a virtual environment in .venv, the native library in build), then runs every test that needs
-no GPU and prints the time of each part; the first two of tests run side by side. Exits non-zero if any part fails.
+no GPU and prints the time of each part; types, house rules and pure run beside cpu. Exits non-zero if any part fails.
 
   --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads), the fuzz targets under a
          new seed, two minutes of 64 streams, and the CUDA kernels compiled where nvcc is; a test that is skipped is a
@@ -109,6 +109,13 @@ sanitized() {
     .venv/bin/python -m pytest --capture=sys -m sanitize tests/cpu
 }
 
+types_and_pure() {
+  local failed=0
+  .venv/bin/mypy || failed=1
+  "$tests" tests/house_rules tests/pure || failed=1
+  return "$failed"
+}
+
 fuzz() {
   local seed="$RANDOM"
   echo "seed $seed"
@@ -148,8 +155,7 @@ if "$run_all"; then
   tests=pytest_without_skips
 fi
 part "lint" .venv/bin/ruff check .
-part "types" .venv/bin/mypy
-begin_beside "house rules and pure" "$tests" tests/house_rules tests/pure
+begin_beside "types, house rules and pure" types_and_pure
 part "cpu" "$tests" tests/cpu
 finish_beside
 part "end to end" "$tests" tests/e2e
