@@ -33,7 +33,6 @@ VENV_STAMP = VENV / "glint-requirements.json"
 BUILD = ROOT / "build"
 BUILD_STAMPS = {"cpu": BUILD / "glint-sources.sha256", "cuda": BUILD / "glint-cuda-sources.sha256"}
 LIBRARIES = {"cpu": BUILD / "libglint_cpu.so", "cuda": BUILD / "libglint_cuda.so"}
-GPU_NODE = Path("/dev/nvidiactl")
 CUDA_DRIVER = "libcuda.so.1"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
@@ -224,11 +223,6 @@ def build_library(device: str) -> None:
         BUILD_STAMPS[name].write_text(digest)
 
 
-def has_gpu() -> bool:
-    """Whether this machine shows an NVIDIA GPU."""
-    return GPU_NODE.exists() or shutil.which("nvidia-smi") is not None
-
-
 def cuda_problem() -> str | None:
     """Why CUDA cannot compute on this machine, by its own driver; None if it can."""
     try:
@@ -243,14 +237,19 @@ def cuda_problem() -> str | None:
     return None if count.value > 0 else "the NVIDIA driver finds no GPU"
 
 
+def has_gpu() -> bool:
+    """Whether CUDA can compute on this machine."""
+    return cuda_problem() is None
+
+
 def check_gpu() -> None:
     """Refuses to build the CUDA engine for a run on a machine that could not start it, minutes later."""
     problem = cuda_problem()
     if problem is not None:
         raise PrepareError(
-            f"--device cuda needs an NVIDIA GPU: {problem}.\n"
-            "Leave --device out to compute on the CPU; './run.py --prepare --device cuda' builds the CUDA engine here "
-            "all the same, for another machine"
+            f"this needs an NVIDIA GPU (device cuda): {problem}.\n"
+            "Commands that take --device compute on the CPU without it; './run.py --prepare --device cuda' builds the "
+            "CUDA engine here all the same, for another machine"
         )
 
 

@@ -123,11 +123,15 @@ def test_the_driver_says_whether_cuda_can_compute(
     assert problem is None if said is None else re.search(said, problem)
 
 
-def test_no_cuda_engine_is_built_for_a_run_without_a_gpu(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", [["smoke", "--device", "cuda"], ["bench", "rank"]])
+def test_no_cuda_engine_is_built_for_a_run_without_a_gpu(
+    entry: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
     monkeypatch.setattr(entry, "CUDA_DRIVER", "libcuda.so.none")
     monkeypatch.setattr(entry, "prepare", lambda *_: pytest.fail("it was prepared"))
     with pytest.raises(entry.PrepareError, match=r"(?s)libcuda\.so\.none.*--prepare --device cuda"):
-        entry.start_glint(["smoke", "--device", "cuda"])
+        entry.start_glint(arguments)
+    assert not entry.has_gpu()
 
 
 def test_a_missing_nvcc_names_the_package() -> None:
