@@ -72,6 +72,7 @@ struct ExpertActivations {
   float* router_pieces = nullptr;
   GroupedTokens grouped = {};
   float* hidden = nullptr;
+  float* handed = nullptr;
   uint8_t* records = nullptr;
   uint32_t* arrivals = nullptr;
   uint32_t* tiles_taken = nullptr;

@@ -37,6 +37,14 @@ struct RecordShape {
   constexpr int64_t bytes() const { return kRecordHeadBytes + max_tokens * (kRecordFactBytes + width); }
 };
 
+struct RowPlace {
+  uint32_t packed;
+
+  constexpr int tile() const { return static_cast<int>(packed >> 16U); }
+  constexpr int slot() const { return static_cast<int>(packed >> 8U & 0xffU); }
+  constexpr int row_count() const { return static_cast<int>(packed & 0xffU); }
+};
+
 struct GroupedTokens {
   int32_t* row_tokens;
   float* row_weights;
@@ -45,6 +53,8 @@ struct GroupedTokens {
   TokenTile* down_tiles;
   int32_t* down_tile_ends;
   int32_t* num_rows;
+  RowPlace* row_places;
+  uint32_t* rows_recorded;
 };
 
 struct GroupCall {
@@ -83,14 +93,18 @@ struct DownCall {
   GroupedTokens grouped;
   const uint8_t* packed_weights;
   const float* row_scales;
-  const float* hidden;
+  float* hidden;
   int64_t width;
   int64_t hidden_size;
   int64_t num_tokens;
   GroupCall routing = {};
 };
 
-inline constexpr int64_t kInPlaceRows = 16;
+inline constexpr int64_t kInPlaceRows = 1;
+
+constexpr bool hands_rows_over(int64_t num_tokens, const GroupCall& routing) {
+  return routing.experts == nullptr && num_tokens <= kLocalGroupTokens;
+}
 
 constexpr bool groups_in_place(int64_t num_tokens) { return num_tokens <= kLocalGroupTokens; }
 

@@ -44,8 +44,9 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
   const Operand operand = backend.operand(backend.model.hidden_size);
   const GroupCall group = group_call(backend, experts.holds_shared);
   const GroupCall routing = backend.num_rows <= kInPlaceRows ? group : GroupCall{};
+  float* hidden = hands_rows_over(backend.num_rows, routing) ? moe.handed : moe.hidden;
   if (routing.experts == nullptr) launch_group_tokens(group, backend.stream);
-  launch_expert_gate_up({.hidden = moe.hidden,
+  launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,
                          .packed_weights = experts.packed_gate_up,
                          .gate_scales = experts.gate_scales,
@@ -65,7 +66,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .grouped = moe.grouped,
                       .packed_weights = experts.packed_down,
                       .row_scales = experts.down_scales,
-                      .hidden = moe.hidden,
+                      .hidden = hidden,
                       .width = backend.model.expert_width,
                       .hidden_size = backend.model.hidden_size,
                       .num_tokens = backend.num_rows,

@@ -16,6 +16,8 @@ from tests.reference.numpy_ops import FloatArray, ScaleKind, bf16_bits, round_bf
 IntArray = NDArray[np.int32]
 PRODUCTS_AT_ONCE = 32
 E4M3_DTYPE = 3
+FEW_TOKENS = 64
+MOST_CHOICES = 8
 UNUSABLE_EXPERTS = (-1, 1 << 20, 2**31 - 1, -(2**31))
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
@@ -25,7 +27,7 @@ class _Grouping(Structure):
     _fields_ = [
         ("row_tokens", _INTS),
         ("row_weights", _FLOATS),
-        *((name, _INTS) for name in ("gate_up_tiles", "down_tiles", "counts", "experts")),
+        *((name, _INTS) for name in ("gate_up_tiles", "down_tiles", "counts", "row_places", "experts")),
         ("weights", _FLOATS),
         *((name, c_int64) for name in ("num_tokens", "max_tiles")),
         *((name, c_int32) for name in ("experts_per_token", "expert_first", "expert_last", "has_shared")),
@@ -161,6 +163,7 @@ class Grouping:
     gate_up_tiles: IntArray
     down_tiles: IntArray
     counts: IntArray
+    row_places: IntArray
     native: _Grouping
 
 
@@ -185,11 +188,13 @@ def new_grouping(layout: ExpertLayout, choices: Choices) -> Grouping:
         np.full((most, 4), -1, np.int32),
         np.full((most, 4), -1, np.int32),
         np.full(3, -1, np.int32),
+        np.full(min(count, FEW_TOKENS) * (MOST_CHOICES + 1), -1, np.int32),
         native,
     )
     native.row_tokens, native.row_weights = pointer(room.row_tokens, _INTS), pointer(room.row_weights)
     native.gate_up_tiles, native.down_tiles = pointer(room.gate_up_tiles, _INTS), pointer(room.down_tiles, _INTS)
     native.counts, native.max_tiles = pointer(room.counts, _INTS), most
+    native.row_places = pointer(room.row_places, _INTS)
     return room
 
 

@@ -34,6 +34,7 @@ from tests.gpu.operations_cases import (
 )
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
 from tests.gpu.operations_experts import (
+    FEW_TOKENS,
     ExpertCase,
     ExpertResult,
     expect_experts,
@@ -359,6 +360,9 @@ def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
             order = np.concatenate(rows) if rows else np.empty(0, np.int64)
             assert (np.sort(order) == np.arange(num_rows)).all()
             assert (expected.experts[order] == experts).all()
+        if count <= FEW_TOKENS:
+            places = [(tile << 16) + (slot << 8) + size for _, _, size, tile in tiles.tolist() for slot in range(size)]
+            assert room.row_places[:num_rows].tolist() == places
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -388,6 +392,19 @@ def compare_results(record: ErrorRecord, cpu: Operations, case: ExpertCase, seen
         record.compare(down, seen.routed[expected.places], expected.routed, f"{what}, down")
     record.compare(f"experts down, combine, {family}", seen.out[tokens], expected.out, what)
     assert np.isfinite(seen.out[:num_real]).all()
+
+
+@pytest.mark.parametrize("name", ["tp8", "ep8"])
+def test_experts_of_rows_that_are_zero(name: str) -> None:
+    """Gate+up tells down by values other than zero that a row is there; a row of zeros arrives too."""
+    layout = LAYOUTS[name]
+    for count in (1, 17, 64):
+        case = make_case(layout, make_weights(layout), count, count)
+        case.rows[::3] = 0.0
+        with open_for(count, "hopper") as cuda:
+            seen = run_experts(cuda, case)
+        assert (seen.out[::3] == 0.0).all()
+        assert np.isfinite(seen.out).all()
 
 
 @pytest.mark.parametrize("name", ["tp8", "ep8"])

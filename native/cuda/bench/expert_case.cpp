@@ -24,6 +24,10 @@ int64_t largest_records(const ExpertLayout& layout, int64_t max_tokens) {
   return most;
 }
 
+int64_t handed_rows(int64_t num_tokens) {
+  return std::min(num_tokens, int64_t{kLocalGroupTokens}) * (kMaxExpertsPerToken + 1);
+}
+
 int64_t code_place(const RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
   if (shape.max_tokens == 64) {
     const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
@@ -88,6 +92,8 @@ GroupedCase::GroupedCase(const ExpertLayout& layout, const Routing& routing, int
       gate_up_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       down_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       counts_(64),
+      row_places_(handed_rows(num_tokens)),
+      rows_recorded_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       num_real_tokens_(std::vector<int32_t>{static_cast<int32_t>(num_tokens)}),
       experts_touched_(std::vector<uint64_t>{0}) {}
 
@@ -102,7 +108,9 @@ GroupedTokens GroupedCase::grouped() const {
           .num_gate_up_tiles = counts_.data(),
           .down_tiles = down_tiles_.data(),
           .down_tile_ends = counts_.data() + 2,
-          .num_rows = counts_.data() + 1};
+          .num_rows = counts_.data() + 1,
+          .row_places = row_places_.data(),
+          .rows_recorded = rows_recorded_.data()};
 }
 
 GroupCall GroupedCase::call(const ExpertLayout& layout) const {
@@ -131,6 +139,7 @@ ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keep
       activations_(max_tokens * kHiddenSize),
       token_scales_(max_tokens),
       hidden_(max_tokens * (kExpertsPerToken + 1) * layout.width),
+      handed_(handed_rows(max_tokens) * layout.width),
       records_(largest_records(layout, max_tokens)),
       arrivals_(1),
       tiles_taken_(1) {
@@ -143,6 +152,7 @@ ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keep
   fill_positive(up_scales_.data(), up_scales_.count(), {26, 2e-4F});
   fill_positive(down_scales_.data(), down_scales_.count(), {27, 2e-4F});
   fill_positive(token_scales_.data(), token_scales_.count(), {28, 1e-2F});
+  handed_.fill_bytes(0);
   arrivals_.fill_bytes(0);
   tiles_taken_.fill_bytes(0);
   launch_pack_gate_up({packed_gate_up_.data(), gate_->data(), up_->data(), layout.width, kHiddenSize,
@@ -164,7 +174,7 @@ void ExpertCase::poison() {
 }
 
 GateUpCall ExpertCase::gate_up(const GroupedCase& grouped) const {
-  return {.hidden = hidden_.data(),
+  return {.hidden = hidden(grouped),
           .grouped = grouped.grouped(),
           .packed_weights = packed_gate_up_.data(),
           .gate_scales = gate_scales_.data(),
@@ -186,7 +196,7 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
           .grouped = grouped.grouped(),
           .packed_weights = packed_down_.data(),
           .row_scales = down_scales_.data(),
-          .hidden = hidden_.data(),
+          .hidden = hidden(grouped),
           .width = layout_.width,
           .hidden_size = kHiddenSize,
           .num_tokens = grouped.num_tokens(),
@@ -195,6 +205,21 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
 
 GroupCall ExpertCase::routing(const GroupedCase& grouped) const {
   return grouped.num_tokens() <= kInPlaceRows ? grouped.call(layout_) : GroupCall{};
+}
+
+float* ExpertCase::hidden(const GroupedCase& grouped) const {
+  return hands_rows_over(grouped.num_tokens(), routing(grouped)) ? handed_.data() : hidden_.data();
+}
+
+void ExpertCase::keep_hidden(const GroupedCase& grouped) {
+  if (!hands_over(grouped)) return;
+  launch_group_tokens(grouped.call(layout_), nullptr);
+  launch_expert_gate_up(gate_up(grouped), nullptr);
+  synchronize();
+  const int64_t count = std::min(handed_.count(), hidden_.count());
+  GLINT_CHECK_CUDA(cudaMemcpy(hidden_.data(), handed_.data(), static_cast<size_t>(count) * sizeof(float),
+                              cudaMemcpyDeviceToDevice));
+  clear_handed();
 }
 
 void ExpertCase::run(const GroupedCase& grouped, float* out, cudaStream_t stream) const {

@@ -47,6 +47,7 @@ class GroupedCase {
   int64_t num_tokens() const { return num_tokens_; }
   int64_t max_tiles() const { return gate_up_tiles_.count(); }
   std::vector<TokenTile> down_tiles() const { return down_tiles_.to_host(); }
+  std::vector<RowPlace> row_places() const { return row_places_.to_host(); }
   std::vector<int32_t> counts() const { return counts_.to_host(); }
   std::vector<int32_t> row_tokens() const { return row_tokens_.to_host(); }
   std::vector<float> row_weights() const { return row_weights_.to_host(); }
@@ -61,6 +62,8 @@ class GroupedCase {
   DeviceArray<TokenTile> gate_up_tiles_;
   DeviceArray<TokenTile> down_tiles_;
   DeviceArray<int32_t> counts_;
+  DeviceArray<RowPlace> row_places_;
+  DeviceArray<uint32_t> rows_recorded_;
   DeviceArray<int32_t> num_real_tokens_;
   DeviceArray<uint64_t> experts_touched_;
 };
@@ -73,12 +76,16 @@ class ExpertCase {
   GroupCall routing(const GroupedCase& grouped) const;
   void run(const GroupedCase& grouped, float* out, cudaStream_t stream) const;
   void poison();
+  void keep_hidden(const GroupedCase& grouped);
+  bool hands_over(const GroupedCase& grouped) const { return hidden(grouped) == handed_.data(); }
+  void clear_handed() { handed_.fill_bytes(0); }
   const ExpertLayout& layout() const { return layout_; }
   double hidden_error(const HostGrouping& host, const GroupedCase& grouped) const;
   int64_t wrong_codes(const HostGrouping& host, const GroupedCase& grouped);
   double out_error(const HostGrouping& host, const float* out, int64_t num_tokens) const;
 
  private:
+  float* hidden(const GroupedCase& grouped) const;
   std::vector<double> plain_products(const HostGrouping& host, const uint8_t* weights, const uint8_t* activations,
                                      const int32_t* row_tokens, int64_t rows, int64_t k) const;
 
@@ -94,6 +101,7 @@ class ExpertCase {
   DeviceArray<uint8_t> activations_;
   DeviceArray<float> token_scales_;
   DeviceArray<float> hidden_;
+  DeviceArray<float> handed_;
   DeviceArray<uint8_t> records_;
   std::vector<uint8_t> codes_;
   std::vector<float> code_scales_;

@@ -40,6 +40,7 @@ bool check_errors(const ExpertLayout& layout) {
     experts.poison();
     experts.run(grouped, out.data(), nullptr);
     synchronize();
+    experts.keep_hidden(grouped);
     const bool is_grouped = is_grouping_right(host, grouped);
     const double hidden_error = experts.hidden_error(host, grouped);
     const int64_t wrong_codes = experts.wrong_codes(host, grouped);
@@ -171,7 +172,7 @@ BatchMeasure make_batch(const ExpertCase& experts, int64_t tokens) {
   return batch;
 }
 
-void measure_batch(const ExpertCase& experts, int64_t tokens, double ceiling, cudaStream_t stream) {
+void measure_batch(ExpertCase& experts, int64_t tokens, double ceiling, cudaStream_t stream) {
   const BatchMeasure batch = make_batch(experts, tokens);
   const DeviceArray<float> out(tokens * kHiddenSize);
   const auto num_sets = static_cast<int>(batch.groups.size());
@@ -180,16 +181,18 @@ void measure_batch(const ExpertCase& experts, int64_t tokens, double ceiling, cu
   const auto down = [&](int index) { launch_expert_down(experts.down(*batch.groups[index], out.data()), stream); };
   const double group_time = median_microseconds(stream, num_sets, group);
   const double gate_up_time = median_microseconds(stream, num_sets, gate_up);
-  const double down_time = median_microseconds(stream, num_sets, down);
-  const double pair_time = median_microseconds(stream, num_sets, [&](int index) {
-    gate_up(index);
-    down(index);
-  });
+  experts.clear_handed();
   const double all_time = median_microseconds(stream, num_sets, [&](int index) {
     group(index);
     gate_up(index);
     down(index);
   });
+  const bool needs_group = experts.hands_over(*batch.groups[0]);
+  const double pair_time = needs_group ? all_time : median_microseconds(stream, num_sets, [&](int index) {
+    gate_up(index);
+    down(index);
+  });
+  const double down_time = pair_time - gate_up_time;
   const double floor = batch.bytes / ceiling * 1e6;
   const double flops = 6.0 * batch.rows * static_cast<double>(experts.layout().width * kHiddenSize);
   std::printf("%-18s %5lld tokens  group %6.2f  gate+up %8.2f (%4.1f%%)  down %8.2f (%4.1f%%)  "
@@ -220,7 +223,7 @@ void measure_experts(double ceiling) {
   cudaStream_t stream = nullptr;
   GLINT_CHECK_CUDA(cudaStreamCreate(&stream));
   for (const ExpertLayout& layout : {kTensorParallel, kTensorParallelShared, kExpertParallel}) {
-    const ExpertCase experts(layout, 4096, false);
+    ExpertCase experts(layout, 4096, false);
     for (const int64_t tokens : {1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
       measure_batch(experts, tokens, ceiling, stream);
     }

@@ -14,13 +14,14 @@ struct DownInputs {
   GroupedTokens grouped;
   const uint8_t* weights;
   const float* row_scales;
-  const float* hidden;
+  float* hidden;
   int32_t width;
   int32_t hidden_size;
   int32_t num_tokens;
   int32_t num_steps;
   int32_t num_owners;
   int32_t block_tokens;
+  int32_t max_rows;
   GroupCall routing;
 
   __device__ __forceinline__ int num_token_blocks() const { return (num_tokens + block_tokens - 1) / block_tokens; }
@@ -32,8 +33,7 @@ struct ListedRows {
   const GroupedTokens& grouped;
 
   __device__ __forceinline__ TokenTile tile(int index) const {
-    const int4 loaded = __ldcg(reinterpret_cast<const int4*>(grouped.down_tiles) + index);
-    return {loaded.x, loaded.y, loaded.z, loaded.w};
+    return load_tile_now(grouped.down_tiles + index);
   }
   __device__ __forceinline__ int token(int row) const { return __ldcg(grouped.row_tokens + row); }
   __device__ __forceinline__ float weight(int row) const { return __ldcg(grouped.row_weights + row); }
@@ -83,8 +83,11 @@ struct CoreMatrixRecords {
     int32_t slot;
     int32_t row_count;
 
+    __device__ __forceinline__ Row(uint8_t* of, int in_tile, int tile_rows)
+        : record(of), slot(in_tile), row_count(tile_rows) {}
+
     __device__ __forceinline__ Row(uint8_t* of, const TokenTile& tile, int in_tile, int)
-        : record(of), slot(in_tile), row_count(tile.row_count) {}
+        : Row(of, in_tile, tile.row_count) {}
 
     __device__ __forceinline__ uint8_t* place(int unit) const {
       return record + codes_offset(row_count) + (unit / 16 * row_count + slot) * 16 + unit % 16;

@@ -39,9 +39,15 @@ void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kKernel, inputs));
 }
 
-template <class Shape>
+template <int kMaxTokens, int kBlockTokens, RowSource kSource>
 void launch_few(const DownInputs& inputs, cudaStream_t stream) {
-  launch_down<expert_down_kernel<Shape>, DownPlan<Shape>>(inputs, Shape::kThreads, stream);
+  using OneStep = DownShape<kMaxTokens, kBlockTokens, kSource, true>;
+  using AnyWidth = DownShape<kMaxTokens, kBlockTokens, kSource, false>;
+  if (inputs.num_steps == 1) {
+    launch_down<expert_down_kernel<OneStep>, DownPlan<OneStep>>(inputs, OneStep::kThreads, stream);
+  } else {
+    launch_down<expert_down_kernel<AnyWidth>, DownPlan<AnyWidth>>(inputs, AnyWidth::kThreads, stream);
+  }
 }
 
 template <class Shape>
@@ -87,15 +93,16 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                              static_cast<int32_t>(call.width / kDownTileK),
                              static_cast<int32_t>(call.hidden_size / kDownTileRows),
                              plan.block_tokens,
+                             static_cast<int32_t>(call.num_tokens * (kMaxExpertsPerToken + 1)),
                              call.routing};
   inputs.routing.experts_touched = nullptr;
   if (call.routing.experts != nullptr) {
     require_routing(call.routing, call.num_tokens);
-    launch_few<DownShape<kLocalTileTokens, kLocalGroupTokens, true>>(inputs, stream);
+    launch_few<kLocalTileTokens, kLocalGroupTokens, RowSource::kGroupedHere>(inputs, stream);
   } else if (plan.down_tokens == 16) {
-    launch_few<DownShape<16, 64, false>>(inputs, stream);
+    launch_few<16, 64, RowSource::kHanded>(inputs, stream);
   } else if (plan.down_tokens == 32) {
-    launch_few<DownShape<32, 256, false>>(inputs, stream);
+    launch_few<32, 256, RowSource::kListed>(inputs, stream);
   } else if (inputs.num_steps == 1) {
     launch_many<ManyDownShape<true>>(inputs, stream);
   } else {

@@ -9,7 +9,7 @@ constexpr int kCodeBarrier = 10;
 
 template <class Shape>
 __device__ __forceinline__ bool quantises_here(const DownInputs& inputs, int num_tiles) {
-  return Shape::kGroupsHere && inputs.width == kDownTileK && num_tiles <= Shape::kStages;
+  return Shape::kGroupsHere && Shape::width(inputs) == kDownTileK && num_tiles <= Shape::kStages;
 }
 
 template <class Shape, class Rows>
@@ -39,6 +39,7 @@ template <class Shape, class Rows>
 __device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
                                                 int num_tiles) {
   DownStream<Shape, Rows> stream(inputs, rows, num_tiles);
+  stream.rewind();
   if (quantises_here<Shape>(inputs, num_tiles)) {
     for (; !stream.is_done(); stream.advance()) stream.load_all_but_record(s_plan);
     return;
@@ -47,15 +48,14 @@ __device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const D
     hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
     return;
   }
-  DownStream<Shape, Rows> late = stream;
-  int num_early = 0;
-  for (; !stream.is_done() && stream.is_first_round(); ++num_early, stream.advance()) stream.load_weights(s_plan);
+  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
+  stream.rewind();
   hopper::wait_for_previous_kernel();
   const BlockArrivals arrivals(inputs.arrivals);
   hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
   arrivals.announce_and_wait<128>();
   hopper::fence_proxy_async_global();
-  for (; num_early > 0; --num_early, late.advance()) late.load_record(s_plan);
+  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) stream.load_record(s_plan);
   for (; !stream.is_done(); stream.advance()) {
     stream.wait_until_released(s_plan);
     stream.load_weights(s_plan);
@@ -192,6 +192,7 @@ template <class Shape>
 __device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const DownInputs& inputs) {
   constexpr int kTilesDone = 8;
   constexpr int kVectors = kDownTileRows / 4;
+  if (Shape::kSource == RowSource::kHanded) hopper::wait_for_previous_kernel();
   hopper::named_barrier_sync(kTilesDone, Shape::kConsumerThreads);
   for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
     float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const Dow
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
   const int thread = hopper::thread_index();
   const int warpgroup = thread / 128 - 1;
-  const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, inputs.num_steps};
+  const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, Shape::num_steps(inputs)};
   if (warpgroup == Shape::kRings - 1) hopper::named_barrier_arrive(1, 256);
   RingPlace place;
   for (int index = warpgroup; index < num_tiles; index += Shape::kRings) {
@@ -228,13 +229,78 @@ __device__ __forceinline__ void run_down(DownPlan<Shape>& s_plan, const DownInpu
     quantise_tiles(s_plan, inputs, rows, num_tiles);
     return multiply_down(s_plan, inputs, num_tiles);
   }
-  if (inputs.width <= kNarrowVectors * 128) {
+  if (Shape::width(inputs) <= kNarrowVectors * 128) {
     write_records<Records, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
   } else {
     write_records<Records, kWriters, kWideVectors, 1>(inputs, rows, num_tiles, first);
   }
   hopper::fence_proxy_async_global();
   hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  multiply_down(s_plan, inputs, num_tiles);
+}
+
+template <class Shape>
+__device__ __forceinline__ void load_handed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
+  const ListedRows rows = {inputs.grouped};
+  DownStream<Shape, ListedRows> stream(inputs, rows, num_tiles);
+  init_ring(s_plan, threadIdx.x / 32);
+  __syncwarp();
+  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  stream.rewind();
+  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
+  stream.rewind();
+  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) {
+    stream.wait_until_recorded();
+    stream.load_record(s_plan);
+  }
+  for (; !stream.is_done(); stream.advance()) {
+    stream.wait_until_released(s_plan);
+    stream.load_weights(s_plan);
+    stream.wait_until_recorded();
+    stream.load_record(s_plan);
+  }
+}
+
+template <class Shape, int kVectors>
+__device__ __forceinline__ void record_handed_rows(const DownInputs& inputs) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  const int thread = hopper::thread_index() - 128;
+  const int width = Shape::width(inputs);
+  const int num_blocks = static_cast<int>(gridDim.x);
+  const int num_rows = __ldcg(inputs.grouped.num_rows);
+  for (int row = thread / 32 * num_blocks + static_cast<int>(blockIdx.x); row < inputs.max_rows;
+       row += Shape::kConsumerThreads / 32 * num_blocks) {
+    float* g_row = inputs.hidden + int64_t{row} * width;
+    const RowPlace place = {__ldcg(&inputs.grouped.row_places[row].packed)};
+    const int token = __ldcg(inputs.grouped.row_tokens + row);
+    const float weight = __ldcg(inputs.grouped.row_weights + row);
+    HiddenRow<kVectors> r_row;
+    bool is_written = r_row.load_written(g_row, width);
+    if (row >= num_rows) return;
+    while (!is_written) is_written = r_row.load_written(g_row, width);
+    r_row.mark_unwritten(g_row, width);
+    uint8_t* g_record = inputs.records + place.tile() * RecordShape{Records::kMaxTokens, width}.bytes();
+    const typename Records::Row target = {g_record, place.slot(), place.row_count()};
+    const float scale = r_row.quantise_by_converged_warp(target, width);
+    if (thread % 32 == 0) target.store({token * Records::kPlaceStride, weight, scale});
+    hopper::fence_proxy_async_global();
+    __syncwarp();
+    if (thread % 32 == 0) hopper::add_release(inputs.grouped.rows_recorded + place.tile(), 1);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void run_handed_down(DownPlan<Shape>& s_plan, const DownInputs& inputs) {
+  const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
+  hopper::allow_next_kernel();
+  if (threadIdx.x < 128) return load_handed_tiles(s_plan, inputs, num_tiles);
+  if (Shape::width(inputs) <= kNarrowVectors * 128) {
+    record_handed_rows<Shape, kNarrowVectors>(inputs);
+  } else {
+    record_handed_rows<Shape, kWideVectors>(inputs);
+  }
+  clear_sums(s_plan, threadIdx.x - 128, Shape::kConsumerThreads);
+  hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
 }
 
@@ -255,6 +321,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     expert_down_kernel(const __grid_constant__ DownInputs inputs) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<DownPlan<Shape>*>(s_bytes);
+  if constexpr (Shape::kSource == RowSource::kHanded) return run_handed_down(s_plan, inputs);
   prepare_down(s_plan);
   hopper::allow_next_kernel();
   if constexpr (Shape::kGroupsHere) {

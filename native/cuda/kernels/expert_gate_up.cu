@@ -11,6 +11,8 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
   return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0F, expf(-gate))), up);
 }
 
+__device__ __forceinline__ float never_unwritten(float value) { return value == 0.0F ? -0.0F : value; }
+
 struct SwigluFinish {
   float* hidden;
   const float* gate_scales;
@@ -46,7 +48,8 @@ struct SwigluFinish {
       if (column + next >= tile.tokens.row_count) continue;
       const float gate = __fmul_rn(__fmul_rn(r_sum[next], token_scales_of_pair[next]), rows.gate_scale);
       const float up = __fmul_rn(__fmul_rn(r_sum[2 + next], token_scales_of_pair[next]), rows.up_scale);
-      hidden[int64_t{tile.tokens.row_first + column + next} * width + unit] = swiglu(gate, up);
+      hopper::store_relaxed(hidden + int64_t{tile.tokens.row_first + column + next} * width + unit,
+                            never_unwritten(swiglu(gate, up)));
     }
   }
 

@@ -23,9 +23,26 @@ struct FewCounts {
 static_assert(kFewGroupThreads == 2 * kMaxLocalExperts, "a thread clears one word of the masks");
 static_assert(kFewGroupTokens * (kMaxExpertsPerToken + 1) <= FewCounts::kMask, "rows are counted in 10 bits");
 
+struct ExpertPlace {
+  uint32_t packed;
+
+  __device__ __forceinline__ int row_first() const { return static_cast<int>(packed & FewCounts::kMask); }
+  __device__ __forceinline__ int tile_first() const {
+    return static_cast<int>(packed >> FewCounts::kBits & FewCounts::kMask);
+  }
+  __device__ __forceinline__ int num_rows() const { return static_cast<int>(packed >> (2 * FewCounts::kBits)); }
+
+  __device__ __forceinline__ RowPlace of(int row) const {
+    const int before = row - row_first();
+    const int tile = before / kFewTileTokens;
+    const int row_count = min(kFewTileTokens, num_rows() - tile * kFewTileTokens);
+    return {static_cast<uint32_t>((tile_first() + tile) << 16 | before % kFewTileTokens << 8 | row_count)};
+  }
+};
+
 struct FewGroups {
   uint32_t masks[2][kMaxLocalExperts];
-  int32_t row_first[kMaxLocalExperts];
+  ExpertPlace places[kMaxLocalExperts];
   uint32_t warp_counts[kFewExpertWarps];
   uint32_t warp_touched[kFewExpertWarps];
 
@@ -35,7 +52,7 @@ struct FewGroups {
 
   __device__ __forceinline__ int row_of(int expert, int token) const {
     const uint32_t below = masks[token / 32][expert] & ((1U << (token % 32)) - 1U);
-    return row_first[expert] + __popc(below) + (token < 32 ? 0 : __popc(masks[0][expert]));
+    return places[expert].row_first() + __popc(below) + (token < 32 ? 0 : __popc(masks[0][expert]));
   }
 };
 
@@ -89,7 +106,7 @@ struct FewGrouping {
     if (thread % 32 == 0 && thread < kMaxLocalExperts) s_groups.warp_touched[thread / 32] = __popc(touched);
     const FewCounts before = count_before(own);
     if (expert >= kMaxLocalExperts) return;
-    s_groups.row_first[expert] = before.rows();
+    s_groups.places[expert] = {before.packed | static_cast<uint32_t>(count) << (2 * FewCounts::kBits)};
     if (expert == kMaxLocalExperts - 1) store_totals({before.packed + own.packed});
     for (int tile = 0; tile < num_tiles; ++tile) {
       const int done = tile * kFewTileTokens;
@@ -97,6 +114,7 @@ struct FewGrouping {
       const TokenTile tokens = {expert, before.rows() + done, min(kFewTileTokens, count - done), index};
       call.grouped.gate_up_tiles[index] = tokens;
       call.grouped.down_tiles[index] = tokens;
+      call.grouped.rows_recorded[index] = 0;
     }
   }
 
@@ -116,6 +134,7 @@ struct FewGrouping {
     const int row = s_groups.row_of(expert, row_token);
     call.grouped.row_tokens[row] = row_token;
     call.grouped.row_weights[row] = weight;
+    call.grouped.row_places[row] = s_groups.places[expert].of(row);
   }
 };
 

@@ -16,6 +16,7 @@ constexpr int kTokensPerThreadBlock = 256;
 constexpr int kLists = kGroupThreads / kMaxLocalExperts;
 constexpr int kWordBatch = 8;
 constexpr int kFixedSharedBytes = 6 * 1024;
+constexpr int64_t kLeastTiles = 64;
 
 __host__ __device__ int words_for(int num_tokens) { return (num_tokens + kWordTokens - 1) / kWordTokens | 1; }
 
@@ -289,7 +290,7 @@ int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t n
   const TilePlan plan = plan_tiles(num_tokens);
   const int64_t blocks = (num_tokens + plan.block_tokens - 1) / plan.block_tokens;
   const int64_t rows = num_tokens * (experts_per_token + 1);
-  return rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks;
+  return std::max(kLeastTiles, rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks);
 }
 
 void require_routing(const GroupCall& routing, int64_t num_tokens) {

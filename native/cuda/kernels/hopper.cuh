@@ -105,6 +105,19 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* g_value) {
   return value;
 }
 
+__device__ __forceinline__ float4 load_relaxed(const float* g_values) {
+  float4 values;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "l"(g_values)
+               : "memory");
+  return values;
+}
+
+__device__ __forceinline__ void store_relaxed(float* g_value, float value) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(g_value), "f"(value) : "memory");
+}
+
 __device__ __forceinline__ void add_release(uint32_t* g_value, uint32_t amount) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(g_value), "r"(amount) : "memory");
 }

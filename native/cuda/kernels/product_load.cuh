@@ -119,7 +119,7 @@ __device__ __forceinline__ void load_tiles(const TileTurns<Shape, Walk>& turns, 
   const int64_t k_first = int64_t{weights.step_first} * kProductTileK;
   hopper::wait_for_previous_kernel();
   int index = turns.tile_index(0);
-  ProductTile next_tile = walk.tile(index);
+  ProductTile next_tile = turns.first_tile;
   if (index >= turns.num_tiles) return;
   if (!Walk::kIsKnownEarly) load_first_weights(s_plan, weights, weight_tile(walk, next_tile));
   int num_loaded = weights.num_first();

@@ -88,6 +88,14 @@ __device__ __forceinline__ void start_step(float (&r_step)[kTokens / 2], uint64_
   hopper::wgmma_commit_group();
 }
 
+__device__ __forceinline__ TokenTile load_tile_now(const TokenTile* g_tile) {
+  TokenTile tile;
+  asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tile.expert), "=r"(tile.row_first), "=r"(tile.row_count), "=r"(tile.index)
+               : "l"(g_tile));
+  return tile;
+}
+
 struct ProductTile {
   TokenTile tokens;
   int32_t row_tile;
@@ -125,8 +133,7 @@ struct ExpertWalk {
   __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldcg(num_token_tiles); }
 
   __device__ __forceinline__ ProductTile tile(int index) const {
-    const int4 tokens = __ldcg(reinterpret_cast<const int4*>(token_tiles) + index / num_row_tiles);
-    return {{tokens.x, tokens.y, tokens.z, tokens.w}, index % num_row_tiles};
+    return {load_tile_now(token_tiles + index / num_row_tiles), index % num_row_tiles};
   }
 
   __device__ __forceinline__ int token(int row) const { return __ldcg(row_tokens + row); }

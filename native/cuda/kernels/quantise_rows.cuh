@@ -4,12 +4,19 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/hopper.cuh"
+
 namespace glint::cuda {
 
 constexpr float kE4m3Largest = 448.0F;
 
 __device__ __forceinline__ float largest_magnitude(float most, const float4& values) {
   return fmaxf(fmaxf(fmaxf(most, fabsf(values.x)), fmaxf(fabsf(values.y), fabsf(values.z))), fabsf(values.w));
+}
+
+__device__ __forceinline__ bool has_unwritten(const float4& values) {
+  return __float_as_uint(values.x) == 0U || __float_as_uint(values.y) == 0U || __float_as_uint(values.z) == 0U ||
+         __float_as_uint(values.w) == 0U;
 }
 
 struct ScaleDivision {
@@ -58,6 +65,30 @@ struct HiddenRow {
       const int unit = first_unit(vector);
       r_values[vector] = {0.0F, 0.0F, 0.0F, 0.0F};
       if (unit < width) r_values[vector] = __ldcg(reinterpret_cast<const float4*>(g_row + unit));
+    }
+  }
+
+  __device__ __forceinline__ bool load_written(const float* g_row, int width) {
+    bool is_written = true;
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const int unit = first_unit(vector);
+      r_values[vector] = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (unit >= width) continue;
+      r_values[vector] = hopper::load_relaxed(g_row + unit);
+    }
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      is_written = is_written && (first_unit(vector) >= width || !has_unwritten(r_values[vector]));
+    }
+    return __all_sync(~0U, is_written);
+  }
+
+  static __device__ __forceinline__ void mark_unwritten(float* g_row, int width) {
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const int unit = first_unit(vector);
+      if (unit < width) *reinterpret_cast<float4*>(g_row + unit) = {0.0F, 0.0F, 0.0F, 0.0F};
     }
   }
 

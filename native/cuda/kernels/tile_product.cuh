@@ -70,8 +70,8 @@ __device__ __forceinline__ void multiply_tiles(const TileTurns<Shape, Walk>& tur
   RingPlace ring;
   RingPlace buffer;
   int index = turns.tile_index(0);
+  int count = turns.first_tile.tokens.row_count;
   for (uint32_t turn = 0; index < turns.num_tiles; buffer.advance(Shape::kPartialBuffers)) {
-    const int count = turns.walk.tile(index).tokens.row_count;
     if (Shape::kMaxTokens <= 8 || count <= 8) {
       multiply_tile<Shape, 8>(s_plan, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 16 || count <= 16) {
@@ -82,6 +82,7 @@ __device__ __forceinline__ void multiply_tiles(const TileTurns<Shape, Walk>& tur
       multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, num_steps, ring, buffer);
     }
     index = turns.tile_index(++turn);
+    count = turns.tile(index).tokens.row_count;
   }
 }
 
@@ -140,7 +141,7 @@ __device__ __forceinline__ void finish_tiles(const TileTurns<Shape, Walk>& turns
   const int rank = static_cast<int>(hopper::cluster_rank());
   const int thread = threadIdx.x - Shape::kGatherThreads;
   int index = turns.tile_index(0);
-  ProductTile next_tile = walk.tile(index);
+  ProductTile next_tile = turns.first_tile;
   if (index >= turns.num_tiles) return;
   RingPlace buffer;
   TileFacts<Shape, Walk, Finish> next_facts(walk, finish, next_tile, rank, thread);

@@ -8,9 +8,10 @@ template <class Shape, class Walk>
 struct TileTurns {
   SharedPlan<Shape>& s_plan;
   const Walk& walk;
-  int num_tiles = walk.num_tiles();
   int cluster = static_cast<int>(blockIdx.x) / kSpreadPieces;
   int num_clusters = static_cast<int>(gridDim.x) / kSpreadPieces;
+  ProductTile first_tile = walk.tile(cluster);
+  int num_tiles = walk.num_tiles();
 
   __device__ __forceinline__ bool is_taker() const { return threadIdx.x == 0 && hopper::cluster_rank() == 0; }
 

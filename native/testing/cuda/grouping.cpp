@@ -25,6 +25,10 @@ int64_t most_tiles(const TestGrouping& test) {
   return most;
 }
 
+int64_t handed_rows(const TestGrouping& test) {
+  return std::min(test.num_tokens, int64_t{cuda::kLocalGroupTokens}) * (cuda::kMaxExpertsPerToken + 1);
+}
+
 Grouping::Grouping(const TestGrouping& test)
     : test_(test),
       experts_(test.experts, test.num_tokens * test.experts_per_token),
@@ -36,6 +40,8 @@ Grouping::Grouping(const TestGrouping& test)
       down_tiles_(most_tiles(test)),
       counts_(2),
       down_tile_ends_(test.num_tokens + 1),
+      row_places_(handed_rows(test)),
+      rows_recorded_(most_tiles(test)),
       touched_(std::vector<uint64_t>{0}) {}
 
 cuda::GroupedTokens Grouping::grouped() const {
@@ -45,7 +51,9 @@ cuda::GroupedTokens Grouping::grouped() const {
           .num_gate_up_tiles = counts_.data() + kGateUpCount,
           .down_tiles = down_tiles_.data(),
           .down_tile_ends = down_tile_ends_.data(),
-          .num_rows = counts_.data() + kRowCount};
+          .num_rows = counts_.data() + kRowCount,
+          .row_places = row_places_.data(),
+          .rows_recorded = rows_recorded_.data()};
 }
 
 int64_t Grouping::max_tiles(int64_t num_tokens) const {
@@ -68,7 +76,8 @@ cuda::GroupCall Grouping::call(int64_t num_tokens) const {
 
 void Grouping::run(Runner& runner) const {
   runner.run([&] { launch(test_.num_tokens); },
-             {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_, &touched_});
+             {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_, &row_places_,
+              &rows_recorded_, &touched_});
 }
 
 void Grouping::download() const {
@@ -79,6 +88,7 @@ void Grouping::download() const {
   gate_up_tiles_.download_bytes(test_.gate_up_tiles);
   down_tiles_.download_bytes(test_.down_tiles);
   counts_.download(test_.counts);
+  if (test_.row_places != nullptr) row_places_.download_bytes(test_.row_places);
   download_touched();
 }
 

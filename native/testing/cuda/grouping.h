@@ -11,6 +11,7 @@ struct TestGrouping {
   int32_t* gate_up_tiles;
   int32_t* down_tiles;
   int32_t* counts;
+  uint32_t* row_places;
   const int32_t* experts;
   const float* weights;
   int64_t num_tokens;
@@ -23,6 +24,8 @@ struct TestGrouping {
 
   int32_t num_local() const { return expert_last - expert_first; }
 };
+
+int64_t handed_rows(const TestGrouping& test);
 
 int64_t most_tiles(const TestGrouping& test);
 
@@ -51,6 +54,8 @@ class Grouping {
   DeviceArray<cuda::TokenTile> down_tiles_;
   DeviceArray<int32_t> counts_;
   DeviceArray<int32_t> down_tile_ends_;
+  DeviceArray<cuda::RowPlace> row_places_;
+  DeviceArray<uint32_t> rows_recorded_;
   DeviceArray<uint64_t> touched_;
 };
 

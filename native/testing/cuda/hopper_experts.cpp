@@ -41,6 +41,7 @@ class HopperExperts {
         up_scales_(test.up_scales, test.num_matrices() * test.width),
         down_scales_(test.down_scales, test.num_matrices() * test.hidden_size),
         hidden_((test.num_pairs() + test.num_tokens()) * test.width),
+        handed_(std::vector<float>(static_cast<size_t>(handed_rows(*test.grouping) * test.width))),
         records_(record_bytes(test)),
         arrivals_(std::vector<uint32_t>{0}),
         tiles_taken_(std::vector<uint32_t>{0}),
@@ -51,10 +52,33 @@ class HopperExperts {
   }
 
   void launch(int64_t num_tokens) const {
+    launch_gate_up(num_tokens);
+    launch_down(num_tokens);
+  }
+
+  void run(Runner& runner) const {
+    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &handed_, &out_, &grouping_.touched()});
+    grouping_.download_touched();
+    out_.download(test_.out);
+    download_hidden();
+  }
+
+  void run_row_counts(Runner& runner) const {
+    runner.run_row_counts([&](int64_t count) { launch(count); }, out_, test_.num_tokens());
+  }
+
+ private:
+  glint::cuda::GroupCall routing(int64_t num_tokens) const {
     const bool is_in_place = test_.is_grouped_in_place != 0 && glint::cuda::groups_in_place(num_tokens);
-    const glint::cuda::GroupCall routing = is_in_place ? grouping_.call(num_tokens) : glint::cuda::GroupCall{};
-    if (!is_in_place) grouping_.launch(num_tokens);
-    glint::cuda::launch_expert_gate_up({.hidden = hidden_.data(),
+    return is_in_place ? grouping_.call(num_tokens) : glint::cuda::GroupCall{};
+  }
+
+  bool hands_over(int64_t num_tokens) const { return glint::cuda::hands_rows_over(num_tokens, routing(num_tokens)); }
+
+  void launch_gate_up(int64_t num_tokens) const {
+    const glint::cuda::GroupCall routing = this->routing(num_tokens);
+    if (routing.experts == nullptr) grouping_.launch(num_tokens);
+    glint::cuda::launch_expert_gate_up({.hidden = (hands_over(num_tokens) ? handed_ : hidden_).data(),
                                         .grouped = grouping_.grouped(),
                                         .packed_weights = gate_up_.data(),
                                         .gate_scales = gate_scales_.data(),
@@ -68,32 +92,31 @@ class HopperExperts {
                                         .routing = routing,
                                         .tiles_taken = tiles_taken_.data()},
                                        nullptr);
+  }
+
+  void launch_down(int64_t num_tokens) const {
     glint::cuda::launch_expert_down({.out = out_.data(),
                                      .records = records_.data(),
                                      .arrivals = arrivals_.data(),
                                      .grouped = grouping_.grouped(),
                                      .packed_weights = down_.data(),
                                      .row_scales = down_scales_.data(),
-                                     .hidden = hidden_.data(),
+                                     .hidden = (hands_over(num_tokens) ? handed_ : hidden_).data(),
                                      .width = test_.width,
                                      .hidden_size = test_.hidden_size,
                                      .num_tokens = num_tokens,
-                                     .routing = routing},
+                                     .routing = routing(num_tokens)},
                                     nullptr);
   }
 
-  void run(Runner& runner) const {
-    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &out_, &grouping_.touched()});
-    grouping_.download_touched();
-    hidden_.download(test_.hidden);
-    out_.download(test_.out);
+  void download_hidden() const {
+    if (!hands_over(test_.num_tokens())) return hidden_.download(test_.hidden);
+    launch_gate_up(test_.num_tokens());
+    GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+    const std::vector<float> rows = handed_.to_host();
+    std::copy_n(rows.begin(), hidden_.count(), test_.hidden);
   }
 
-  void run_row_counts(Runner& runner) const {
-    runner.run_row_counts([&](int64_t count) { launch(count); }, out_, test_.num_tokens());
-  }
-
- private:
   void pack() const {
     const int64_t bytes = test_.num_matrices() * test_.matrix_bytes();
     const DeviceArray<std::byte> gate(test_.gate_weights, bytes);
@@ -125,6 +148,7 @@ class HopperExperts {
   DeviceArray<float> up_scales_;
   DeviceArray<float> down_scales_;
   DeviceArray<float> hidden_;
+  DeviceArray<float> handed_;
   DeviceArray<uint8_t> records_;
   DeviceArray<uint32_t> arrivals_;
   DeviceArray<uint32_t> tiles_taken_;
