@@ -14,7 +14,7 @@ constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
-constexpr int32_t kLocalGroupTokens = 64;
+constexpr int32_t kHandedTokens = 64;
 
 struct TilePlan {
   int32_t gate_up_tokens;
@@ -82,7 +82,6 @@ struct GateUpCall {
   int64_t k_bytes;
   int64_t num_tokens;
   int64_t max_tiles;
-  GroupCall routing = {};
   uint32_t* tiles_taken = nullptr;
 };
 
@@ -97,20 +96,13 @@ struct DownCall {
   int64_t width;
   int64_t hidden_size;
   int64_t num_tokens;
-  GroupCall routing = {};
+  int64_t max_rows;
 };
 
-inline constexpr int64_t kInPlaceRows = 1;
-
-constexpr bool hands_rows_over(int64_t num_tokens, const GroupCall& routing) {
-  return routing.experts == nullptr && num_tokens <= kLocalGroupTokens;
-}
-
-constexpr bool groups_in_place(int64_t num_tokens) { return num_tokens <= kLocalGroupTokens; }
+constexpr bool hands_rows_over(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
 
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);
-void require_routing(const GroupCall& routing, int64_t num_tokens);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
 void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
 void launch_expert_down(const DownCall& call, cudaStream_t stream);

@@ -42,10 +42,8 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
   const PlacedExperts& experts = layer.experts;
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  const GroupCall group = group_call(backend, experts.holds_shared);
-  const GroupCall routing = backend.num_rows <= kInPlaceRows ? group : GroupCall{};
-  float* hidden = hands_rows_over(backend.num_rows, routing) ? moe.handed : moe.hidden;
-  if (routing.experts == nullptr) launch_group_tokens(group, backend.stream);
+  float* hidden = hands_rows_over(backend.num_rows) ? moe.handed : moe.hidden;
+  launch_group_tokens(group_call(backend, experts.holds_shared), backend.stream);
   launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,
                          .packed_weights = experts.packed_gate_up,
@@ -57,7 +55,6 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                          .k_bytes = backend.model.hidden_size,
                          .num_tokens = backend.num_rows,
                          .max_tiles = max_tiles(backend),
-                         .routing = routing,
                          .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
@@ -70,7 +67,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .width = backend.model.expert_width,
                       .hidden_size = backend.model.hidden_size,
                       .num_tokens = backend.num_rows,
-                      .routing = routing},
+                      .max_rows = backend.num_rows * (backend.model.experts_per_token + 1)},
                      backend.stream);
   if (starts_next_after_wait(backend.model.hidden_size, backend.num_rows)) backend.hidden_is_settled = true;
   if (experts.holds_shared) return;

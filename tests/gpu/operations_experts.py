@@ -17,7 +17,6 @@ IntArray = NDArray[np.int32]
 PRODUCTS_AT_ONCE = 32
 E4M3_DTYPE = 3
 FEW_TOKENS = 64
-MOST_CHOICES = 8
 UNUSABLE_EXPERTS = (-1, 1 << 20, 2**31 - 1, -(2**31))
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
@@ -42,7 +41,7 @@ class _Experts(Structure):
         *((name, _FLOATS) for name in ("gate_scales", "up_scales", "down_scales", "shared")),
         ("grouping", POINTER(_Grouping)),
         *((name, c_int64) for name in ("hidden_size", "width")),
-        *((name, c_int32) for name in ("dtype", "scale_kind", "is_grouped_in_place")),
+        *((name, c_int32) for name in ("dtype", "scale_kind")),
     ]
 
 
@@ -188,7 +187,7 @@ def new_grouping(layout: ExpertLayout, choices: Choices) -> Grouping:
         np.full((most, 4), -1, np.int32),
         np.full((most, 4), -1, np.int32),
         np.full(3, -1, np.int32),
-        np.full(min(count, FEW_TOKENS) * (MOST_CHOICES + 1), -1, np.int32),
+        np.full(min(count, FEW_TOKENS) * (per_token + 1), -1, np.int32),
         native,
     )
     native.row_tokens, native.row_weights = pointer(room.row_tokens, _INTS), pointer(room.row_weights)
@@ -233,13 +232,8 @@ def make_case(layout: ExpertLayout, weights: ExpertWeights, count: int, num_real
     return ExpertCase(layout, weights, rows, make_choices(layout, count, num_real), shared)
 
 
-def run_experts(
-    cuda: CudaOperations, case: ExpertCase, row_counts: bool = False, in_place: bool = False
-) -> ExpertResult:
-    """Run a case; with row_counts compare row i of 1, 2, 3 and so on up to all tokens with that of all.
-
-    In place the Hopper kernels group up to 64 tokens themselves, else a kernel before them lists the groups.
-    """
+def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False) -> ExpertResult:
+    """Run a case; with row_counts compare row i of 1, 2, 3 and so on up to all tokens with that of all."""
     layout, count = case.layout, len(case.rows)
     pairs = count * layout.experts_per_token
     width, hidden = layout.width, layout.hidden_size
@@ -264,7 +258,6 @@ def run_experts(
         width=width,
         dtype=CACHE_DTYPES["bf16"] if layout.kind is None else E4M3_DTYPE,
         scale_kind=0 if layout.kind is None else SCALE_KINDS[layout.kind],
-        is_grouped_in_place=in_place,
     )
     family = "hopper" if layout.is_hopper else "portable"
     cuda.call(f"glint_testing_{family}_expert_row_counts" if row_counts else f"glint_testing_{family}_experts", native)

@@ -408,32 +408,24 @@ def test_experts_of_rows_that_are_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tp8", "ep8"])
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 31, 32, 33, 63, 64])
-def test_experts_that_group_in_place(record: ErrorRecord, cpu: Operations, name: str, count: int) -> None:
-    """Without a list of the groups the same rows, bit by bit, and as many experts touched."""
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 31, 32, 33, 63])
+def test_experts_of_few_tokens(record: ErrorRecord, cpu: Operations, name: str, count: int) -> None:
     layout = LAYOUTS[name]
     for num_real in {1, count // 3 or 1, count}:
         case = make_case(layout, make_weights(layout), count, num_real)
         with open_for(count, "hopper") as cuda:
-            listed, in_place = (run_experts(cuda, case, in_place=chosen) for chosen in (False, True))
+            seen = run_experts(cuda, case)
         grouped = case.choices.grouped(layout)
-        num_rows = len(grouped.tokens)
-        assert (in_place.inputs[:num_rows] == listed.inputs[:num_rows]).all()
-        assert (in_place.out[:num_real] == listed.out[:num_real]).all()
-        touched = len(np.unique(grouped.experts[grouped.experts < layout.num_local]))
-        assert in_place.touched == listed.touched == touched
-        compare_results(record, cpu, case, in_place, f"{name} in place, {num_real} of {count} tokens")
+        assert seen.touched == len(np.unique(grouped.experts[grouped.experts < layout.num_local]))
+        compare_results(record, cpu, case, seen, f"{name}, {num_real} of {count} tokens")
 
 
 @pytest.mark.parametrize("name", ["tp8", "ep8", "odd"])
-@pytest.mark.parametrize("in_place", [False, True], ids=["listed", "in place"])
-def test_row_of_the_experts_is_the_same_for_every_row_count(name: str, in_place: bool) -> None:
+def test_row_of_the_experts_is_the_same_for_every_row_count(name: str) -> None:
     layout = LAYOUTS[name]
-    if in_place and not layout.is_hopper:
-        pytest.skip("only the Hopper kernels group in place")
     case = make_case(layout, make_weights(layout), ROW_COUNTS, ROW_COUNTS)
     with CudaOperations("hopper" if layout.is_hopper else "portable", 1) as cuda:
-        run_experts(cuda, case, row_counts=True, in_place=in_place)
+        run_experts(cuda, case, row_counts=True)
 
 
 @pytest.mark.parametrize("vocab_size", [151552, 1003, 64])

@@ -25,7 +25,7 @@ int64_t largest_records(const ExpertLayout& layout, int64_t max_tokens) {
 }
 
 int64_t handed_rows(int64_t num_tokens) {
-  return std::min(num_tokens, int64_t{kLocalGroupTokens}) * (kMaxExpertsPerToken + 1);
+  return std::min(num_tokens, int64_t{kHandedTokens}) * (kExpertsPerToken + 1);
 }
 
 int64_t code_place(const RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
@@ -185,7 +185,6 @@ GateUpCall ExpertCase::gate_up(const GroupedCase& grouped) const {
           .k_bytes = kHiddenSize,
           .num_tokens = grouped.num_tokens(),
           .max_tiles = grouped.max_tiles(),
-          .routing = routing(grouped),
           .tiles_taken = tiles_taken_.data()};
 }
 
@@ -200,15 +199,11 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
           .width = layout_.width,
           .hidden_size = kHiddenSize,
           .num_tokens = grouped.num_tokens(),
-          .routing = routing(grouped)};
-}
-
-GroupCall ExpertCase::routing(const GroupedCase& grouped) const {
-  return grouped.num_tokens() <= kInPlaceRows ? grouped.call(layout_) : GroupCall{};
+          .max_rows = grouped.num_tokens() * (kExpertsPerToken + 1)};
 }
 
 float* ExpertCase::hidden(const GroupedCase& grouped) const {
-  return hands_rows_over(grouped.num_tokens(), routing(grouped)) ? handed_.data() : hidden_.data();
+  return hands_rows_over(grouped.num_tokens()) ? handed_.data() : hidden_.data();
 }
 
 void ExpertCase::keep_hidden(const GroupedCase& grouped) {
@@ -223,9 +218,7 @@ void ExpertCase::keep_hidden(const GroupedCase& grouped) {
 }
 
 void ExpertCase::run(const GroupedCase& grouped, float* out, cudaStream_t stream) const {
-  GroupCall lists = grouped.call(layout_);
-  if (grouped.num_tokens() <= kInPlaceRows) lists.experts_touched = nullptr;
-  launch_group_tokens(lists, stream);
+  launch_group_tokens(grouped.call(layout_), stream);
   launch_expert_gate_up(gate_up(grouped), stream);
   launch_expert_down(down(grouped, out), stream);
 }
@@ -283,7 +276,6 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
   code_scales_.assign(num_rows, 0.0F);
   size_t num_seen = 0;
   int64_t wrong = 0;
-  const bool has_records = layout_.width != kDownTileK || grouped.num_tokens() > 1;
   for (size_t index = 0; num_seen < num_rows; ++index) {
     const TokenTile& tile = tiles[index];
     const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
@@ -295,12 +287,12 @@ int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& gro
       const float scale = most == 0.0F ? 1.0F : most / kE4m3Max;
       code_scales_[static_cast<size_t>(row)] = scale;
       const float stored = *reinterpret_cast<const float*>(record + scale_place(shape, slot));
-      if (has_records && scale != stored) ++wrong;
+      if (scale != stored) ++wrong;
       for (int64_t unit = 0; unit < layout_.width; ++unit) {
         const int64_t place = code_place(shape, tile.row_count, slot, unit);
         const uint8_t code = e4m3_from_float(values[unit] / scale);
         codes_[static_cast<size_t>(row * layout_.width + unit)] = code;
-        if (has_records && code != record[place]) ++wrong;
+        if (code != record[place]) ++wrong;
       }
     }
   }

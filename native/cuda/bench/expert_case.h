@@ -73,7 +73,6 @@ class ExpertCase {
   ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keeps_plain_weights);
   GateUpCall gate_up(const GroupedCase& grouped) const;
   DownCall down(const GroupedCase& grouped, float* out) const;
-  GroupCall routing(const GroupedCase& grouped) const;
   void run(const GroupedCase& grouped, float* out, cudaStream_t stream) const;
   void poison();
   void keep_hidden(const GroupedCase& grouped);

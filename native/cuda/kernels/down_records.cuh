@@ -22,7 +22,6 @@ struct DownInputs {
   int32_t num_owners;
   int32_t block_tokens;
   int32_t max_rows;
-  GroupCall routing;
 
   __device__ __forceinline__ int num_token_blocks() const { return (num_tokens + block_tokens - 1) / block_tokens; }
 
@@ -37,18 +36,6 @@ struct ListedRows {
   }
   __device__ __forceinline__ int token(int row) const { return __ldcg(grouped.row_tokens + row); }
   __device__ __forceinline__ float weight(int row) const { return __ldcg(grouped.row_weights + row); }
-};
-
-struct LocalDownGroups : LocalGroups {
-  float row_weights[kLocalRows];
-};
-
-struct LocalRows {
-  const LocalDownGroups& s_groups;
-
-  __device__ __forceinline__ TokenTile tile(int index) const { return s_groups.tile(index); }
-  __device__ __forceinline__ int token(int row) const { return s_groups.row_tokens[row]; }
-  __device__ __forceinline__ float weight(int row) const { return s_groups.row_weights[row]; }
 };
 
 constexpr int kNarrowVectors = 2;
@@ -127,9 +114,9 @@ struct FragmentRecords {
   };
 };
 
-template <class Records, int kVectors, int kRows, class Rows>
-__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const Rows& rows, const TokenTile& tile,
-                                                  int index, int slot_first) {
+template <class Records, int kVectors, int kRows>
+__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const ListedRows& rows,
+                                                  const TokenTile& tile, int index, int slot_first) {
   uint8_t* g_record = inputs.records + index * RecordShape{Records::kMaxTokens, inputs.width}.bytes();
   HiddenRow<kVectors> r_rows[kRows];
   int r_tokens[kRows];
@@ -159,8 +146,7 @@ struct RecordItem {
   int32_t item;
   TokenTile tile;
 
-  template <class Rows>
-  __device__ __forceinline__ RecordItem(const Rows& rows, int num_tiles, int first) : item(first), tile{} {
+  __device__ __forceinline__ RecordItem(const ListedRows& rows, int num_tiles, int first) : item(first), tile{} {
     if (item < num_tiles * Records::kItemsPerTile) tile = rows.tile(index());
   }
 
@@ -168,8 +154,8 @@ struct RecordItem {
   __device__ __forceinline__ int slot() const { return item % Records::kItemsPerTile; }
 };
 
-template <class Records, int kWarps, int kVectors, int kRows, class Rows>
-__device__ __forceinline__ void write_records(const DownInputs& inputs, const Rows& rows, int num_tiles,
+template <class Records, int kWarps, int kVectors, int kRows>
+__device__ __forceinline__ void write_records(const DownInputs& inputs, const ListedRows& rows, int num_tiles,
                                               RecordItem<Records> next) {
   while (next.item < num_tiles * Records::kItemsPerTile) {
     const RecordItem<Records> following(rows, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);

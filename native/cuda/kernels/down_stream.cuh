@@ -6,14 +6,11 @@ namespace glint::cuda {
 
 constexpr int kMostDownStages = 12;
 
-enum class RowSource { kListed, kHanded, kGroupedHere };
-
-template <int kMaxTokensValue, int kBlockTokensValue, RowSource kSourceValue, bool kIsOneStep>
+template <int kMaxTokensValue, int kBlockTokensValue, bool kIsHandedValue, bool kIsOneStep>
 struct DownShape {
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kBlockTokens = kBlockTokensValue;
-  static constexpr RowSource kSource = kSourceValue;
-  static constexpr bool kGroupsHere = kSource == RowSource::kGroupedHere;
+  static constexpr bool kIsHanded = kIsHandedValue;
   static constexpr int kRings = 4;
   static constexpr int kConsumerThreads = kRings * 128;
   static constexpr int kThreads = 128 + kConsumerThreads;
@@ -22,8 +19,7 @@ struct DownShape {
   static constexpr int kSumFloats = kBlockTokens * kDownTileRows;
   static constexpr int kScaleBytes = kDownTileRows * 4;
   static constexpr int kStageBytes = kDownTileBytes + kRecordBytes + kScaleBytes + 16;
-  static constexpr int kGroupBytes = kGroupsHere ? sizeof(LocalDownGroups) : 0;
-  static constexpr int kFittingBytes = kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4 - kGroupBytes;
+  static constexpr int kFittingBytes = kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4;
   static constexpr int kFittingStages = kFittingBytes / kStageBytes;
   static constexpr int kRingStages = (kFittingStages < kMostDownStages ? kFittingStages : kMostDownStages) / kRings;
   static constexpr int kStages = kRingStages * kRings;
@@ -41,7 +37,6 @@ struct DownPlan {
   alignas(16) float row_scales[Shape::kStages][kDownTileRows];
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
-  std::conditional_t<Shape::kGroupsHere, LocalDownGroups, NoGroups> groups;
 };
 
 template <class Shape>
@@ -67,14 +62,14 @@ __device__ __forceinline__ void prepare_down(DownPlan<Shape>& s_plan) {
   __syncthreads();
 }
 
-template <class Shape, class Rows>
+template <class Shape>
 class DownStream {
  public:
-  __device__ __forceinline__ DownStream(const DownInputs& inputs, const Rows& rows, int num_tiles)
-      : inputs_(inputs), rows_(rows), num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
+  __device__ __forceinline__ DownStream(const DownInputs& inputs, int num_tiles)
+      : inputs_(inputs), rows_{inputs.grouped}, num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
     ring_first_ = hopper::thread_index() / 32 * Shape::kRingStages;
-    now_ = rows.tile(lane_);
-    next_ = rows.tile(32 + lane_);
+    now_ = rows_.tile(lane_);
+    next_ = rows_.tile(32 + lane_);
   }
 
   __device__ __forceinline__ void rewind() {
@@ -85,7 +80,7 @@ class DownStream {
   }
 
   __device__ __forceinline__ bool is_done() const { return index_ >= num_tiles_; }
-  __device__ __forceinline__ bool is_first_round() const { return place_.phase == 0; }
+  __device__ __forceinline__ bool is_first_round() const { return !is_done() && place_.phase == 0; }
 
   __device__ __forceinline__ void wait_until_released(DownPlan<Shape>& s_plan) const {
     hopper::mbarrier_wait(s_plan.stage_released[stage()], place_.phase ^ 1U);
@@ -128,11 +123,6 @@ class DownStream {
     hopper::fence_proxy_async_global();
   }
 
-  __device__ __forceinline__ void load_all_but_record(DownPlan<Shape>& s_plan) const {
-    load_weights(s_plan);
-    if (lane_ == 0) hopper::mbarrier_arrive(s_plan.stage_arrived[stage()]);
-  }
-
   __device__ __forceinline__ void advance() {
     place_.advance(Shape::kRingStages);
     if (++k_step_ < Shape::num_steps(inputs_)) return;
@@ -161,7 +151,7 @@ class DownStream {
   }
 
   const DownInputs& inputs_;
-  const Rows& rows_;
+  ListedRows rows_;
   int num_tiles_;
   int lane_;
   int index_;

@@ -39,10 +39,10 @@ void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kKernel, inputs));
 }
 
-template <int kMaxTokens, int kBlockTokens, RowSource kSource>
+template <int kMaxTokens, int kBlockTokens, bool kIsHanded>
 void launch_few(const DownInputs& inputs, cudaStream_t stream) {
-  using OneStep = DownShape<kMaxTokens, kBlockTokens, kSource, true>;
-  using AnyWidth = DownShape<kMaxTokens, kBlockTokens, kSource, false>;
+  using OneStep = DownShape<kMaxTokens, kBlockTokens, kIsHanded, true>;
+  using AnyWidth = DownShape<kMaxTokens, kBlockTokens, kIsHanded, false>;
   if (inputs.num_steps == 1) {
     launch_down<expert_down_kernel<OneStep>, DownPlan<OneStep>>(inputs, OneStep::kThreads, stream);
   } else {
@@ -80,7 +80,7 @@ void launch_pack_down(const PackCall& call, cudaStream_t stream) {
 void launch_expert_down(const DownCall& call, cudaStream_t stream) {
   require_shape(call.hidden_size, call.width);
   const TilePlan plan = plan_tiles(call.num_tokens);
-  DownInputs inputs = {call.out,
+  const DownInputs inputs = {call.out,
                              call.records,
                              call.arrivals,
                              call.grouped,
@@ -93,16 +93,11 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                              static_cast<int32_t>(call.width / kDownTileK),
                              static_cast<int32_t>(call.hidden_size / kDownTileRows),
                              plan.block_tokens,
-                             static_cast<int32_t>(call.num_tokens * (kMaxExpertsPerToken + 1)),
-                             call.routing};
-  inputs.routing.experts_touched = nullptr;
-  if (call.routing.experts != nullptr) {
-    require_routing(call.routing, call.num_tokens);
-    launch_few<kLocalTileTokens, kLocalGroupTokens, RowSource::kGroupedHere>(inputs, stream);
-  } else if (plan.down_tokens == 16) {
-    launch_few<16, 64, RowSource::kHanded>(inputs, stream);
+                             static_cast<int32_t>(call.max_rows)};
+  if (hands_rows_over(call.num_tokens)) {
+    launch_few<16, kHandedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
-    launch_few<32, 256, RowSource::kListed>(inputs, stream);
+    launch_few<32, 256, false>(inputs, stream);
   } else if (inputs.num_steps == 1) {
     launch_many<ManyDownShape<true>>(inputs, stream);
   } else {

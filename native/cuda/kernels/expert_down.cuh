@@ -5,60 +5,47 @@
 namespace glint::cuda {
 
 constexpr int kRecordBarrier = 9;
-constexpr int kCodeBarrier = 10;
 
 template <class Shape>
-__device__ __forceinline__ bool quantises_here(const DownInputs& inputs, int num_tiles) {
-  return Shape::kGroupsHere && Shape::width(inputs) == kDownTileK && num_tiles <= Shape::kStages;
-}
-
-template <class Shape, class Rows>
-__device__ __forceinline__ void quantise_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
-                                               int num_tiles) {
-  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
-  const int writer = static_cast<int>(threadIdx.x) / 32 - 4;
-  for (int index = writer; index < num_tiles; index += Shape::kConsumerThreads / 32) {
-    uint8_t* s_record = s_plan.records[index % Shape::kRings * Shape::kRingStages + index / Shape::kRings];
-    const TokenTile tile = rows.tile(index);
-    for (int slot = 0; slot < tile.row_count; ++slot) {
-      HiddenRow<kNarrowVectors> r_row;
-      r_row.load(inputs.hidden + int64_t{tile.row_first + slot} * inputs.width, inputs.width);
-      const typename Records::Row target(s_record, tile, slot, inputs.width);
-      const float scale = r_row.quantise_by_converged_warp(target, inputs.width);
-      if (threadIdx.x % 32 != 0) continue;
-      const int row = tile.row_first + slot;
-      target.store({rows.token(row) * Records::kPlaceStride, rows.weight(row), scale});
-    }
-    __syncwarp();
-  }
-  hopper::fence_proxy_async();
-  hopper::named_barrier_sync(kCodeBarrier, Shape::kConsumerThreads);
-}
-
-template <class Shape, class Rows>
-__device__ __forceinline__ void load_down_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
-                                                int num_tiles) {
-  DownStream<Shape, Rows> stream(inputs, rows, num_tiles);
-  stream.rewind();
-  if (quantises_here<Shape>(inputs, num_tiles)) {
-    for (; !stream.is_done(); stream.advance()) stream.load_all_but_record(s_plan);
-    return;
-  }
+__device__ __forceinline__ void load_listed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
   if (num_tiles == 0) {
     hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
     return;
   }
-  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
+  DownStream<Shape> stream(inputs, num_tiles);
   stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
   hopper::wait_for_previous_kernel();
   const BlockArrivals arrivals(inputs.arrivals);
   hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
   arrivals.announce_and_wait<128>();
   hopper::fence_proxy_async_global();
-  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) stream.load_record(s_plan);
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) stream.load_record(s_plan);
   for (; !stream.is_done(); stream.advance()) {
     stream.wait_until_released(s_plan);
     stream.load_weights(s_plan);
+    stream.load_record(s_plan);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void load_handed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
+  DownStream<Shape> stream(inputs, num_tiles);
+  init_ring(s_plan, threadIdx.x / 32);
+  __syncwarp();
+  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) {
+    stream.wait_until_recorded();
+    stream.load_record(s_plan);
+  }
+  for (; !stream.is_done(); stream.advance()) {
+    stream.wait_until_released(s_plan);
+    stream.load_weights(s_plan);
+    stream.wait_until_recorded();
     stream.load_record(s_plan);
   }
 }
@@ -192,7 +179,7 @@ template <class Shape>
 __device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const DownInputs& inputs) {
   constexpr int kTilesDone = 8;
   constexpr int kVectors = kDownTileRows / 4;
-  if (Shape::kSource == RowSource::kHanded) hopper::wait_for_previous_kernel();
+  if (Shape::kIsHanded) hopper::wait_for_previous_kernel();
   hopper::named_barrier_sync(kTilesDone, Shape::kConsumerThreads);
   for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
     float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
@@ -216,19 +203,18 @@ __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const Dow
   store_sums(s_plan, inputs);
 }
 
-template <class Shape, class Rows>
-__device__ __forceinline__ void run_down(DownPlan<Shape>& s_plan, const DownInputs& inputs, const Rows& rows,
-                                         int num_tiles) {
-  if (threadIdx.x < 128) return load_down_tiles(s_plan, inputs, rows, num_tiles);
+template <class Shape>
+__device__ __forceinline__ void run_listed_down(DownPlan<Shape>& s_plan, const DownInputs& inputs) {
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
   constexpr int kWriters = Shape::kConsumerThreads / 32;
+  prepare_down(s_plan);
+  hopper::allow_next_kernel();
+  const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
+  if (threadIdx.x < 128) return load_listed_tiles(s_plan, inputs, num_tiles);
+  const ListedRows rows = {inputs.grouped};
   const RecordItem<Records> first(rows, num_tiles,
                                   static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
   hopper::wait_for_previous_kernel();
-  if (quantises_here<Shape>(inputs, num_tiles)) {
-    quantise_tiles(s_plan, inputs, rows, num_tiles);
-    return multiply_down(s_plan, inputs, num_tiles);
-  }
   if (Shape::width(inputs) <= kNarrowVectors * 128) {
     write_records<Records, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
   } else {
@@ -237,28 +223,6 @@ __device__ __forceinline__ void run_down(DownPlan<Shape>& s_plan, const DownInpu
   hopper::fence_proxy_async_global();
   hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
-}
-
-template <class Shape>
-__device__ __forceinline__ void load_handed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
-  const ListedRows rows = {inputs.grouped};
-  DownStream<Shape, ListedRows> stream(inputs, rows, num_tiles);
-  init_ring(s_plan, threadIdx.x / 32);
-  __syncwarp();
-  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
-  stream.rewind();
-  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
-  stream.rewind();
-  for (; !stream.is_done() && stream.is_first_round(); stream.advance()) {
-    stream.wait_until_recorded();
-    stream.load_record(s_plan);
-  }
-  for (; !stream.is_done(); stream.advance()) {
-    stream.wait_until_released(s_plan);
-    stream.load_weights(s_plan);
-    stream.wait_until_recorded();
-    stream.load_record(s_plan);
-  }
 }
 
 template <class Shape, int kVectors>
@@ -304,31 +268,15 @@ __device__ __forceinline__ void run_handed_down(DownPlan<Shape>& s_plan, const D
   multiply_down(s_plan, inputs, num_tiles);
 }
 
-template <int kThreads>
-__device__ __forceinline__ void group_down(LocalDownGroups& s_groups, const GroupCall& routing) {
-  LocalGrouping<kThreads> grouping(routing, s_groups);
-  grouping.mark();
-  grouping.list_tiles();
-  grouping.for_each_row([&](int row, int token, int pair) {
-    s_groups.row_tokens[row] = static_cast<uint8_t>(token);
-    s_groups.row_weights[row] = pair < 0 ? 1.0F : __ldcg(routing.weights + pair);
-  });
-  __syncthreads();
-}
-
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     expert_down_kernel(const __grid_constant__ DownInputs inputs) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<DownPlan<Shape>*>(s_bytes);
-  if constexpr (Shape::kSource == RowSource::kHanded) return run_handed_down(s_plan, inputs);
-  prepare_down(s_plan);
-  hopper::allow_next_kernel();
-  if constexpr (Shape::kGroupsHere) {
-    group_down<Shape::kThreads>(s_plan.groups, inputs.routing);
-    run_down(s_plan, inputs, LocalRows{s_plan.groups}, s_plan.groups.num_tiles);
+  if constexpr (Shape::kIsHanded) {
+    run_handed_down(s_plan, inputs);
   } else {
-    run_down(s_plan, inputs, ListedRows{inputs.grouped}, __ldcg(inputs.grouped.down_tile_ends));
+    run_listed_down(s_plan, inputs);
   }
 }
 

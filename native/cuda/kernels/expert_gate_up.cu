@@ -81,12 +81,6 @@ void launch_spread(const GateUpLaunch& gate_up) {
   launch_tile_product<Shape>(gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }
 
-template <class Shape>
-void launch_grouping(const GateUpLaunch& gate_up) {
-  const RoutingWalk walk = {gate_up.row_tiles(), gate_up.call.routing, gate_up.call.tiles_taken};
-  launch_tile_product<Shape>(gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
-}
-
 void launch_wide(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
   const WideExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
@@ -108,10 +102,7 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
                                 call.k_bytes,        plan.piece_steps, plan.num_pieces};
   const GateUpLaunch gate_up = {call, inputs, stream};
   const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
-  if (call.routing.experts != nullptr) {
-    require_routing(call.routing, call.num_tokens);
-    launch_grouping<ProductShape<hopper::Element::kE4m3, kLocalTileTokens, kFewStages, true>>(gate_up);
-  } else if (tile_tokens == 16) {
+  if (tile_tokens == 16) {
     launch_spread<ProductShape<hopper::Element::kE4m3, 16, kFewStages>>(gate_up);
   } else if (tile_tokens == 32) {
     launch_spread<ProductShape<hopper::Element::kE4m3, 32>>(gate_up);

@@ -5,7 +5,7 @@
 
 namespace glint::cuda {
 
-inline constexpr int kFewGroupTokens = kLocalGroupTokens;
+inline constexpr int kFewGroupTokens = kHandedTokens;
 inline constexpr int kFewGroupThreads = kFewGroupTokens * kMaxExpertsPerToken;
 inline constexpr int kFewTileTokens = 16;
 inline constexpr int kFewExpertWarps = kMaxLocalExperts / 32;

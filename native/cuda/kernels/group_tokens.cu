@@ -293,17 +293,6 @@ int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t n
   return std::max(kLeastTiles, rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks);
 }
 
-void require_routing(const GroupCall& routing, int64_t num_tokens) {
-  require_argument(groups_in_place(num_tokens) && routing.num_tokens == num_tokens, "a step of ", num_tokens,
-                   " tokens with the routing of ", routing.num_tokens, " cannot be grouped in place; at most ",
-                   kLocalGroupTokens, " can, list others by launch_group_tokens");
-  const int32_t num_experts = routing.expert_last - routing.expert_first + (routing.has_shared != 0 ? 1 : 0);
-  require_argument(num_experts <= kMaxLocalExperts, "one rank holds at most ", kMaxLocalExperts, " experts, not ",
-                   num_experts);
-  require_argument(routing.experts_per_token <= kMaxExpertsPerToken, "a token has at most ", kMaxExpertsPerToken,
-                   " experts, not ", routing.experts_per_token);
-}
-
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
   const int num_experts = call.expert_last - call.expert_first + (call.has_shared != 0 ? 1 : 0);
   require_argument(num_experts <= kMaxLocalExperts, "one rank holds at most ", kMaxLocalExperts, " experts, not ",

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/kernels/local_groups.cuh"
+#include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/wgmma.cuh"
 #include "cuda/products.h"
 
@@ -21,11 +21,10 @@ constexpr int kSharedReserveBytes = 2048;
 constexpr int kTakenPlaces = 8;
 static_assert(kSpreadPieces == kConsumerWarps, "a thread block of a cluster joins the rows of one warp of each");
 
-template <hopper::Element kElementValue, int kMaxTokensValue, int kMostStages = 12, bool kGroupsHereValue = false>
+template <hopper::Element kElementValue, int kMaxTokensValue, int kMostStages = 12>
 struct ProductShape {
   static constexpr hopper::Element kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
-  static constexpr bool kGroupsHere = kGroupsHereValue;
   static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
   static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 ? 2 : 1;
   static constexpr int kGatherThreads = 64;
@@ -42,8 +41,6 @@ struct ProductShape {
   static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 64, "a token tile is at most 64 tokens");
 };
 
-struct NoGroups {};
-
 template <class Shape>
 struct SharedPlan {
   alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
@@ -55,7 +52,6 @@ struct SharedPlan {
   alignas(8) uint64_t partials_released[Shape::kPartialBuffers];
   float token_scales[Shape::kPartialBuffers][Shape::kMaxTokens];
   alignas(8) uint64_t taken_tiles[kTakenPlaces];
-  std::conditional_t<Shape::kGroupsHere, LocalGroups, NoGroups> groups;
 };
 
 __device__ __forceinline__ int padded_tokens(int count) {
@@ -137,42 +133,6 @@ struct ExpertWalk {
   }
 
   __device__ __forceinline__ int token(int row) const { return __ldcg(row_tokens + row); }
-};
-
-struct LocalWalk {
-  static constexpr bool kIsKnownEarly = false;
-
-  int32_t num_row_tiles;
-  const LocalGroups& s_groups;
-  uint32_t* tiles_taken;
-
-  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * s_groups.num_tiles; }
-
-  __device__ __forceinline__ ProductTile tile(int index) const {
-    return {s_groups.tile(index / num_row_tiles), index % num_row_tiles};
-  }
-
-  __device__ __forceinline__ int token(int row) const { return s_groups.row_tokens[row]; }
-};
-
-struct RoutingWalk {
-  static constexpr bool kIsKnownEarly = false;
-
-  int32_t num_row_tiles;
-  GroupCall routing;
-  uint32_t* tiles_taken;
-
-  template <int kThreads>
-  __device__ __forceinline__ LocalWalk group(LocalGroups& s_groups) const {
-    LocalGrouping<kThreads> grouping(routing, s_groups);
-    hopper::wait_for_previous_kernel();
-    hopper::allow_next_kernel();
-    grouping.mark();
-    grouping.list_tiles();
-    grouping.for_each_row([&](int row, int token, int) { s_groups.row_tokens[row] = static_cast<uint8_t>(token); });
-    __syncthreads();
-    return {num_row_tiles, s_groups, tiles_taken};
-  }
 };
 
 }

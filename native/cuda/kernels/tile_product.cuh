@@ -194,15 +194,11 @@ __global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocess
       load_first_weights(s_plan, WeightStream<Shape>(inputs), weight_tile(walk, walk.tile(first)));
     }
   }
-  if constexpr (Shape::kGroupsHere) {
-    play_role(s_plan, inputs, walk.template group<kProductThreads>(s_plan.groups), finish);
-  } else {
-    if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
-      hopper::wait_for_previous_kernel();
-      hopper::allow_next_kernel();
-    }
-    play_role(s_plan, inputs, walk, finish);
+  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
+    hopper::wait_for_previous_kernel();
+    hopper::allow_next_kernel();
   }
+  play_role(s_plan, inputs, walk, finish);
 }
 
 }

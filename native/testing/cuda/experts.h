@@ -26,7 +26,6 @@ struct TestExperts {
   int64_t width;
   int32_t dtype;
   int32_t scale_kind;
-  int32_t is_grouped_in_place;
 
   int64_t num_matrices() const { return grouping->num_local() + (grouping->has_shared != 0 ? 1 : 0); }
   int64_t num_tokens() const { return grouping->num_tokens; }

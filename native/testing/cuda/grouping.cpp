@@ -26,7 +26,7 @@ int64_t most_tiles(const TestGrouping& test) {
 }
 
 int64_t handed_rows(const TestGrouping& test) {
-  return std::min(test.num_tokens, int64_t{cuda::kLocalGroupTokens}) * (cuda::kMaxExpertsPerToken + 1);
+  return std::min(test.num_tokens, int64_t{cuda::kHandedTokens}) * (test.experts_per_token + 1);
 }
 
 Grouping::Grouping(const TestGrouping& test)

@@ -68,16 +68,10 @@ class HopperExperts {
   }
 
  private:
-  glint::cuda::GroupCall routing(int64_t num_tokens) const {
-    const bool is_in_place = test_.is_grouped_in_place != 0 && glint::cuda::groups_in_place(num_tokens);
-    return is_in_place ? grouping_.call(num_tokens) : glint::cuda::GroupCall{};
-  }
-
-  bool hands_over(int64_t num_tokens) const { return glint::cuda::hands_rows_over(num_tokens, routing(num_tokens)); }
+  bool hands_over(int64_t num_tokens) const { return glint::cuda::hands_rows_over(num_tokens); }
 
   void launch_gate_up(int64_t num_tokens) const {
-    const glint::cuda::GroupCall routing = this->routing(num_tokens);
-    if (routing.experts == nullptr) grouping_.launch(num_tokens);
+    grouping_.launch(num_tokens);
     glint::cuda::launch_expert_gate_up({.hidden = (hands_over(num_tokens) ? handed_ : hidden_).data(),
                                         .grouped = grouping_.grouped(),
                                         .packed_weights = gate_up_.data(),
@@ -89,7 +83,6 @@ class HopperExperts {
                                         .k_bytes = test_.hidden_size,
                                         .num_tokens = num_tokens,
                                         .max_tiles = grouping_.max_tiles(num_tokens),
-                                        .routing = routing,
                                         .tiles_taken = tiles_taken_.data()},
                                        nullptr);
   }
@@ -105,7 +98,7 @@ class HopperExperts {
                                      .width = test_.width,
                                      .hidden_size = test_.hidden_size,
                                      .num_tokens = num_tokens,
-                                     .routing = routing(num_tokens)},
+                                     .max_rows = num_tokens * (test_.grouping->experts_per_token + 1)},
                                     nullptr);
   }
 
