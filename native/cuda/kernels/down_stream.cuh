@@ -25,7 +25,9 @@ struct DownShape {
   static constexpr int kStages = kRingStages * kRings;
   static_assert(kRingStages >= 2, "a ring needs two stages");
 
-  static __device__ __forceinline__ int width(const DownInputs& inputs) { return kIsOneStep ? kDownTileK : inputs.width; }
+  static __device__ __forceinline__ int width(const DownInputs& inputs) {
+    return kIsOneStep ? kDownTileK : inputs.width;
+  }
   static __device__ __forceinline__ int num_steps(const DownInputs& inputs) { return width(inputs) / kDownTileK; }
 };
 
