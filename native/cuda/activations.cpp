@@ -51,7 +51,7 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   if (model.num_dense_layers == model.num_layers) return moe;
   const int64_t pairs = limits.padded_tokens() * model.experts_per_token;
   const int64_t rows = pairs + limits.max_tokens;
-  const int64_t handed_rows = std::min(limits.max_tokens, int64_t{kHandedTokens}) * (model.experts_per_token + 1);
+  const int64_t handed_rows = most_handed_rows(limits.max_tokens, model.experts_per_token);
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
   moe.weights = arena.take<float>(pairs);

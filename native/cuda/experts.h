@@ -15,6 +15,8 @@ constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
 constexpr int32_t kHandedTokens = 64;
+constexpr int32_t kHandedTileTokens = 16;
+constexpr int32_t kTilesLoadedAtOnce = 64;
 
 struct TilePlan {
   int32_t gate_up_tokens;
@@ -100,6 +102,10 @@ struct DownCall {
 };
 
 constexpr bool hands_rows_over(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
+
+constexpr int64_t most_handed_rows(int64_t max_tokens, int64_t experts_per_token) {
+  return (max_tokens < kHandedTokens ? max_tokens : kHandedTokens) * (experts_per_token + 1);
+}
 
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);

@@ -24,10 +24,6 @@ int64_t largest_records(const ExpertLayout& layout, int64_t max_tokens) {
   return most;
 }
 
-int64_t handed_rows(int64_t num_tokens) {
-  return std::min(num_tokens, int64_t{kHandedTokens}) * (kExpertsPerToken + 1);
-}
-
 int64_t code_place(const RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
   if (shape.max_tokens == 64) {
     const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
@@ -92,7 +88,7 @@ GroupedCase::GroupedCase(const ExpertLayout& layout, const Routing& routing, int
       gate_up_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       down_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       counts_(64),
-      row_places_(handed_rows(num_tokens)),
+      row_places_(most_handed_rows(num_tokens, kExpertsPerToken)),
       rows_recorded_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       num_real_tokens_(std::vector<int32_t>{static_cast<int32_t>(num_tokens)}),
       experts_touched_(std::vector<uint64_t>{0}) {}
@@ -139,7 +135,7 @@ ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keep
       activations_(max_tokens * kHiddenSize),
       token_scales_(max_tokens),
       hidden_(max_tokens * (kExpertsPerToken + 1) * layout.width),
-      handed_(handed_rows(max_tokens) * layout.width),
+      handed_(most_handed_rows(max_tokens, kExpertsPerToken) * layout.width),
       records_(largest_records(layout, max_tokens)),
       arrivals_(1),
       tiles_taken_(1) {

@@ -47,7 +47,6 @@ class GroupedCase {
   int64_t num_tokens() const { return num_tokens_; }
   int64_t max_tiles() const { return gate_up_tiles_.count(); }
   std::vector<TokenTile> down_tiles() const { return down_tiles_.to_host(); }
-  std::vector<RowPlace> row_places() const { return row_places_.to_host(); }
   std::vector<int32_t> counts() const { return counts_.to_host(); }
   std::vector<int32_t> row_tokens() const { return row_tokens_.to_host(); }
   std::vector<float> row_weights() const { return row_weights_.to_host(); }

@@ -67,6 +67,8 @@ class ExpertsCase {
         row_weights_(max_rows_),
         gate_up_tiles_(max_tiles_),
         down_tiles_(max_tiles_),
+        row_places_(max_rows_),
+        rows_recorded_(max_tiles_),
         counts_(8 + num_tokens),
         token_rows_(token_rows_count(num_tokens, shape.experts_per_token)),
         activations_(num_tokens * in_stride_),
@@ -207,7 +209,9 @@ class ExpertsCase {
             .num_gate_up_tiles = counts_.data() + 1,
             .down_tiles = down_tiles_.data(),
             .down_tile_ends = counts_.data() + 2,
-            .num_rows = counts_.data()};
+            .num_rows = counts_.data(),
+            .row_places = row_places_.data(),
+            .rows_recorded = rows_recorded_.data()};
   }
 
   bool is_chosen(int64_t token, int64_t local) const {
@@ -296,6 +300,8 @@ class ExpertsCase {
   DeviceArray<float> row_weights_;
   DeviceArray<TokenTile> gate_up_tiles_;
   DeviceArray<TokenTile> down_tiles_;
+  DeviceArray<RowPlace> row_places_;
+  DeviceArray<uint32_t> rows_recorded_;
   DeviceArray<int32_t> counts_;
   DeviceArray<int32_t> token_rows_;
   DeviceArray<uint8_t> activations_;

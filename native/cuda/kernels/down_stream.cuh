@@ -70,6 +70,8 @@ class DownStream {
   __device__ __forceinline__ DownStream(const DownInputs& inputs, int num_tiles)
       : inputs_(inputs), rows_{inputs.grouped}, num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
     ring_first_ = hopper::thread_index() / 32 * Shape::kRingStages;
+    static_assert(Shape::kStages + Shape::kRings <= 32, "a ring is first filled from the tiles that now_ holds");
+    static_assert(kTilesLoadedAtOnce == 64, "now_ and next_ hold 32 tiles each");
     now_ = rows_.tile(lane_);
     next_ = rows_.tile(32 + lane_);
   }

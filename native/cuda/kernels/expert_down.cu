@@ -94,8 +94,11 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                              static_cast<int32_t>(call.hidden_size / kDownTileRows),
                              plan.block_tokens,
                              static_cast<int32_t>(call.max_rows)};
+  require_argument(inputs.num_owners <= device_multiprocessors(), "down of ", call.hidden_size, " rows has ",
+                   inputs.num_owners, " thread blocks that wait for each other; this GPU runs ",
+                   device_multiprocessors(), " at once");
   if (hands_rows_over(call.num_tokens)) {
-    launch_few<16, kHandedTokens, true>(inputs, stream);
+    launch_few<kHandedTileTokens, kHandedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
     launch_few<32, 256, false>(inputs, stream);
   } else if (inputs.num_steps == 1) {

@@ -179,7 +179,6 @@ template <class Shape>
 __device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const DownInputs& inputs) {
   constexpr int kTilesDone = 8;
   constexpr int kVectors = kDownTileRows / 4;
-  if (Shape::kIsHanded) hopper::wait_for_previous_kernel();
   hopper::named_barrier_sync(kTilesDone, Shape::kConsumerThreads);
   for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
     float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
@@ -200,7 +199,6 @@ __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const Dow
     hopper::mbarrier_wait(s_plan.stage_arrived[stage], place.phase);
     multiply_any_tile(s_plan, place, turn, Records::count(s_plan.records[stage]));
   }
-  store_sums(s_plan, inputs);
 }
 
 template <class Shape>
@@ -223,6 +221,7 @@ __device__ __forceinline__ void run_listed_down(DownPlan<Shape>& s_plan, const D
   hopper::fence_proxy_async_global();
   hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
+  store_sums(s_plan, inputs);
 }
 
 template <class Shape, int kVectors>
@@ -266,6 +265,8 @@ __device__ __forceinline__ void run_handed_down(DownPlan<Shape>& s_plan, const D
   clear_sums(s_plan, threadIdx.x - 128, Shape::kConsumerThreads);
   hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
+  hopper::wait_for_previous_kernel();
+  store_sums(s_plan, inputs);
 }
 
 template <class Shape>

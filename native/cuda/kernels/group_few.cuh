@@ -7,7 +7,7 @@ namespace glint::cuda {
 
 inline constexpr int kFewGroupTokens = kHandedTokens;
 inline constexpr int kFewGroupThreads = kFewGroupTokens * kMaxExpertsPerToken;
-inline constexpr int kFewTileTokens = 16;
+inline constexpr int kFewTileTokens = kHandedTileTokens;
 inline constexpr int kFewExpertWarps = kMaxLocalExperts / 32;
 
 struct FewCounts {

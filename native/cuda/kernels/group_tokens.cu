@@ -16,7 +16,6 @@ constexpr int kTokensPerThreadBlock = 256;
 constexpr int kLists = kGroupThreads / kMaxLocalExperts;
 constexpr int kWordBatch = 8;
 constexpr int kFixedSharedBytes = 6 * 1024;
-constexpr int64_t kLeastTiles = 64;
 
 __host__ __device__ int words_for(int num_tokens) { return (num_tokens + kWordTokens - 1) / kWordTokens | 1; }
 
@@ -265,6 +264,8 @@ __global__ void __launch_bounds__(kGroupThreads)
 }
 
 void launch_few(const GroupCall& call, int num_experts, cudaStream_t stream) {
+  require_argument(call.grouped.row_places != nullptr && call.grouped.rows_recorded != nullptr, "a grouping of ",
+                   call.num_tokens, " tokens tells places in records; give it row_places and rows_recorded");
   LaunchAttributes launch(kFewGroupThreads, 0, 1, stream);
   launch.config.gridDim = dim3(1);
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, group_few_kernel, call, num_experts));
@@ -290,7 +291,7 @@ int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t n
   const TilePlan plan = plan_tiles(num_tokens);
   const int64_t blocks = (num_tokens + plan.block_tokens - 1) / plan.block_tokens;
   const int64_t rows = num_tokens * (experts_per_token + 1);
-  return std::max(kLeastTiles, rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks);
+  return std::max(int64_t{kTilesLoadedAtOnce}, rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks);
 }
 
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {

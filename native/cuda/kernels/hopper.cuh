@@ -118,6 +118,12 @@ __device__ __forceinline__ void store_relaxed(float* g_value, float value) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(g_value), "f"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_relaxed(float* g_values, const float4& values) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(g_values), "f"(values.x), "f"(values.y),
+               "f"(values.z), "f"(values.w)
+               : "memory");
+}
+
 __device__ __forceinline__ void add_release(uint32_t* g_value, uint32_t amount) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(g_value), "r"(amount) : "memory");
 }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/wgmma.cuh"

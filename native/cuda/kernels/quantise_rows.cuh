@@ -88,7 +88,7 @@ struct HiddenRow {
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
       const int unit = first_unit(vector);
-      if (unit < width) *reinterpret_cast<float4*>(g_row + unit) = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (unit < width) hopper::store_relaxed(g_row + unit, float4{0.0F, 0.0F, 0.0F, 0.0F});
     }
   }
 

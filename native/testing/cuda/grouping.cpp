@@ -25,10 +25,6 @@ int64_t most_tiles(const TestGrouping& test) {
   return most;
 }
 
-int64_t handed_rows(const TestGrouping& test) {
-  return std::min(test.num_tokens, int64_t{cuda::kHandedTokens}) * (test.experts_per_token + 1);
-}
-
 Grouping::Grouping(const TestGrouping& test)
     : test_(test),
       experts_(test.experts, test.num_tokens * test.experts_per_token),
@@ -40,7 +36,7 @@ Grouping::Grouping(const TestGrouping& test)
       down_tiles_(most_tiles(test)),
       counts_(2),
       down_tile_ends_(test.num_tokens + 1),
-      row_places_(handed_rows(test)),
+      row_places_(cuda::most_handed_rows(test.num_tokens, test.experts_per_token)),
       rows_recorded_(most_tiles(test)),
       touched_(std::vector<uint64_t>{0}) {}
 

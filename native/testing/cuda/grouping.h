@@ -25,8 +25,6 @@ struct TestGrouping {
   int32_t num_local() const { return expert_last - expert_first; }
 };
 
-int64_t handed_rows(const TestGrouping& test);
-
 int64_t most_tiles(const TestGrouping& test);
 
 class Grouping {

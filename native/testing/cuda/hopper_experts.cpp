@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <bit>
 
+#include "base/contract.h"
 #include "cuda/check.h"
 #include "testing/cuda/experts.h"
 
@@ -23,6 +25,10 @@ int64_t record_bytes(const TestExperts& test) {
   return most;
 }
 
+int64_t handed_rows(const TestExperts& test) {
+  return glint::cuda::most_handed_rows(test.num_tokens(), test.grouping->experts_per_token);
+}
+
 class HopperExperts {
  public:
   explicit HopperExperts(const TestExperts& test)
@@ -41,7 +47,7 @@ class HopperExperts {
         up_scales_(test.up_scales, test.num_matrices() * test.width),
         down_scales_(test.down_scales, test.num_matrices() * test.hidden_size),
         hidden_((test.num_pairs() + test.num_tokens()) * test.width),
-        handed_(std::vector<float>(static_cast<size_t>(handed_rows(*test.grouping) * test.width))),
+        handed_(std::vector<float>(static_cast<size_t>(handed_rows(test) * test.width))),
         records_(record_bytes(test)),
         arrivals_(std::vector<uint32_t>{0}),
         tiles_taken_(std::vector<uint32_t>{0}),
@@ -60,11 +66,13 @@ class HopperExperts {
     runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &handed_, &out_, &grouping_.touched()});
     grouping_.download_touched();
     out_.download(test_.out);
+    require_handed_is_clear();
     download_hidden();
   }
 
   void run_row_counts(Runner& runner) const {
     runner.run_row_counts([&](int64_t count) { launch(count); }, out_, test_.num_tokens());
+    require_handed_is_clear();
   }
 
  private:
@@ -100,6 +108,13 @@ class HopperExperts {
                                      .num_tokens = num_tokens,
                                      .max_rows = num_tokens * (test_.grouping->experts_per_token + 1)},
                                     nullptr);
+  }
+
+  void require_handed_is_clear() const {
+    const std::vector<float> rows = handed_.to_host();
+    const auto found = std::ranges::find_if(rows, [](float value) { return std::bit_cast<uint32_t>(value) != 0U; });
+    glint::require(found == rows.end(), GLINT_STATUS_INTERNAL, "down left value ", found - rows.begin(), " of ",
+                   rows.size(), " that were handed over; it sets all that it took to zero");
   }
 
   void download_hidden() const {
