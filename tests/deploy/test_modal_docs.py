@@ -151,7 +151,9 @@ def token_bytes_of(plan: MemoryPlan, has_fp8_pages: bool) -> int:
 
 
 def test_the_sizing_table_is_the_arithmetic_of_glint_check(plans: dict[int, MemoryPlan]) -> None:
-    rows = re.findall(r"^\| (\d)x ([^|]+) \| (\d+) \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$", DOCUMENT, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d)x ([^|]+) \| (\d+) \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$", DOCUMENT, re.MULTILINE
+    )
     assert len([name for _, name, *_ in rows if "FP8 pages" in name]) >= 4 and len(rows) >= 9
     for count, name, memory, weights, token_bytes, thousands in rows:
         plan = plans[int(count)]

@@ -69,7 +69,7 @@ ALLOWED = [
     (Kind.CMAKE, f'set(x "a {HASH} b" \\{HASH} [[ {HASH} c ]])\n'),
     (Kind.TOML, f"x = \"a {HASH}\"\ny = '{HASH}'\nz = '''\n{HASH}\n'''\n"),
     (Kind.YAML, f"a: b{HASH}c\nd: \"{HASH} e\"\nf: ' {HASH} g'\n"),
-    (Kind.NIX, f"x = \"a {HASH} {OPEN}\";\ny = ''\n{HASH} b\n'';\n"),
+    (Kind.NIX, f'x = "a {HASH} {OPEN}";\ny = \'\'\n{HASH} b\n\'\';\n'),
     (Kind.IGNORE, "/build/\n*.pyc\n"),
 ]
 

@@ -196,9 +196,10 @@ void measure_batch(ExpertCase& experts, int64_t tokens, double ceiling, cudaStre
   const double floor = batch.bytes / ceiling * 1e6;
   const double flops = 6.0 * batch.rows * static_cast<double>(experts.layout().width * kHiddenSize);
   std::printf("%-18s %5lld tokens  group %6.2f  gate+up %8.2f (%4.1f%%)  down %8.2f (%4.1f%%)  "
-              "pair %8.2f us %6.0f GB/s %4.1f%% of ceiling  floor %6.2f  with group %8.2f  %7.1f TFLOP/s\n",
+              "%s %8.2f us %6.0f GB/s %4.1f%% of ceiling  floor %6.2f  with group %8.2f  %7.1f TFLOP/s\n",
               experts.layout().name, static_cast<long long>(tokens), group_time, gate_up_time,
-              200.0 / 3.0 * floor / gate_up_time, down_time, 100.0 / 3.0 * floor / down_time, pair_time,
+              200.0 / 3.0 * floor / gate_up_time, down_time, 100.0 / 3.0 * floor / down_time,
+              needs_group ? "group+pair" : "pair", pair_time,
               batch.bytes / pair_time / 1e3, 100.0 * floor / pair_time, floor, all_time, flops / pair_time / 1e6);
   std::fflush(stdout);
 }
