@@ -56,8 +56,8 @@ void start_rotate(const RotateCall& call, cudaStream_t stream) {
 
 template <typename Tile, bool kIsWhole>
 void start_decode(const DecodeCall& call, cudaStream_t stream) {
-  start_persistent<DecodePlan<Tile>>(attention_decode_kernel<Tile, kIsWhole>, call, kDecodeThreads, kDecodeBlocksPerSm,
-                                     stream);
+  start_persistent<DecodePlan<Tile>[kDecodeTeams]>(attention_decode_kernel<Tile, kIsWhole>, call,
+                                                   {kTeamThreads, kDecodeTeams}, stream);
 }
 
 template <template <int> typename Tile>
@@ -75,8 +75,7 @@ void start_widen(const WidenCall& call, cudaStream_t stream) {
 
 template <int kHeadDim, bool kIsWhole>
 void start_prefill(const PrefillCall& call, cudaStream_t stream) {
-  start_persistent<PrefillPlan<kHeadDim>>(attention_prefill_kernel<kHeadDim, kIsWhole>, call, kPrefillThreads, 1,
-                                          stream);
+  start_persistent<PrefillPlan<kHeadDim>>(attention_prefill_kernel<kHeadDim, kIsWhole>, call, kPrefillThreads, stream);
 }
 
 }
@@ -118,7 +117,10 @@ void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
       fits_attention_step(attend.num_heads, attend.num_kv_heads, attend.head_dim, call.rotate.rotary_dim),
       attend.num_heads, " heads over ", attend.num_kv_heads, " KV heads of ", attend.head_dim, ", ",
       call.rotate.rotary_dim, " of them rotated, do not fit the attention of a whole step; launch its parts one by one");
-  start_persistent<StepPlan>(attention_step_kernel, call, kDecodeThreads, kDecodeBlocksPerSm, stream);
+  require_argument(call.rotate.query_stride % 4 == 0 && call.rotate.key_stride % 4 == 0, "query rows are ",
+                   call.rotate.query_stride, " floats apart, key rows ", call.rotate.key_stride,
+                   "; the attention of a whole step reads them as vectors of 4, launch its parts one by one");
+  start_persistent<StepPlan[kDecodeTeams]>(attention_step_kernel, call, {kTeamThreads, kDecodeTeams}, stream);
 }
 
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream) {

@@ -55,7 +55,7 @@ constexpr int32_t num_context_tails(int32_t num_positions) {
   return num_splits > 1 && num_last <= kTailPages * kPageTokens ? 1 : 0;
 }
 
-struct DecodeTask {
+struct alignas(128) DecodeTask {
   int32_t row;
   int32_t num_positions;
   int32_t split;

@@ -7,7 +7,7 @@ namespace glint::cuda {
 void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream) {
   require_argument(call.attend.head_dim == hopper::kHeadDim, "head_dim is ", call.attend.head_dim,
                    "; the Hopper prefill kernel is built for ", hopper::kHeadDim);
-  start_persistent<hopper::SharedPlan>(hopper::attention_prefill_hopper_kernel, call, hopper::kThreads, 1, stream);
+  start_persistent<hopper::SharedPlan>(hopper::attention_prefill_hopper_kernel, call, hopper::kThreads, stream);
 }
 
 }

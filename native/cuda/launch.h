@@ -16,7 +16,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 struct LaunchShape {
   dim3 grid;
-  unsigned threads;
+  dim3 threads;
   int shared_bytes;
 };
 
@@ -29,7 +29,7 @@ void launch_dependent(void (*kernel)(Wanted...), const LaunchShape& shape, cudaS
   attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
-  config.blockDim = dim3(shape.threads, 1, 1);
+  config.blockDim = shape.threads;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
@@ -38,12 +38,12 @@ void launch_dependent(void (*kernel)(Wanted...), const LaunchShape& shape, cudaS
 }
 
 template <typename Plan, typename Kernel, typename Call>
-void start_persistent(Kernel kernel, const Call& call, int threads, int blocks_per_sm, cudaStream_t stream) {
+void start_persistent(Kernel kernel, const Call& call, dim3 threads, cudaStream_t stream) {
   constexpr int kPlanAlignment = 1024;
   constexpr auto kSharedBytes = static_cast<int>(sizeof(Plan)) + kPlanAlignment;
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  const auto thread_blocks = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount) * blocks_per_sm);
-  launch_dependent(kernel, {thread_blocks, static_cast<unsigned>(threads), kSharedBytes}, stream, call);
+  const auto thread_blocks = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
+  launch_dependent(kernel, {thread_blocks, threads, kSharedBytes}, stream, call);
 }
 
 }

@@ -71,6 +71,7 @@ struct StepWriter {
   }
 
   void sort_decode_tasks() {
+    if (backend.num_decode_tasks <= backend.device.num_multiprocessors) return;
     const auto num_tokens = [](const DecodeTask& task) {
       return std::min(cuda::kSplitTokens, task.num_positions - task.split * cuda::kSplitTokens);
     };

@@ -10,10 +10,11 @@ namespace glint::cuda {
 
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeConsumers = kDecodeWarps * kWarpLanes;
-inline constexpr int kDecodeThreads = kDecodeConsumers + kWarpLanes;
+inline constexpr int kTeamThreads = kDecodeConsumers + kWarpLanes;
+inline constexpr int kDecodeTeams = 2;
+inline constexpr int kDecodeThreads = kDecodeTeams * kTeamThreads;
 inline constexpr int kDecodeStages = 6;
 inline constexpr int kPairPages = 2;
-inline constexpr int kDecodeBlocksPerSm = 2;
 inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
 
 template <typename PageTile>
@@ -204,6 +205,15 @@ struct DecodeLane {
   __device__ __forceinline__ void put_newest_key(std::byte*, int) const {}
   __device__ __forceinline__ void put_newest_value(std::byte*, int) const {}
 
+  __device__ __forceinline__ void finish_values(typename Plan::Ring::Place place, int visible) {
+    constexpr int kStepTokens = 16;
+    if (visible > kPageTokens) return;
+    plan.ring.template zero_tokens<kDecodeConsumers>(place, visible,
+                                                     (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
+    fence_proxy_async();
+    sync_consumers<kDecodeConsumers>();
+  }
+
   __device__ __forceinline__ void store_out(const DecodeCall& decode, const DecodeItem& item) const {
     const AttendCall& call = decode.attend;
     const int group_heads = call.num_heads / call.num_kv_heads;
@@ -286,12 +296,12 @@ struct DecodeLane {
   }
 };
 
-template <typename Item, typename Plan>
-__device__ __forceinline__ void load_decode_pages(const DecodeCall& call, Plan& plan) {
-  typename Plan::Ring::Place place;
-  for_each_decode_item(call, [&](const DecodeItem& item) {
-    const PageSource source{call.attend.pages, item.pages, item.kv_head};
-    load_page_pairs(plan.ring, place, source, Item{item});
+template <typename Item, typename Turn, typename Ring>
+__device__ __forceinline__ void load_decode_pages(const Turn& turn, Ring& ring) {
+  typename Ring::Place place;
+  for_each_decode_item(turn, [&](const DecodeItem& item) {
+    const PageSource source{turn.call.attend.pages, item.pages, item.kv_head};
+    load_page_pairs(ring, place, source, Item{item});
   });
 }
 
@@ -325,18 +335,18 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ri
   for (int page = 0; page < kPages; ++page) {
     std::byte* s_values = plan.ring.wait_until_arrived(place);
     work.put_newest_value(s_values, visible - page * kPageTokens);
-    plan.ring.template zero_tail<kDecodeConsumers>(place, visible - page * kPageTokens);
+    work.finish_values(place, visible - page * kPageTokens);
     work.add_values(plan.weights[page], s_values, visible - page * kPageTokens);
     plan.ring.release(place);
   }
 }
 
-template <typename Lane, typename Call>
-__device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call) {
+template <typename Lane, typename Call, typename Turn>
+__device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call, const Turn& turn) {
   const DecodeCall& decode = call;
   const float scale = kLog2E / sqrtf(static_cast<float>(Lane::head_dim(decode.attend)));
   typename Lane::Plan::Ring::Place place;
-  for_each_decode_item(decode, [&](const DecodeItem& item) {
+  for_each_decode_item(turn, [&](const DecodeItem& item) {
     work.start(call, item);
     for (int first = 0; first < item.count(); first += kPairPages * kPageTokens) {
       const int visible = item.count() - first;
@@ -353,17 +363,17 @@ __device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call
 }
 
 template <typename Tile, bool kIsWhole>
-__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm) attention_decode_kernel(const DecodeCall call) {
+__global__ void __launch_bounds__(kDecodeThreads, 1) attention_decode_kernel(const DecodeCall call) {
   extern __shared__ std::byte s_memory[];
-  auto& plan = *reinterpret_cast<DecodePlan<Tile>*>(aligned_plan(s_memory));
+  auto& plan = reinterpret_cast<DecodePlan<Tile>*>(aligned_plan(s_memory))[threadIdx.y];
   let_next_kernel_start();
   plan.ring.template prepare<kDecodeWarps>();
   wait_for_previous_kernel();
   if (threadIdx.x < kDecodeConsumers) {
     DecodeLane<Tile, kIsWhole> work(plan);
-    attend_decode_pages(work, call);
+    attend_decode_pages(work, call, DecodeTurn<false>(call));
   } else if (threadIdx.x == kDecodeConsumers) {
-    load_decode_pages<DecodeItem>(call, plan);
+    load_decode_pages<DecodeItem>(DecodeTurn<false>(call), plan.ring);
   }
 }
 

@@ -7,6 +7,8 @@
 namespace glint::cuda {
 
 inline constexpr int kStepUnits = 4;
+inline constexpr int kUnitLanes = kWarpLanes / kStepUnits;
+inline constexpr int kEarlyTiles = 4;
 inline constexpr int kStepRowDims = kMaxHeadDim + kChunkDims;
 inline constexpr uint32_t kNanPair = 0x7fff7fffU;
 
@@ -30,43 +32,101 @@ struct StoredItem : DecodeItem {
   }
 };
 
+struct StepRing {
+  using Ring = StepPlan::Ring;
+  using Place = Ring::Place;
+
+  Ring& ring;
+  int num_early = kEarlyTiles;
+
+  __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
+    if (num_early == 0) {
+      wait_for_previous_kernel();
+    } else {
+      --num_early;
+    }
+    ring.load_one_lane(place, g_tile, tokens);
+  }
+};
+
+struct StepRotary {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  Head cosines;
+  Head sines;
+  int other_lane;
+  bool is_first;
+  bool is_rotated;
+
+  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+    const int half_lanes = call.rotary_dim / 2 / Head::kDims;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    is_first = lane < half_lanes;
+    is_rotated = lane < 2 * half_lanes;
+    other_lane = !is_rotated ? lane : is_first ? lane + half_lanes : lane - half_lanes;
+    if (!is_rotated) return;
+    const int64_t before = row * (call.rotary_dim / 2) - (is_first ? 0 : half_lanes * Head::kDims);
+    cosines.load_vector(call.cosines + before);
+    sines.load_vector(call.sines + before);
+  }
+};
+
 struct StepRows {
   using Head = HeadLane<kMaxHeadDim>;
 
   Head units[kStepUnits];
-  RotaryLane<kMaxHeadDim> rotary;
+  const float* g_units[kStepUnits];
+  StepRotary rotary;
 
   __device__ static int unit(const RotateCall& call, int index) {
     return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.num_heads;
   }
 
-  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+  __device__ __forceinline__ void find_now(const RotateCall& call, int64_t row) {
+    const float* g_query = call.query + row * call.query_stride;
+    const float* g_key = call.key + row * call.key_stride;
+    const float* g_value = call.value + row * call.key_stride;
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const int place = unit(call, index);
-      const float* g_row = call.query + row * call.query_stride + (place + call.num_heads) * kMaxHeadDim;
-      if (place >= 0) g_row = (place == 0 ? call.key : call.value) + row * call.key_stride;
-      if (place >= 2) g_row = call.value + row * call.key_stride;
-      units[index].load(g_row, kMaxHeadDim);
+      const float* g_unit = place < 0 ? g_query + (place + call.num_heads) * kMaxHeadDim : place == 0 ? g_key : g_value;
+      asm volatile("" : "+l"(g_unit));
+      g_units[index] = g_unit;
     }
   }
 
-  __device__ __forceinline__ void normalise(const RotateCall& call, const Head& query_norm, const Head& key_norm) {
-    float sums[kStepUnits] = {};
+  __device__ __forceinline__ void load() {
 #pragma unroll
-    for (int index = 0; index < kStepUnits; ++index) sums[index] = units[index].sum_of_squares();
+    for (int index = 0; index < kStepUnits; ++index) units[index].load_vector_from_l2(g_units[index]);
+  }
+
+  __device__ __forceinline__ float sum_of_lane_unit() const {
+    static_assert(kStepUnits == 4, "two exchanges leave a lane one of four units");
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    const bool is_upper = lane >= 2 * kUnitLanes;
+    float sums[2];
 #pragma unroll
-    for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-      for (int index = 0; index < kStepUnits; ++index) {
-        sums[index] += __shfl_xor_sync(kWholeWarp, sums[index], distance);
-      }
+    for (int index = 0; index < 2; ++index) {
+      const float low = units[index].sum_of_squares();
+      const float high = units[index + 2].sum_of_squares();
+      sums[index] = (is_upper ? high : low) +
+                    __shfl_xor_sync(kWholeWarp, is_upper ? low : high, 2 * kUnitLanes);
     }
+    const bool is_odd = lane / kUnitLanes % 2 == 1;
+    float sum = (is_odd ? sums[1] : sums[0]) + __shfl_xor_sync(kWholeWarp, is_odd ? sums[0] : sums[1], kUnitLanes);
+#pragma unroll
+    for (int distance = kUnitLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+    return sum;
+  }
+
+  __device__ __forceinline__ void normalise(const RotateCall& call, const Head& query_norm, const Head& key_norm) {
+    const float lane_factor = Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)),
+                                                call.epsilon);
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const bool is_query = unit(call, index) < 0;
       const bool has_norm = is_query ? call.query_norm != nullptr : unit(call, index) == 0 && call.key_norm != nullptr;
-      const float factor = Head::norm_factor(sums[index], __frcp_rn(static_cast<float>(kMaxHeadDim)), call.epsilon);
+      const float factor = __shfl_sync(kWholeWarp, lane_factor, index * kUnitLanes);
 #pragma unroll
       for (int dim = 0; dim < Head::kDims; ++dim) {
         const float weight = is_query ? query_norm.values[dim] : key_norm.values[dim];
@@ -77,19 +137,36 @@ struct StepRows {
   }
 
   __device__ __forceinline__ void rotate(const RotateCall& call) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-    const int other = rotary.other_dim(Head::first_dim());
-    const int other_lane = other < 0 ? lane : other / Head::kDims;
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
 #pragma unroll
       for (int dim = 0; dim < Head::kDims; ++dim) {
         const float value = units[index].values[dim];
-        const float partner = __shfl_sync(kWholeWarp, value, other_lane);
-        const float rotated = __fmaf_rn(value, rotary.cosines[dim], __fmul_rn(partner, rotary.sines[dim]));
-        units[index].values[dim] = other >= 0 && unit(call, index) < 1 ? rotated : value;
+        const float partner = __shfl_sync(kWholeWarp, value, rotary.other_lane);
+        const float turned = __fmul_rn(partner, rotary.sines.values[dim]);
+        const float rotated = __fmaf_rn(value, rotary.cosines.values[dim], rotary.is_first ? -turned : turned);
+        units[index].values[dim] = rotary.is_rotated && unit(call, index) < 1 ? rotated : value;
       }
     }
+  }
+};
+
+struct StepInputs {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  StepRows rows;
+  Head query_norm = {};
+  Head key_norm = {};
+  int row = -1;
+
+  __device__ __forceinline__ void load(const RotateCall& call, int wanted) {
+    row = wanted;
+    if (call.query_norm != nullptr) query_norm.load_vector(call.query_norm);
+    if (call.key_norm != nullptr) key_norm.load_vector(call.key_norm);
+    rows.rotary.load(call, row);
+    rows.find_now(call, row);
+    wait_for_previous_kernel();
+    rows.load();
   }
 };
 
@@ -97,6 +174,7 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
 
   StepPlan& rows;
+  StepInputs inputs;
   uint4 newest = {};
   bool has_newest = false;
   int prepared_row = -1;
@@ -111,18 +189,15 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     if (has_newest && warp() == 0) publish_newest(call.rotate, slot);
   }
 
+  __device__ __forceinline__ void load_likely_row(const RotateCall& call) {
+    if (team_place() < call.count) inputs.load(call, team_place());
+  }
+
   __device__ __forceinline__ void prepare(const RotateCall& call, int row) {
-    StepRows prepared;
-    Head query_norm = {};
-    Head key_norm = {};
-    if (call.query_norm != nullptr) query_norm.load(call.query_norm, kMaxHeadDim);
-    if (call.key_norm != nullptr) key_norm.load(call.key_norm, kMaxHeadDim);
-    prepared.rotary.load(call, row);
-    wait_for_previous_kernel();
-    prepared.load(call, row);
-    prepared.normalise(call, query_norm, key_norm);
-    prepared.rotate(call);
-    store_rows(prepared, call);
+    if (inputs.row != row) inputs.load(call, row);
+    inputs.rows.normalise(call, inputs.query_norm, inputs.key_norm);
+    inputs.rows.rotate(call);
+    store_rows(inputs.rows, call);
     prepared_row = row;
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
@@ -155,21 +230,21 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     *reinterpret_cast<uint4*>(g_page + swizzled_offset(static_cast<int>(slot % kPageTokens), dim)) = newest;
   }
 
-  __device__ __forceinline__ void put_newest(std::byte* s_tile, int visible, int lane_first) const {
-    if (!has_newest || visible < 1 || visible > kPageTokens) return;
-    if (thread() >= lane_first && thread() < lane_first + 16) {
-      const int dim = lane() % 16 * kChunkDims;
-      *reinterpret_cast<uint4*>(s_tile + swizzled_offset(visible - 1, dim)) = newest;
-    }
+  __device__ __forceinline__ void put_newest(std::byte* s_tile, int visible, int first_thread) const {
+    if (thread() < first_thread || thread() >= first_thread + 16) return;
+    const int dim = lane() % 16 * kChunkDims;
+    *reinterpret_cast<uint4*>(s_tile + swizzled_offset(visible - 1, dim)) = newest;
+  }
+
+  __device__ __forceinline__ void put_newest_key(std::byte* s_keys, int visible) const {
+    if (!has_newest || visible > kPageTokens) return;
+    put_newest(s_keys, visible, 0);
     fence_proxy_async();
     sync_consumers<kDecodeConsumers>();
   }
 
-  __device__ __forceinline__ void put_newest_key(std::byte* s_keys, int visible) const {
-    put_newest(s_keys, visible, 0);
-  }
   __device__ __forceinline__ void put_newest_value(std::byte* s_values, int visible) const {
-    put_newest(s_values, visible, 16);
+    if (has_newest && visible <= kPageTokens) put_newest(s_values, visible, 16);
   }
 
   __device__ __forceinline__ float share_magnitude(int num_heads) {
@@ -216,18 +291,21 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   }
 };
 
-__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocksPerSm)
+__global__ void __launch_bounds__(kDecodeThreads, 1)
     attention_step_kernel(const __grid_constant__ AttentionStepCall call) {
   extern __shared__ std::byte s_memory[];
-  auto& plan = *reinterpret_cast<StepPlan*>(aligned_plan(s_memory));
+  auto& plan = reinterpret_cast<StepPlan*>(aligned_plan(s_memory))[threadIdx.y];
   let_next_kernel_start();
   plan.ring.prepare<kDecodeWarps>();
   if (threadIdx.x < kDecodeConsumers) {
     StepLane work(plan);
-    attend_decode_pages(work, call);
+    const DecodeTurn<true> turn(call);
+    work.load_likely_row(call.rotate);
+    attend_decode_pages(work, call, turn);
     wait_for_previous_kernel();
   } else if (threadIdx.x == kDecodeConsumers) {
-    load_decode_pages<StoredItem>(call, plan);
+    StepRing ring{plan.ring};
+    load_decode_pages<StoredItem>(DecodeTurn<true>(call), ring);
   }
 }
 

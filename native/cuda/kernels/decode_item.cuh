@@ -25,19 +25,44 @@ struct DecodeItem {
   __device__ bool has_newest() const { return task.split + 1 == task.num_splits; }
 };
 
-template <typename Visit>
-__device__ __forceinline__ void for_each_decode_item(const DecodeCall& call, Visit visit) {
-  const int num_kv_heads = call.attend.num_kv_heads;
-  const int num_items = *call.num_tasks * num_kv_heads;
-  const int max_items = call.max_tasks * num_kv_heads;
-  for (int index = static_cast<int>(blockIdx.x); index < max_items; index += static_cast<int>(gridDim.x)) {
-    const DecodeTask& task = call.tasks[index / num_kv_heads];
-    const DecodePlace place{task.row, task.num_positions, task.split, task.num_splits, task.partial_first};
-    const int num_tails = task.num_tails;
-    if (index >= num_items) return;
+__device__ __forceinline__ int team_place() { return static_cast<int>(threadIdx.y * gridDim.x + blockIdx.x); }
+
+template <bool kHasOneHead>
+struct DecodeTurn {
+  const DecodeCall& call;
+  int index = team_place();
+  int num_tasks = 0;
+  DecodePlace place = {};
+  int num_tails = 0;
+
+  __device__ __forceinline__ explicit DecodeTurn(const DecodeCall& decode) : call(decode) { load(); }
+
+  __device__ __forceinline__ int task_index() const { return kHasOneHead ? index : index / call.attend.num_kv_heads; }
+  __device__ __forceinline__ int kv_head() const { return kHasOneHead ? 0 : index % call.attend.num_kv_heads; }
+  __device__ __forceinline__ const int32_t* pages() const { return call.tasks[task_index()].pages; }
+  __device__ __forceinline__ bool has_item() const { return task_index() < num_tasks; }
+
+  __device__ __forceinline__ void load() {
+    num_tasks = *call.num_tasks;
+    if (task_index() >= call.max_tasks) return;
+    const DecodeTask& task = call.tasks[task_index()];
+    place = {task.row, task.num_positions, task.split, task.num_splits, task.partial_first};
+    num_tails = task.num_tails;
+  }
+
+  __device__ __forceinline__ void advance() {
+    index += static_cast<int>(blockDim.y * gridDim.x);
+    load();
+  }
+};
+
+template <typename Turn, typename Visit>
+__device__ __forceinline__ void for_each_decode_item(Turn turn, Visit visit) {
+  for (; turn.has_item(); turn.advance()) {
 #pragma unroll 1
-    for (int part = num_tails; part >= 0; --part) {
-      DecodeItem item{place, task.pages + part * kSplitPages, index % num_kv_heads, part == 0 ? 1 + num_tails : 0};
+    for (int part = turn.num_tails; part >= 0; --part) {
+      DecodeItem item{turn.place, turn.pages() + part * kSplitPages, turn.kv_head(),
+                      part == 0 ? 1 + turn.num_tails : 0};
       item.task.split += part;
       visit(item);
     }

@@ -14,7 +14,7 @@ __device__ __forceinline__ std::byte* aligned_plan(std::byte* s_memory) {
 
 template <int kThreads>
 __device__ __forceinline__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(1U + threadIdx.y), "n"(kThreads) : "memory");
 }
 
 template <int kStages>
@@ -71,15 +71,20 @@ struct PageRing {
   }
 
   template <int kThreads>
-  __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
-    if (tokens >= kPageTokens) return;
+  __device__ __forceinline__ void zero_tokens(const Place& place, int first, int last) {
     constexpr int kRowChunks = Tile::kRowBytes / kChunkBytes;
-    const int chunks = (kPageTokens - tokens) * kRowChunks;
+    const int chunks = (last - first) * kRowChunks;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kTileSlabBytes + tokens * Tile::kRowBytes);
+      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kTileSlabBytes + first * Tile::kRowBytes);
       for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) s_tail[chunk] = {};
     }
+  }
+
+  template <int kThreads>
+  __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
+    if (tokens >= kPageTokens) return;
+    zero_tokens<kThreads>(place, tokens, kPageTokens);
     fence_proxy_async();
     sync_consumers<kThreads>();
   }

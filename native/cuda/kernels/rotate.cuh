@@ -58,13 +58,20 @@ struct HeadLane {
     }
   }
 
-  __device__ __forceinline__ void load_vector(const float* g_head) {
+  __device__ __forceinline__ void take_vector(const float4& loaded) {
     static_assert(kDims == 4, "a lane's dims of a head are one vector");
-    const float4 loaded = *reinterpret_cast<const float4*>(g_head + first_dim());
     values[0] = loaded.x;
     values[1] = loaded.y;
     values[2] = loaded.z;
     values[3] = loaded.w;
+  }
+
+  __device__ __forceinline__ void load_vector(const float* g_head) {
+    take_vector(*reinterpret_cast<const float4*>(g_head + first_dim()));
+  }
+
+  __device__ __forceinline__ void load_vector_from_l2(const float* g_head) {
+    take_vector(__ldcg(reinterpret_cast<const float4*>(g_head + first_dim())));
   }
 
   __device__ __forceinline__ void fill(float value) {

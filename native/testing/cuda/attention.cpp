@@ -61,13 +61,15 @@ void store_query(float* out, const DeviceArray<uint16_t>& query, const TestPages
   }
 }
 
-int64_t padding_floats(const TestPages& pages) { return num_rows(pages) % 2 == 0 ? 4 : 2; }
+constexpr int64_t kVectorPadding = 4;
+
+int64_t padding_floats(const TestPages& pages) { return num_rows(pages) % 2 == 0 ? kVectorPadding : 2; }
 
 class Rotation {
  public:
-  Rotation(const TestRotation& test, const TestPages& pages)
+  Rotation(const TestRotation& test, const TestPages& pages, int64_t padding)
       : pages_(pages),
-        stride_(query_width(pages) + 2 * key_width(pages) + padding_floats(pages)),
+        stride_(query_width(pages) + 2 * key_width(pages) + padding),
         epsilon_(static_cast<float>(test.norm_epsilon)),
         joined_(joined_rows(test, pages, stride_)),
         query_norm_(test.query_norm, pages.head_dim),
@@ -112,7 +114,7 @@ class Rotation {
 void rotate_and_store(Runner& runner, const TestRotation& test, const TestPages& pages) {
   const DevicePages device_pages(pages);
   const DeviceArray<uint16_t> query(num_rows(pages) * pages.num_heads * padded_dim(pages));
-  const Rotation rotation(test, pages);
+  const Rotation rotation(test, pages, padding_floats(pages));
   runner.run(
       [&] { glint::cuda::launch_rotate_and_store(rotation.call(query.data(), device_pages.pool()), nullptr); },
       {&query, &device_pages.keys(), &device_pages.values()});
@@ -246,7 +248,7 @@ void attention_step(Runner& runner, const TestOperand& result, const TestRotatio
                           tasks.prefill.size(), " tiles of prompts and rows of ", result.width,
                           " codes: give requests of one row each, and ", query_width(pages));
   const DevicePages device_pages(pages);
-  const Rotation rotation(test, pages);
+  const Rotation rotation(test, pages, kVectorPadding);
   const Decode decode(tasks.decode, pages);
   const DeviceArray<uint8_t> codes(result.count * result.width);
   const DeviceArray<float> scales(result.count);
