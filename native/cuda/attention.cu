@@ -36,6 +36,19 @@ void check_rotary(const RotateCall& call) {
                    call.query_stride, " floats apart, key rows ", call.key_stride, "; both must be even");
 }
 
+void check_vectors(const RotateCall& call) {
+  constexpr uintptr_t kVectorBytes = 16;
+  require_argument(call.query_stride % 4 == 0 && call.key_stride % 4 == 0, "query rows are ", call.query_stride,
+                   " floats apart, key rows ", call.key_stride,
+                   "; the attention of a whole step reads them as vectors of 4, launch its parts one by one");
+  for (const float* rows :
+       {call.query, call.key, call.value, call.query_norm, call.key_norm, call.cosines, call.sines}) {
+    require_argument(reinterpret_cast<uintptr_t>(rows) % kVectorBytes == 0,
+                     "rows of the attention of a whole step start at address ", reinterpret_cast<uintptr_t>(rows),
+                     "; let them start at a multiple of ", kVectorBytes);
+  }
+}
+
 template <int kHeadDim, int kHeads>
 void start_rotate_of(const RotateCall& call, int64_t most_thread_blocks, cudaStream_t stream) {
   const int64_t row_tasks = (call.num_heads + kHeads - 1) / kHeads + call.num_kv_heads;
@@ -117,9 +130,7 @@ void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
       fits_attention_step(attend.num_heads, attend.num_kv_heads, attend.head_dim, call.rotate.rotary_dim),
       attend.num_heads, " heads over ", attend.num_kv_heads, " KV heads of ", attend.head_dim, ", ",
       call.rotate.rotary_dim, " of them rotated, do not fit the attention of a whole step; launch its parts one by one");
-  require_argument(call.rotate.query_stride % 4 == 0 && call.rotate.key_stride % 4 == 0, "query rows are ",
-                   call.rotate.query_stride, " floats apart, key rows ", call.rotate.key_stride,
-                   "; the attention of a whole step reads them as vectors of 4, launch its parts one by one");
+  check_vectors(call.rotate);
   start_persistent<StepPlan[kDecodeTeams]>(attention_step_kernel, call, {kTeamThreads, kDecodeTeams}, stream);
 }
 

@@ -7,7 +7,7 @@
 namespace glint::cuda {
 
 inline constexpr int32_t kMostCopies = 5;
-inline constexpr int64_t kKernelCopyBytes = 64 * 1024;
+inline constexpr int64_t kKernelCopyBytes = 80 * 1024;
 
 struct CopyRange {
   void* target;

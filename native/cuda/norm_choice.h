@@ -21,6 +21,14 @@ void with_room_for(int32_t num_parts, Visit visit) {
 }
 
 template <typename Visit>
+bool with_whole_vectors(int64_t width, Visit visit) {
+  constexpr int64_t kTileFloats = kRowThreads * kVectorFloats;
+  if (width == 4 * kTileFloats) visit(std::integral_constant<int, 4>());
+  if (width == 5 * kTileFloats) visit(std::integral_constant<int, 5>());
+  return width == 4 * kTileFloats || width == 5 * kTileFloats;
+}
+
+template <typename Visit>
 void with_norm_vectors(int64_t width, Visit visit) {
   constexpr int64_t kTileFloats = kRowThreads * kVectorFloats;
   require_argument(width <= 8 * kTileFloats, "a norm is ", width, " wide; at most ", 8 * kTileFloats);

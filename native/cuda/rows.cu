@@ -11,10 +11,15 @@ namespace glint::cuda {
 
 void launch_norm(const NormCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
+  const LaunchShape shape = {static_cast<unsigned>(call.count), kRowThreads, 0};
+  const auto start_whole = [&](auto vectors) {
+    launch_dependent(whole_norm_kernel<decltype(vectors)::value>, shape, stream, call);
+  };
+  const bool has_vectors = call.num_parts == 1 && call.weight != nullptr && call.code_stride % kVectorFloats == 0;
+  if (has_vectors && with_whole_vectors(call.width, start_whole)) return;
   with_norm_vectors(call.width, [&](auto vectors) {
     with_room_for(call.num_parts, [&](auto room) {
-      launch_dependent(norm_kernel<decltype(vectors)::value, decltype(room)::value>,
-                       {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
+      launch_dependent(norm_kernel<decltype(vectors)::value, decltype(room)::value>, shape, stream, call);
     });
   });
 }

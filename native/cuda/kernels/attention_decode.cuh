@@ -15,6 +15,7 @@ inline constexpr int kDecodeTeams = 2;
 inline constexpr int kDecodeThreads = kDecodeTeams * kTeamThreads;
 inline constexpr int kDecodeStages = 6;
 inline constexpr int kPairPages = 2;
+inline constexpr int kStepTokens = 16;
 inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
 
 template <typename PageTile>
@@ -170,8 +171,8 @@ struct DecodeLane {
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
       ldmatrix_x4(weights[step].regs,
-                  swizzled_address(s_weights, lane() % 16, (first + step) * 16 + lane() / 16 * 8));
-      Tile::load_values(values[step], s_values, (first + step) * 16, warp() * kWarpDims);
+                  swizzled_address(s_weights, lane() % 16, (first + step) * kStepTokens + lane() / 16 * 8));
+      Tile::load_values(values[step], s_values, (first + step) * kStepTokens, warp() * kWarpDims);
     }
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
@@ -183,10 +184,10 @@ struct DecodeLane {
   }
 
   __device__ __forceinline__ void add_values(const std::byte* s_weights, const std::byte* s_values, int visible) {
-    constexpr int kPageSteps = kPageTokens / 16;
+    constexpr int kPageSteps = kPageTokens / kStepTokens;
     if (visible >= kPageTokens) return add_steps<kPageSteps>(s_weights, s_values, 0);
 #pragma unroll 1
-    for (int step = 0; step * 16 < visible; ++step) add_steps<1>(s_weights, s_values, step);
+    for (int step = 0; step * kStepTokens < visible; ++step) add_steps<1>(s_weights, s_values, step);
   }
 
   __device__ __forceinline__ void join_weight_sums() {
@@ -205,8 +206,7 @@ struct DecodeLane {
   __device__ __forceinline__ void put_newest_key(std::byte*, int) const {}
   __device__ __forceinline__ void put_newest_value(std::byte*, int) const {}
 
-  __device__ __forceinline__ void finish_values(typename Plan::Ring::Place place, int visible) {
-    constexpr int kStepTokens = 16;
+  __device__ __forceinline__ void close_values(typename Plan::Ring::Place place, int visible) {
     if (visible > kPageTokens) return;
     plan.ring.template zero_tokens<kDecodeConsumers>(place, visible,
                                                      (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
@@ -335,7 +335,7 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ri
   for (int page = 0; page < kPages; ++page) {
     std::byte* s_values = plan.ring.wait_until_arrived(place);
     work.put_newest_value(s_values, visible - page * kPageTokens);
-    work.finish_values(place, visible - page * kPageTokens);
+    work.close_values(place, visible - page * kPageTokens);
     work.add_values(plan.weights[page], s_values, visible - page * kPageTokens);
     plan.ring.release(place);
   }

@@ -82,16 +82,14 @@ struct StepRows {
     return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.num_heads;
   }
 
-  __device__ __forceinline__ void find_now(const RotateCall& call, int64_t row) {
+  __device__ __forceinline__ void find(const RotateCall& call, int64_t row) {
     const float* g_query = call.query + row * call.query_stride;
     const float* g_key = call.key + row * call.key_stride;
     const float* g_value = call.value + row * call.key_stride;
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const int place = unit(call, index);
-      const float* g_unit = place < 0 ? g_query + (place + call.num_heads) * kMaxHeadDim : place == 0 ? g_key : g_value;
-      asm volatile("" : "+l"(g_unit));
-      g_units[index] = g_unit;
+      g_units[index] = place < 0 ? g_query + (place + call.num_heads) * kMaxHeadDim : place == 0 ? g_key : g_value;
     }
   }
 
@@ -164,7 +162,7 @@ struct StepInputs {
     if (call.query_norm != nullptr) query_norm.load_vector(call.query_norm);
     if (call.key_norm != nullptr) key_norm.load_vector(call.key_norm);
     rows.rotary.load(call, row);
-    rows.find_now(call, row);
+    rows.find(call, row);
     wait_for_previous_kernel();
     rows.load();
   }
@@ -173,13 +171,13 @@ struct StepInputs {
 struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
 
-  StepPlan& rows;
+  StepPlan& s_rows;
   StepInputs inputs;
   uint4 newest = {};
   bool has_newest = false;
   int prepared_row = -1;
 
-  __device__ explicit StepLane(StepPlan& shared) : DecodeLane(shared), rows(shared) {}
+  __device__ explicit StepLane(StepPlan& shared) : DecodeLane(shared), s_rows(shared) {}
 
   __device__ __forceinline__ void start(const AttentionStepCall& call, const DecodeItem& item) {
     const int64_t slot = call.rotate.slots[item.task.row];
@@ -202,7 +200,7 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      ldmatrix_x4(query[step].regs, shared_address(&rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
+      ldmatrix_x4(query[step].regs, shared_address(&s_rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
     }
   }
 
@@ -210,13 +208,13 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const int unit = StepRows::unit(call, index);
-      if (unit >= 0) *reinterpret_cast<uint2*>(rows.query[unit + call.num_heads] + Head::first_dim()) = {};
+      if (unit >= 0) *reinterpret_cast<uint2*>(s_rows.query[unit + call.num_heads] + Head::first_dim()) = {};
       if (unit >= 2) continue;
       if (unit == 1) {
         const bool is_finite = prepared.units[index].is_finite_in_bf16();
-        if (lane() == 0) rows.has_finite_value = is_finite;
+        if (lane() == 0) s_rows.has_finite_value = is_finite;
       }
-      uint16_t* s_row = unit < 0 ? rows.query[unit + call.num_heads] : rows.newest[unit];
+      uint16_t* s_row = unit < 0 ? s_rows.query[unit + call.num_heads] : s_rows.newest[unit];
       prepared.units[index].store(reinterpret_cast<std::byte*>(s_row + Head::first_dim()));
     }
   }
@@ -224,8 +222,8 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   __device__ __forceinline__ void publish_newest(const RotateCall& call, int64_t slot) {
     const bool is_key = lane() < 16;
     const int dim = lane() % 16 * kChunkDims;
-    newest = *reinterpret_cast<const uint4*>(&rows.newest[is_key ? 0 : 1][dim]);
-    if (!rows.has_finite_value) newest = is_key ? make_uint4(kNanPair, kNanPair, kNanPair, kNanPair) : uint4{};
+    newest = *reinterpret_cast<const uint4*>(&s_rows.newest[is_key ? 0 : 1][dim]);
+    if (!s_rows.has_finite_value) newest = is_key ? make_uint4(kNanPair, kNanPair, kNanPair, kNanPair) : uint4{};
     std::byte* g_page = (is_key ? call.pages.keys : call.pages.values) + slot / kPageTokens * call.pages.page_bytes;
     *reinterpret_cast<uint4*>(g_page + swizzled_offset(static_cast<int>(slot % kPageTokens), dim)) = newest;
   }
@@ -257,10 +255,10 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
       if (row(half) < num_heads) highest = fmaxf(highest, fabsf(value));
     }
     highest = reduce_warp(highest, MaxOf());
-    if (lane() == 0) rows.magnitudes[warp()] = highest;
+    if (lane() == 0) s_rows.magnitudes[warp()] = highest;
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
-    for (int other = 0; other < kDecodeWarps; ++other) highest = fmaxf(highest, rows.magnitudes[other]);
+    for (int other = 0; other < kDecodeWarps; ++other) highest = fmaxf(highest, s_rows.magnitudes[other]);
     return highest;
   }
 

@@ -27,7 +27,7 @@ struct DecodeItem {
 
 __device__ __forceinline__ int team_place() { return static_cast<int>(threadIdx.y * gridDim.x + blockIdx.x); }
 
-template <bool kHasOneHead>
+template <bool kHasOneKvHead>
 struct DecodeTurn {
   const DecodeCall& call;
   int index = team_place();
@@ -37,10 +37,12 @@ struct DecodeTurn {
 
   __device__ __forceinline__ explicit DecodeTurn(const DecodeCall& decode) : call(decode) { load(); }
 
-  __device__ __forceinline__ int task_index() const { return kHasOneHead ? index : index / call.attend.num_kv_heads; }
-  __device__ __forceinline__ int kv_head() const { return kHasOneHead ? 0 : index % call.attend.num_kv_heads; }
+  __device__ __forceinline__ int task_index() const { return kHasOneKvHead ? index : index / call.attend.num_kv_heads; }
+  __device__ __forceinline__ int kv_head() const { return kHasOneKvHead ? 0 : index % call.attend.num_kv_heads; }
   __device__ __forceinline__ const int32_t* pages() const { return call.tasks[task_index()].pages; }
-  __device__ __forceinline__ bool has_item() const { return task_index() < num_tasks; }
+  __device__ __forceinline__ bool has_item() const {
+    return task_index() < num_tasks && task_index() < call.max_tasks;
+  }
 
   __device__ __forceinline__ void load() {
     num_tasks = *call.num_tasks;

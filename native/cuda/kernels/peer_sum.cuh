@@ -139,7 +139,7 @@ __device__ __forceinline__ void sum_rows(const PeerSumCall& call, RowTile<kVecto
     if (row != blockIdx.x) tile.load(norm.hidden + row * norm.width, norm.width, is_aligned);
     add_update<kVectors, kRoom>(call, tile, row, is_aligned);
     tile.store(norm.hidden + row * norm.width, norm.width, is_aligned);
-    if (norm.weight != nullptr) norm_and_quantise(tile, weight, norm, row, is_aligned, s_norm);
+    if (norm.weight != nullptr) norm_and_quantise(tile, weight, norm, row, norm.width, is_aligned, s_norm);
     __syncthreads();
   }
 }
