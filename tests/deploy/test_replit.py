@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
 import tomllib
@@ -28,6 +29,10 @@ KEY_LINE = re.compile(r"API key until the next start: (\S+)")
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0
 PACKAGES = ("python312", "gcc14", "cmake", "ninja", "pkg-config", "zlib")
+
+needs_nix = pytest.mark.skipif(
+    shutil.which("nix-instantiate") is None, reason="needs nix-instantiate (Debian: apt install nix-bin)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +153,12 @@ def evaluated(folder: Path, *cuda_sets: str) -> dict[str, Any]:
     return dict(json.loads(nix_instantiate(folder, "--eval", "--strict", "--json", folder / "call.nix")))
 
 
+@needs_nix
 def test_nix_parses_the_environment(tmp_path: Path) -> None:
     assert nix_instantiate(tmp_path, "--parse", NIX_FILE).startswith("({ pkgs }:")
 
 
+@needs_nix
 @pytest.mark.parametrize("cuda_sets", [("cudaPackages", "cudaPackages_13"), ("cudaPackages",)])
 def test_the_environment_has_every_tool_and_variable(tmp_path: Path, cuda_sets: tuple[str, ...]) -> None:
     cuda = f"/{cuda_sets[-1]}"
