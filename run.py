@@ -21,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ VENV_STAMP = VENV / "glint-requirements.json"
 BUILD = ROOT / "build"
 BUILD_STAMPS = {"cpu": BUILD / "glint-sources.sha256", "cuda": BUILD / "glint-cuda-sources.sha256"}
 LIBRARIES = {"cpu": BUILD / "libglint_cpu.so", "cuda": BUILD / "libglint_cuda.so"}
+TEST_LIBRARIES = {"cpu": BUILD / "libglint_cpu_test.so", "cuda": BUILD / "libglint_cuda_test.so"}
+TEST_EXTRA = "test"
 CUDA_DRIVER = "libcuda.so.1"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
@@ -79,6 +82,14 @@ def call(
     if result.returncode != 0:
         reason = f"{purpose} failed with exit code {result.returncode}; the command was:\n  {' '.join(words)}"
         raise PrepareError(reason if way_out is None else f"{reason}\n{way_out}")
+
+
+@contextlib.contextmanager
+def timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Adds the time of a block to what its stage took before."""
+    started = time.monotonic()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - started
 
 
 @contextlib.contextmanager
@@ -146,7 +157,28 @@ def stamped_requirements() -> list[str]:
         return []
 
 
-def prepare_environment(wanted: Sequence[str]) -> None:
+def lock_flags() -> list[str]:
+    """The flags that hold pip to the versions which scripts/lock.sh recorded for this version of Python, if it did."""
+    lock = ROOT / f"requirements-{sys.version_info[0]}.{sys.version_info[1]}.lock"
+    return ["--constraint", str(lock)] if lock.exists() else []
+
+
+def install(missing: Sequence[str], seconds: dict[str, float]) -> None:
+    """Downloads the missing requirements and all they need, then installs them into .venv without the network."""
+    pip = [str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check"]
+    say(f"downloading {len(missing)} requirements and what they need: {', '.join(missing)}")
+    with tempfile.TemporaryDirectory(prefix="glint-wheels-") as folder:
+        with timed("downloads", seconds):
+            wheel = [*pip, "wheel", "--wheel-dir", folder, *lock_flags(), *missing]
+            call(wheel, "downloading requirements", way_out=WITHOUT_NETWORK)
+        wheels = sorted(str(path) for path in Path(folder).iterdir())
+        say(f"installing {len(wheels)} packages")
+        with timed("installation", seconds):
+            offline = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+            call([*pip, *offline, *wheels], "installing requirements")
+
+
+def prepare_environment(wanted: Sequence[str], seconds: dict[str, float]) -> None:
     """Makes .venv hold the wanted requirements and see this checkout; does nothing if it already does.
 
     A .venv that was complete stays in use if the installation of more fails.
@@ -158,10 +190,9 @@ def prepare_environment(wanted: Sequence[str]) -> None:
     if not present:
         check_venv_module()
         say(f"making a virtual environment in {VENV}")
-        call([sys.executable, "-m", "venv", "--clear", VENV], "making the virtual environment")
-    say(f"installing {len(missing)} requirements: {', '.join(missing)}")
-    pip = [str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
-    call([*pip, *missing], "installing requirements", way_out=WITHOUT_NETWORK)
+        with timed("installation", seconds):
+            call([sys.executable, "-m", "venv", "--clear", VENV], "making the virtual environment")
+    install(missing, seconds)
     packages = next((VENV / "lib").glob("python3.*/site-packages"))
     (packages / "glint-checkout.pth").write_text(f"{ROOT}\n")
     everything = sorted({*present, *missing})
@@ -196,29 +227,32 @@ def system_cmake_is_recent() -> bool:
 
 def build_tools() -> list[str]:
     """The build tools this machine lacks and PyPI has."""
-    tools = [] if system_cmake_is_recent() else ["cmake>=3.20"]
-    return tools if shutil.which("ninja") or shutil.which("make") else [*tools, "ninja>=1.10"]
+    tools = [] if system_cmake_is_recent() else ["cmake>=3.20,<5"]
+    return tools if shutil.which("ninja") or shutil.which("make") else [*tools, "ninja>=1.10,<2"]
 
 
-def build_is_current(device: str) -> bool:
-    """Whether the library of a device was built from exactly the sources that are here now."""
+def build_is_current(device: str, for_tests: bool = False) -> bool:
+    """Whether the library of a device, and its test build if wanted, are of exactly the sources that are here now."""
     stamp = BUILD_STAMPS[device]
-    return LIBRARIES[device].exists() and stamp.exists() and stamp.read_text() == sources_digest(device)
+    libraries = [LIBRARIES[device], *([TEST_LIBRARIES[device]] if for_tests else [])]
+    is_built = all(library.exists() for library in libraries)
+    return is_built and stamp.exists() and stamp.read_text() == sources_digest(device)
 
 
-def build_script(device: str) -> list[str | Path]:
+def build_script(device: str, for_tests: bool = False) -> list[str | Path]:
     """The command that builds the library of a device; the one for CUDA builds both."""
-    return ["bash", ROOT / "scripts" / "build.sh", *(["--cuda"] if device == "cuda" else [])]
+    flags = [*(["--cuda"] if device == "cuda" else []), *(["--tests"] if for_tests else [])]
+    return ["bash", ROOT / "scripts" / "build.sh", *flags]
 
 
-def build_library(device: str) -> None:
+def build_library(device: str, for_tests: bool) -> None:
     """Builds the library of a device through scripts/build.sh; the tools of .venv come first on its PATH."""
     digests = {name: sources_digest(name) for name in (["cpu", "cuda"] if device == "cuda" else ["cpu"])}
     for name in digests:
         BUILD_STAMPS[name].unlink(missing_ok=True)
     say(f"building build/{LIBRARIES[device].name}")
     environment = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    call(build_script(device), "building the native library", environment)
+    call(build_script(device, for_tests), "building the native library", environment)
     for name, digest in digests.items():
         BUILD_STAMPS[name].write_text(digest)
 
@@ -275,20 +309,22 @@ def device_extras(extras: Sequence[str], device: str | None) -> list[str]:
 def prepare(extras: Sequence[str], device: str | None) -> None:
     """Brings .venv and the library of a device up to date with this checkout, with visible progress.
 
-    Without a device no library is needed.
+    Without a device no library is needed; the extra for tests brings the test build of the library too.
     """
-    started = time.monotonic()
+    seconds: dict[str, float] = {}
+    for_tests = TEST_EXTRA in extras
     with one_at_a_time():
-        must_build = device is not None and not build_is_current(device)
+        must_build = device is not None and not build_is_current(device, for_tests)
         if device is not None and must_build:
             call([*build_script(device), "--check"], "looking for the compilers")
         wanted = requirements(device_extras(extras, device))
-        present = stamped_requirements()
-        prepare_environment([*wanted, *build_tools()] if must_build else wanted)
+        prepare_environment([*wanted, *build_tools()] if must_build else wanted, seconds)
         if device is not None and must_build:
-            build_library(device)
-        if must_build or present != stamped_requirements():
-            say(f"ready after {time.monotonic() - started:.0f} s")
+            with timed("build", seconds):
+                build_library(device, for_tests)
+        if seconds:
+            parts = ", ".join(f"{stage} {taken:.0f} s" for stage, taken in seconds.items())
+            say(f"ready after {sum(seconds.values()):.0f} s: {parts}")
 
 
 def make_parser() -> argparse.ArgumentParser:

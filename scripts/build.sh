@@ -3,13 +3,15 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/build.sh [--cuda] [--sanitize LIST] [--jobs N] [--check]
+usage: scripts/build.sh [--cuda] [--tests] [--sanitize LIST] [--jobs N] [--check]
 
-Builds build/libglint_cpu.so and build/libglint_cpu_test.so (CMake, Release).
+Builds build/libglint_cpu.so (CMake, Release).
 
-  --cuda           also build build/libglint_cuda.so, build/libglint_cuda_test.so and the programs that check and
-                   measure CUDA kernels, build/products_check and build/step_check; needs nvcc of the CUDA toolkit 13
-  --sanitize LIST  build with sanitizers into a folder of its own:
+  --cuda           also build build/libglint_cuda.so and the programs that check and measure CUDA kernels,
+                   build/products_check and build/step_check; needs nvcc of the CUDA toolkit 13
+  --tests          also build the engine with the taps that tests use, build/libglint_cpu_test.so (with --cuda also
+                   build/libglint_cuda_test.so); a folder that was once built so stays so
+  --sanitize LIST  build with sanitizers and --tests into a folder of its own:
                    address,undefined -> build-address-undefined   thread -> build-thread
   --jobs N         compile N files at once (default: the number of cores)
   --check          only check that a C++ compiler is there, with --cuda also nvcc
@@ -24,11 +26,13 @@ fail() {
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 sanitize=""
 cuda=OFF
+tests=false
 jobs="$(getconf _NPROCESSORS_ONLN)"
 check_only=false
 while (($# > 0)); do
   case "$1" in
     --cuda) cuda=ON; shift ;;
+    --tests) tests=true; shift ;;
     --sanitize) sanitize="${2:?--sanitize needs a list, such as address,undefined}"; shift 2 ;;
     --jobs) jobs="${2:?--jobs needs a number}"; shift 2 ;;
     --check) check_only=true; shift ;;
@@ -96,6 +100,10 @@ generator=()
 if [[ ! -f "$cache" ]] && command -v ninja >/dev/null; then
   generator=(-G Ninja)
 fi
+testing=()
+if "$tests" || [[ -n "$sanitize" ]]; then
+  testing=(-DGLINT_TESTING=ON)
+fi
 CXX="$program${compiler#"${compiler%% *}"}" cmake -S "$root" -B "$folder" "${generator[@]}" -DGLINT_SANITIZE="$sanitize" \
-  -DGLINT_CUDA="$cuda"
+  -DGLINT_CUDA="$cuda" "${testing[@]}"
 cmake --build "$folder" --parallel "$jobs"

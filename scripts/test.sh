@@ -5,12 +5,16 @@ usage() {
   cat <<'TEXT'
 usage: scripts/test.sh [--all]
 
-Prepares the checkout (a virtual environment in .venv, the native library in build), then runs every test that needs
-no GPU and prints the time of each part; types, house rules and pure run beside cpu. Exits non-zero if any part fails.
+Prepares the checkout (a virtual environment in .venv, the native library in build, the sample model in the cache), then
+runs the tests that need nothing but Python, a C++ compiler and PyPI: lint, types, house rules, tests/pure, tests/cpu and
+tests/e2e. Prints the time and the number of tests of each part; what was downloaded is timed apart. Exits non-zero if
+any part fails.
 
-  --all  what CI runs: also the sanitizer builds (address and undefined behaviour, threads), the fuzz targets under a
-         new seed, two minutes of 64 streams, and the CUDA kernels compiled where nvcc is; a test that is skipped is a
-         failure, unless the processor lacks instructions or it is about llama_cpp
+  --all  what CI runs: also sweeps marked slow, tests/reference (PyTorch), tests/servers, tests/deploy, the sanitizer
+         builds (address and undefined behaviour, threads), the fuzz targets under a new seed, the instruction sets of
+         the other architecture under emulation, and the CUDA kernels compiled. A part whose tool is missing fails and
+         names the package; a skipped test is a failure, unless the processor lacks instructions or it is about
+         llama_cpp
 TEXT
 }
 
@@ -27,72 +31,90 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 python="${PYTHON:-python3}"
 command -v "$python" >/dev/null || { echo "test.sh: no $python found; install python3 (3.11 or newer)" >&2; exit 1; }
 
+work="$(mktemp -d)" || exit 1
 names=()
-seconds=()
-outcomes=()
-note() {
-  names+=("$1")
-  seconds+=("$2")
-  outcomes+=("$3")
+lanes=()
+processes=()
+clean_up() {
+  for process in "${processes[@]}"; do
+    kill -- "-$process"
+  done
+  rm -rf "$work"
 }
+trap clean_up EXIT
+trap 'exit 130' INT TERM
 
 part() {
-  local name="$1" start="$SECONDS" outcome="passed"
+  local name="$1" start="$SECONDS" outcome=passed file="$work/part-${1//[^a-z]/-}"
   shift
   printf '\n== %s ==\n' "$name"
-  "$@" || outcome="FAILED"
-  note "$name" "$((SECONDS - start))" "$outcome"
+  GLINT_TEST_COUNTS="$file.counts" "$@" || outcome=FAILED
+  echo "$((SECONDS - start)) $outcome" >"$file"
   [[ "$outcome" == passed ]]
 }
 
-begin_beside() {
-  beside_name="$1"
-  beside_folder="$(mktemp -d)" || exit 1
-  set -m
-  (
-    part "$@"
-    outcome="$?"
-    echo "${seconds[-1]}" >"$beside_folder/seconds"
-    exit "$outcome"
-  ) >"$beside_folder/output" 2>&1 </dev/null &
-  beside_process="$!"
-  set +m
-  trap 'kill -- "-$beside_process"; rm -r "$beside_folder"' EXIT
-  trap 'exit 130' INT
+run_part() {
+  names+=("$1")
+  part "$@"
 }
 
-finish_beside() {
-  local outcome="passed"
-  wait "$beside_process" || outcome="FAILED"
-  trap - EXIT INT
-  cat "$beside_folder/output"
-  note "$beside_name" "$(<"$beside_folder/seconds")" "$outcome"
-  rm -r "$beside_folder"
+begin_lane() {
+  local lane="$1"
+  shift
+  set -m
+  "$@" >"$work/$lane.output" 2>&1 </dev/null &
+  set +m
+  lanes+=("$lane")
+  processes+=("$!")
+}
+
+finish_lanes() {
+  local lane
+  wait "${processes[@]}"
+  processes=()
+  for lane in "${lanes[@]}"; do
+    cat "$work/$lane.output"
+  done
+  lanes=()
 }
 
 pytest() {
-  .venv/bin/python -m pytest --durations=3 --durations-min=5 "$@"
+  local flags=(-m "not slow")
+  if "$run_all"; then
+    flags=(--no-skips)
+  fi
+  .venv/bin/python -m pytest -p tests.skip_report "${flags[@]}" --durations=3 --durations-min=5 "$@"
 }
 
-pytest_without_skips() {
-  local report outcome skipped
-  report="$(mktemp)" || return 1
-  pytest --color=no "$@" | tee "$report"
-  outcome="$?"
-  skipped="$(grep '^SKIPPED \[' "$report" | grep -vE 'need instructions that this processor|llama[-_]cpp')"
-  rm -f "$report"
-  if [[ -n "$skipped" ]]; then
-    printf 'test.sh: with --all these must not be skipped:\n%s\n' "$skipped" >&2
-    return 1
+prepare() {
+  local extras=(--extra test)
+  if "$run_all"; then
+    extras+=(--extra test-reference --extra test-deploy)
   fi
-  return "$outcome"
+  "$python" run.py --prepare --device cpu "${extras[@]}" 2>&1 | tee "$work/downloads"
+}
+
+sample_model() {
+  .venv/bin/python -m glint sample-model 2>&1 | tee -a "$work/downloads"
+}
+
+download_seconds() {
+  sed -nE 's/.*downloads ([0-9]+) s.*/\1/p; s/^sample model: fetch .* in ([0-9]+)[.0-9]* s$/\1/p' "$work/downloads" |
+    awk '{ all += $1 } END { print all + 0 }'
+}
+
+static_checks_and_pure() {
+  part "lint" .venv/bin/ruff check .
+  part "types" .venv/bin/mypy
+  part "house rules" pytest tests/house_rules
+  part "pure" pytest tests/pure
 }
 
 sanitized() {
-  local list="$1" folder="build-${1//,/-}" compiler name library preload=""
+  local list="$1" runtime="$2" mark="$3" folder="build-${1//,/-}" compiler name library preload=""
   PATH="$PWD/.venv/bin:$PATH" bash scripts/build.sh --sanitize "$list" || return 1
   compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$folder/CMakeCache.txt")"
-  for name in "$2" libstdc++.so.6; do
+  for name in "$runtime" libstdc++.so.6; do
     library="$("$compiler" -print-file-name="$name")"
     if [[ ! -e "$library" ]]; then
       echo "test.sh: $compiler has no $name; build with g++ and its sanitizer runtimes (Debian, Ubuntu: sudo apt" \
@@ -106,65 +128,64 @@ sanitized() {
     ASAN_OPTIONS="detect_leaks=0:halt_on_error=1" \
     UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1" \
     TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1" \
-    .venv/bin/python -m pytest --capture=sys -m sanitize tests/cpu
+    pytest --capture=sys -m "$mark and not slow" tests/cpu
 }
 
-types_and_pure() {
-  local failed=0
-  .venv/bin/mypy || failed=1
-  "$tests" tests/house_rules tests/pure || failed=1
-  return "$failed"
+servers() {
+  local seed="$RANDOM"
+  echo "fuzz seed $seed"
+  GLINT_FUZZ_SEED="$seed" GLINT_SOAK_SECONDS=120 pytest tests/servers
 }
 
 fuzz() {
   local seed="$RANDOM"
   echo "seed $seed"
-  .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$seed" || return 1
-  GLINT_FUZZ_SEED="$seed" pytest tests/e2e/test_server_fuzz.py
-}
-
-soak() {
-  GLINT_SOAK_SECONDS=120 pytest tests/e2e/test_server_soak.py
+  .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$seed"
 }
 
 cuda_build() {
-  if ! command -v nvcc >/dev/null; then
-    echo "test.sh: no nvcc found: the CUDA kernels are not compiled here; install the CUDA toolkit 13 to do so"
-    return 0
-  fi
+  PATH="$PWD/.venv/bin:$PATH" bash scripts/build.sh --cuda --check || return 1
   PATH="$PWD/.venv/bin:$PATH" bash scripts/gpu_check.sh build
 }
 
 summary() {
-  local index failed=0
+  local name file taken outcome counts failed=0 downloads lacking
+  downloads="$(download_seconds)"
   printf '\n== time per part ==\n'
-  for index in "${!names[@]}"; do
-    printf '%-28s %6d s  %s\n' "${names[index]}" "${seconds[index]}" "${outcomes[index]}"
-    [[ "${outcomes[index]}" == passed ]] || failed=$((failed + 1))
+  for name in "${names[@]}"; do
+    file="$work/part-${name//[^a-z]/-}"
+    read -r taken outcome <"$file" || { taken=0; outcome=FAILED; }
+    counts=""
+    if [[ -s "$file.counts" ]]; then
+      counts="$(awk '{ passed += $1; skipped += $2 } END { print passed " tests, " skipped " skipped" }' "$file.counts")"
+    fi
+    printf '%-28s %6d s  %-7s %s\n' "$name" "$taken" "$outcome" "$counts"
+    [[ "$outcome" == passed ]] || failed=$((failed + 1))
   done
-  printf '%-28s %6d s\n' "all" "$SECONDS"
+  printf '%-28s %6d s  not counted below\n' "of these, downloads" "$downloads"
+  printf '%-28s %6d s\n' "all" "$((SECONDS - downloads))"
+  lacking="$(cat "$work"/*.counts 2>/dev/null | awk '{ print $3 }' | tr ',' '\n' | sort -u | xargs)"
+  echo "kernel sets whose instructions this processor lacks: ${lacking:-none}"
   return "$((failed > 0))"
 }
 
-if ! part "prepare" "$python" run.py --prepare --extra test; then
+if ! run_part "prepare" prepare || ! run_part "sample model" sample_model; then
   summary
   exit 1
 fi
-tests=pytest
+begin_lane static static_checks_and_pure
+begin_lane cpu part "cpu" pytest tests/cpu
+names+=("lint" "types" "house rules" "pure" "cpu")
+finish_lanes
+run_part "end to end" pytest tests/e2e
 if "$run_all"; then
-  tests=pytest_without_skips
-fi
-part "lint" .venv/bin/ruff check .
-begin_beside "types, house rules and pure" types_and_pure
-part "cpu" "$tests" tests/cpu
-finish_beside
-part "end to end" "$tests" tests/e2e
-part "deployment" "$tests" tests/deploy
-if "$run_all"; then
-  part "sanitize address,undefined" sanitized address,undefined libasan.so
-  part "sanitize thread" sanitized thread libtsan.so
-  part "fuzz" fuzz
-  part "soak" soak
-  part "cuda build" cuda_build
+  run_part "reference" pytest tests/reference
+  run_part "servers" servers
+  run_part "deployment" pytest tests/deploy
+  run_part "sanitize address,undefined" sanitized address,undefined libasan.so sanitize
+  run_part "sanitize thread" sanitized thread libtsan.so threads
+  run_part "fuzz" fuzz
+  run_part "other architecture" bash scripts/instruction_sets.sh
+  run_part "cuda build" cuda_build
 fi
 summary

@@ -27,7 +27,7 @@ def load_testing_library(device: Device = "cpu") -> ctypes.CDLL:
     variable = VARIABLES[device]
     path = Path(os.environ.get(variable) or ROOT / "build" / f"libglint_{device}_test.so")
     if not path.is_file():
-        pytest.fail(f"{path} is not there; build it with scripts/build.sh or set {variable} to its path")
+        pytest.fail(f"{path} is not there; build it with scripts/build.sh --tests or set {variable} to its path")
     return ctypes.CDLL(str(path))
 
 

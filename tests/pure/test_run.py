@@ -166,19 +166,43 @@ def test_each_device_has_its_own_sources(entry: ModuleType) -> None:
 
 def test_a_failed_installation_keeps_what_was_there(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(entry.PrepareError, match=r"(?s)installing requirements failed.*PIP_INDEX_URL.*PIP_FIND_LINKS"):
-        entry.prepare_environment(["numpy", "glint-has-no-such-requirement"])
+    with pytest.raises(entry.PrepareError, match=r"(?s)downloading requirements failed.*PIP_INDEX_URL.*PIP_FIND_LINKS"):
+        entry.prepare_environment(["numpy", "glint-has-no-such-requirement"], {})
     assert entry.stamped_requirements() == ["numpy"]
 
 
 def test_a_finished_installation_adds_to_what_was_there(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[object]] = []
     monkeypatch.setattr(entry, "call", lambda command, *_, **__: commands.append(command))
-    entry.prepare_environment(["numpy", "rich"])
-    entry.prepare_environment(["rich"])
-    (command,) = commands
-    assert command[-1] == "rich" and "numpy" not in command
+    seconds: dict[str, float] = {}
+    entry.prepare_environment(["numpy", "rich"], seconds)
+    entry.prepare_environment(["rich"], seconds)
+    download, _ = commands
+    assert download[-1] == "rich" and "numpy" not in download
     assert entry.stamped_requirements() == ["numpy", "rich"]
+    assert set(seconds) == {"downloads", "installation"}
+
+
+def test_versions_are_those_that_were_recorded_for_this_python(entry: ModuleType) -> None:
+    assert entry.lock_flags() == []
+    lock = entry.ROOT / f"requirements-{sys.version_info[0]}.{sys.version_info[1]}.lock"
+    lock.write_text("numpy==2.0.0\n")
+    assert entry.lock_flags() == ["--constraint", str(lock)]
+
+
+def test_a_build_for_tests_needs_the_test_library(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, test_library, stamp = (entry.ROOT / name for name in ("library", "test_library", "stamp"))
+    (entry.ROOT / "CMakeLists.txt").write_text("changed")
+    monkeypatch.setattr(entry, "LIBRARIES", {"cpu": library})
+    monkeypatch.setattr(entry, "TEST_LIBRARIES", {"cpu": test_library})
+    monkeypatch.setattr(entry, "BUILD_STAMPS", {"cpu": stamp})
+    library.touch()
+    stamp.write_text(entry.sources_digest("cpu"))
+    assert (entry.build_is_current("cpu"), entry.build_is_current("cpu", for_tests=True)) == (True, False)
+    test_library.touch()
+    assert entry.build_is_current("cpu", for_tests=True)
+    (entry.ROOT / "CMakeLists.txt").write_text("changed again")
+    assert not entry.build_is_current("cpu") and not entry.build_is_current("cpu", for_tests=True)
 
 
 @pytest.mark.parametrize("damaged", ['{"identity": {', "{}", "[]", "7", '{"identity": null}'])
