@@ -57,7 +57,9 @@ void check_model(const pair* sets, const char* model_file) {
     tiny_model_write(&model, model_file, KINDS[kind]);
     for (int index = 0; index < PROMPTS; ++index) {
       int32_t prompt[LONGEST];
-      for (int32_t place = 0; place < LENGTHS[index]; ++place) prompt[place] = (7 + 5 * place + index) % TINY_VOCAB_SIZE;
+      for (int32_t place = 0; place < LENGTHS[index]; ++place) {
+        prompt[place] = (7 + 5 * place + index) % TINY_VOCAB_SIZE;
+      }
       char where[100];
       snprintf(where, sizeof(where), "%s model of %s, prompt of %d", sets->name, kind == 0 ? "BF16" : "FP8",
                (int)LENGTHS[index]);

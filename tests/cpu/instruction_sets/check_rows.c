@@ -17,7 +17,7 @@ static void check_norm(const pair* sets, int64_t width) {
   char where[80];
   for (int64_t row = 0; row < COUNT; ++row) {
     double squares = 0.0;
-    for (int64_t col = 0; col < width; ++col) squares += (double)rows[row * width + col] * (double)rows[row * width + col];
+    for (int64_t col = 0; col < width; ++col) squares += pow((double)rows[row * width + col], 2.0);
     const double size = sqrt(squares / (double)width + epsilon);
     for (int64_t col = 0; col < width; ++col) {
       want[row * width + col] = (double)weight[col] * (double)rows[row * width + col] / size;
