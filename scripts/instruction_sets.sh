@@ -42,9 +42,12 @@ need() {
 }
 
 need_tools() {
-  local target="$1" compiler="$1-linux-gnu-g++"
+  local target="$1" compiler="$1-linux-gnu-g++" package="g++-${1/_/-}-linux-gnu"
+  if [[ "$(uname -m)" == "$target" ]]; then
+    package="g++"
+  fi
   command -v cmake >/dev/null || need cmake cmake
-  command -v "$compiler" >/dev/null || need "$compiler" "g++-${target/_/-}-linux-gnu"
+  command -v "$compiler" >/dev/null || need "$compiler" "$package"
   command -v "qemu-$target" >/dev/null || need "qemu-$target" qemu-user
   if [[ "$target" == x86_64 ]]; then
     "$compiler" -E -x c++ -include simde/x86/avx512.h /dev/null >/dev/null 2>&1 || need simde/x86/avx512.h libsimde-dev
