@@ -72,7 +72,6 @@ const KernelSet& neon_kernels();
 const KernelSet& avx2_kernels();
 const KernelSet& avx512_kernels();
 const KernelSet& amx_kernels();
-bool amx_is_available();
 #endif
 
 const KernelSet& choose_kernels(int32_t requested);

@@ -1,7 +1,3 @@
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "cpu/x86_avx512.h"
 #include "cpu/x86_code_tiles.h"
 
@@ -258,35 +254,6 @@ void multiply_codes(const ProductTile& tile, std::byte* scratch) {
   _tile_release();
 }
 
-__attribute__((target("no-avx"))) bool has_tile_instructions() {
-  constexpr uint32_t kOsSavesState = 1U << 27U;
-  constexpr uint32_t kAmxBf16 = 1U << 22U;
-  constexpr uint32_t kAmxTile = 1U << 24U;
-  constexpr uint32_t kTileState = 3U << 17U;
-  uint32_t eax = 0;
-  uint32_t ebx = 0;
-  uint32_t ecx = 0;
-  uint32_t edx = 0;
-  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kOsSavesState) == 0) return false;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
-  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
-  return (eax & kTileState) == kTileState;
-}
-
-__attribute__((target("no-avx"))) bool ask_for_tiles() {
-  constexpr long kRequestPermission = 0x1023;
-  constexpr long kTileData = 18;
-  const bool has_vectors = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return has_vectors && has_tile_instructions() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
-}
-
-__attribute__((target("no-avx"))) bool amx_is_available() {
-  static const bool is_available = ask_for_tiles();
-  return is_available;
 }
 
 const KernelSet& amx_kernels() {

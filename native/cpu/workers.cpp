@@ -3,30 +3,11 @@
 #include <algorithm>
 
 #include "base/contract.h"
+#include "cpu/processor.h"
 
 namespace glint {
 
 namespace {
-
-bool can_run(const KernelSet& kernels) {
-  switch (kernels.id) {
-#if defined(GLINT_ARM64)
-    case GLINT_KERNELS_NEON:
-      return true;
-#endif
-#if defined(GLINT_X86)
-    case GLINT_KERNELS_AVX2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    case GLINT_KERNELS_AVX512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    case GLINT_KERNELS_AMX:
-      return amx_is_available();
-#endif
-    default:
-      return true;
-  }
-}
 
 std::vector<const KernelSet*> kernels_by_speed() {
   return {
@@ -54,7 +35,7 @@ const KernelSet& choose_kernels(int32_t requested) {
                    requested, ", which names no kernels");
   for (const KernelSet* kernels : kernels_by_speed()) {
     const bool is_wanted = requested == GLINT_KERNELS_AUTO || requested == kernels->id;
-    if (is_wanted && can_run(*kernels)) return *kernels;
+    if (is_wanted && processor_runs(kernels->id)) return *kernels;
   }
   throw Failure(GLINT_STATUS_UNSUPPORTED, text("kernels ", requested, " need instructions that this processor or this ",
                                                "build does not have; use kernels auto"));

@@ -10,6 +10,7 @@ IS_ARM = platform.machine() in ("aarch64", "arm64")
 FAST_KERNELS = ("plain", "neon") if IS_ARM else ("plain", "avx2", "avx512", "amx")
 KERNELS = ("exact", *FAST_KERNELS)
 _RUNS_ANYWHERE = ("exact", "plain", "neon")
+_ALL_KERNELS = ("exact", "plain", "neon", "avx2", "avx512", "amx")
 
 
 def open_operations(kernels: str, threads: int) -> Operations:
@@ -29,3 +30,25 @@ def require_kernels(kernels: str) -> None:
     """Skip the test where the kernel set does not run here."""
     with open_operations(kernels, 1) as opened:
         assert opened.kernels == kernels
+
+
+def runs_here(kernels: str) -> bool:
+    """Whether the library has the kernel set and the processor its instructions."""
+    try:
+        with Operations(kernels, 1):
+            return True
+    except LookupError:
+        return False
+
+
+def main() -> None:
+    """Print which kernel sets tests/cpu runs on this machine and which only scripts/instruction_sets.sh does."""
+    found = [kernels for kernels in _ALL_KERNELS if runs_here(kernels)]
+    missing = [kernels for kernels in _ALL_KERNELS if kernels not in found]
+    print(f"kernel sets run by tests/cpu: {', '.join(found)}")
+    if missing:
+        print(f"not on this processor, run by scripts/instruction_sets.sh alone: {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main()
