@@ -12,12 +12,12 @@ Case = TypeVar("Case")
 class CaseStore(Generic[Case]):
     """Makes a checkpoint, and of its folder a case, when it is first asked for."""
 
-    def __init__(self, root: Path, make: Callable[[Path], Case]) -> None:
+    def __init__(self, root: Path, make: Callable[[Path, Family, Weights], Case]) -> None:
         self._root = root
         self._make = make
         self._made: dict[tuple[Family, Weights], Case] = {}
 
     def __getitem__(self, key: tuple[Family, Weights]) -> Case:
         if key not in self._made:
-            self._made[key] = self._make(make_checkpoint(self._root / "-".join(key), *key))
+            self._made[key] = self._make(make_checkpoint(self._root / "-".join(key), *key), *key)
         return self._made[key]

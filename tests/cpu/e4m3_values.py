@@ -1,17 +1,16 @@
-"""Numbers at which rounding to E4M3 may go wrong, what torch's float8_e4m3fn makes of them, and what a page store does.
+"""Numbers at which rounding to E4M3 may go wrong, what a page keeps of them, and what a page store does.
 
 E4M3 without a scale: nearest, halfway to the even code, saturating at 448. A number that bfloat16 cannot hold is no
-number of a page.
+number of a page. tests/reference/test_numbers.py holds the rounding of all these numbers to torch's.
 """
 
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tests.cpu.operations import PageCache, PagedRequest, Rounding
-from tests.reference.numpy_ops import FloatArray
+from tests.reference.numpy_ops import E4M3_VALUES, FloatArray, decode_e4m3, encode_e4m3, round_bf16
 
 LARGEST = 448.0
 HEAD_DIM = 128
@@ -25,10 +24,11 @@ def all_bf16() -> FloatArray:
 
 def edge_values() -> FloatArray:
     """Codes, the numbers halfway between two, those beside each of them, and the ends of both formats; both signs."""
-    codes = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    codes = E4M3_VALUES[:0x7F].astype(np.float32)
     halfway = (codes[:-1] + codes[1:]) / 2
-    float32, bfloat16 = np.finfo(np.float32), torch.finfo(torch.bfloat16)
-    ends = [LARGEST, 464.0, 480.0, 512.0, bfloat16.max, bfloat16.smallest_normal]
+    float32 = np.finfo(np.float32)
+    largest_bf16, smallest_normal_bf16 = 2.0**127 * (2 - 2.0**-7), 2.0**-126
+    ends = [LARGEST, 464.0, 480.0, 512.0, largest_bf16, smallest_normal_bf16]
     ends += [float(np.float32(2.0**127 * (2 - 2.0**-8))), float32.max, float32.tiny, float32.smallest_subnormal]
     middles = np.concatenate([codes, halfway, np.array(ends, np.float32)])
     bits = middles.view(np.uint32)
@@ -38,21 +38,17 @@ def edge_values() -> FloatArray:
     return np.concatenate([positive, positive | np.uint32(1 << 31)]).view(np.float32)
 
 
-def round_e4m3(values: torch.Tensor) -> torch.Tensor:
-    """Nearest E4M3, saturating, as torch rounds."""
-    return values.float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).to(values.dtype)
-
-
 def is_finite_in_bf16(values: FloatArray) -> NDArray[np.bool_]:
     """Whether bfloat16 can hold each number."""
-    finite: NDArray[np.bool_] = torch.isfinite(torch.from_numpy(values).to(torch.bfloat16)).numpy()
-    return finite
+    finite: NDArray[np.bool_] = np.isfinite(values)
+    return finite & np.isfinite(round_bf16(np.where(finite, values, np.float32(0))))
 
 
 def rounded(values: FloatArray) -> FloatArray:
     """What a page keeps of each number, NaN for what bfloat16 cannot hold."""
-    kept: FloatArray = round_e4m3(torch.from_numpy(values)).numpy()
-    return np.where(is_finite_in_bf16(values), kept, np.float32(np.nan))
+    is_held = is_finite_in_bf16(values)
+    codes = encode_e4m3(np.where(is_held, values, np.float32(0)))
+    return np.where(is_held, decode_e4m3(codes).astype(np.float32), np.float32(np.nan))
 
 
 def rows_of(values: FloatArray) -> FloatArray:

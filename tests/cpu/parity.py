@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.cpu.tapped_engine import Answer
+from tests.reference.expected import GAP_BOUND, BestTokens, Rows
 
-GAP_BOUND = 0.02
-Rows = NDArray[np.float64]
+__all__ = ["GAP_BOUND", "Comparison", "Model", "Rows", "answer_rows", "assert_parity", "compare"]
 
 
 class Model(Protocol):
@@ -33,19 +32,31 @@ class Comparison:
         return self.gap_at_difference is not None and self.gap_at_difference >= GAP_BOUND
 
 
-def compare(rows: Rows, answer: Answer) -> Comparison:
-    """Compare an answer and its five best log-probabilities with the reference's logits [count, vocab]."""
-    logprobs = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+def compare(best: BestTokens, answer: Answer) -> Comparison:
+    """Compare an answer and its five best log-probabilities with the reference's best tokens along its own answer.
+
+    Up to the first difference both have seen the same tokens. A token of the five that is not among the reference's
+    best is an endless error.
+    """
     largest_error = 0.0
-    for index, token in enumerate(answer.tokens):
-        best = np.sort(logprobs[index])[::-1]
-        if int(rows[index].argmax()) != token:
-            return Comparison(index, float(best[0] - best[1]), largest_error)
+    for index, (token, expected) in enumerate(zip(answer.tokens, best.greedy, strict=True)):
+        if token != expected:
+            return Comparison(index, float(best.gaps[index]), largest_error)
         tokens, values = list(answer.logprobs[index]), np.array(list(answer.logprobs[index].values()))
         assert len(tokens) == 5 and tokens[0] == token
-        errors = np.abs([values - logprobs[index, tokens], values - best[:5]])
+        known = dict(zip(best.tokens[index].tolist(), best.logprobs[index].tolist(), strict=True))
+        own = np.array([known.get(listed, -np.inf) for listed in tokens])
+        errors = np.abs([values - own, values - best.logprobs[index, :5]])
         largest_error = max(largest_error, float(errors.max()))
     return Comparison(len(answer.tokens), None, largest_error)
+
+
+def assert_parity(comparisons: list[Comparison], logprob_bound: float, count: int) -> None:
+    """No clear difference, log-probabilities alike, and enough tokens of the answers compared to mean something."""
+    print(*comparisons, sep="\n")
+    assert not any(comparison.is_clear_difference for comparison in comparisons)
+    assert max(comparison.largest_error for comparison in comparisons) < logprob_bound
+    assert sum(comparison.num_alike for comparison in comparisons) > 0.7 * count * len(comparisons)
 
 
 def answer_rows(model: Model, answer: Answer) -> Rows:

@@ -2,15 +2,33 @@
 
 import math
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_uint32, c_uint64, sizeof
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from glint.native import abi
 from tests.cpu.testing_library import declare
+from tests.reference.recorded_cases import KEPT_PENALTY, KEPT_VOCAB_SIZE
 
 MAX_TOP = 20
+SETTINGS_THAT_CUT = [
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 300},
+    {"top_k": 10**6},
+    {"top_p": 1e-6},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"top_p": 0.999},
+    {"min_p": 0.02},
+    {"min_p": 1.0},
+    {"top_k": 50, "top_p": 0.8},
+    {"top_k": 50, "min_p": 0.05},
+    {"top_p": 0.7, "min_p": 0.01},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.03, "temperature": 1.7},
+    {"temperature": 0.6, "top_p": 0.95},
+]
 
 
 class TestRow(Structure):
@@ -185,6 +203,12 @@ def random_row(seed: int, vocab_size: int, spread: float = 3.0, **settings: Any)
         allowed=generator.random(vocab_size) < 0.7 if seed % 2 else None,
         position=seed,
     )
+
+
+def penalised_row(seed: int, settings: dict[str, Any]) -> Row:
+    """Return the row of which it is recorded what transformers keeps: no bias, no mask, a repetition penalty."""
+    with_penalty = {**settings, "repetition_penalty": KEPT_PENALTY}
+    return replace(random_row(seed, KEPT_VOCAB_SIZE), settings=with_penalty, bias={}, allowed=None)
 
 
 def chi_square_is_plausible(observed: np.ndarray, expected: np.ndarray) -> bool:

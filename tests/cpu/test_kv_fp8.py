@@ -1,8 +1,8 @@
 """E4M3 keys and values on the CPU: rounded at the store, otherwise as without.
 
 The reference is transformers in float64 with the engine's rounding points, whose keys behind the rotary embedding and
-values go through torch's float8_e4m3fn. Seen against it: 4e-7 in log-probability, as without rounding. LOSSES are the
-mean KL in nats from pages that are not rounded, as seen.
+values go through torch's float8_e4m3fn; its answers are recorded. Seen against it: 8e-7 in log-probability, as without
+rounding. LOSSES are the mean KL in nats from pages that are not rounded, as seen.
 """
 
 import ctypes
@@ -11,26 +11,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 
 from glint.native import abi
 from glint.native.library import NativeEngine, Unsupported, load_library, plan_engine
-from tests.cpu.e4m3_values import all_bf16, edge_values, round_e4m3, rounded, rows_of, same_numbers, stored
+from tests.cpu.e4m3_values import all_bf16, edge_values, rounded, rows_of, same_numbers, stored
 from tests.cpu.operations import Operations, PageCache, PagedRequest
-from tests.cpu.parity import answer_rows, compare
+from tests.cpu.parity import assert_parity, compare
 from tests.cpu.rounded_pages import rounded_pages
 from tests.cpu.small_engine import Ask, answer_all, engine_options, make_ask, open_engine, small_model
 from tests.cpu.tapped_engine import TappedEngine
 from tests.cpu.testing_library import load_testing_library
-from tests.reference.checkpoints import Family, Weights, make_checkpoint, make_prompts
+from tests.reference.checkpoints import Family, Weights, make_checkpoint
+from tests.reference.expected import mean_kl, read_recorded, recorded_name
 from tests.reference.numpy_ops import FloatArray
-from tests.reference.transformers_reference import Reference, mean_kl
+from tests.reference.recorded_cases import ROUNDED_CACHE, ROUNDED_CACHE_CASES, ROUNDED_CACHE_TOKENS
 
-ANSWER_TOKENS = 24
+pytestmark = pytest.mark.sanitize
+
 LOGPROB_BOUND = 1e-4
-CASES: list[tuple[Family, Weights]] = [("glm47", "bf16"), ("glm47", "fp8_channel"), ("air", "fp8_block")]
-LOSSES = dict(zip(CASES, (0.13, 0.27, 0.28), strict=True))
+LOSSES = dict(zip(ROUNDED_CACHE_CASES, (0.13, 0.27, 0.28), strict=True))
 LOSS_MARGIN = 1.5
 WEIGHTS: tuple[Weights, ...] = ("fp8_channel", "bf16")
 
@@ -49,22 +48,6 @@ def asks() -> list[Ask]:
     """Prompts of several lengths."""
     source = np.random.default_rng(3)
     return [make_ask(tuple(source.integers(0, 257, length).tolist()), 9) for length in (1, 7, 40, 133)]
-
-
-def rounded_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Reference:
-    """The reference whose keys and values are rounded before attention sees them."""
-    plain_rotary = glm4_moe.apply_rotary_pos_emb
-
-    def rotary(query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        turned_query, turned_key = plain_rotary(query, key, *rest)
-        return turned_query, round_e4m3(turned_key)
-
-    monkeypatch.setattr(glm4_moe, "apply_rotary_pos_emb", rotary)
-    model = Reference(folder)
-    for module in model.model.modules():
-        if isinstance(module, glm4_moe.Glm4MoeAttention):
-            module.v_proj.register_forward_hook(lambda _, inputs, output: round_e4m3(output))
-    return model
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
@@ -88,22 +71,19 @@ def test_a_page_keeps_what_torch_rounds(dtype: type, kernels: str, numbers: Call
     assert not np.array_equal(plain[0], kept[0])
 
 
-@pytest.mark.parametrize(("family", "weights"), CASES)
-def test_answers_are_those_of_the_rounded_reference(
-    tmp_path: Path, family: Family, weights: Weights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("family", "weights"), ROUNDED_CACHE_CASES)
+def test_answers_are_those_of_the_rounded_reference(tmp_path: Path, family: Family, weights: Weights) -> None:
     folder = make_checkpoint(tmp_path, family, weights)
-    model = rounded_reference(folder, monkeypatch)
+    recorded = read_recorded(recorded_name(family, weights, ROUNDED_CACHE))
+    recorded.check_folder(folder)
     with rounded_pages(), TappedEngine(folder, "exact") as engine:
         engine.poison_pages()
-        answers = engine.answer(make_prompts(model.config.vocab_size), ANSWER_TOKENS)
+        answers = engine.answer(recorded.prompts, ROUNDED_CACHE_TOKENS)
     with TappedEngine(folder, "exact") as engine:
-        unrounded = engine.answer(make_prompts(model.config.vocab_size), ANSWER_TOKENS)
-    comparisons = [compare(answer_rows(model, answer), answer) for answer in answers]
-    others = [compare(answer_rows(model, answer), answer) for answer in unrounded]
-    print(*comparisons, sep="\n")
-    assert not any(comparison.is_clear_difference for comparison in comparisons)
-    assert max(comparison.largest_error for comparison in comparisons) < LOGPROB_BOUND
+        unrounded = engine.answer(recorded.prompts, ROUNDED_CACHE_TOKENS)
+    comparisons = [compare(best, answer) for best, answer in zip(recorded.answers, answers, strict=True)]
+    others = [compare(best, answer) for best, answer in zip(recorded.answers, unrounded, strict=True)]
+    assert_parity(comparisons, LOGPROB_BOUND, ROUNDED_CACHE_TOKENS)
     assert max(comparison.largest_error for comparison in others) > 10 * LOGPROB_BOUND
 
 
@@ -138,7 +118,7 @@ def test_other_types_are_refused(weights: Weights, dtype: int) -> None:
         plan_engine(library(), engine_options(small_model(weights), kv_dtype=dtype))
 
 
-@pytest.mark.parametrize(("family", "weights"), CASES)
+@pytest.mark.parametrize(("family", "weights"), ROUNDED_CACHE_CASES)
 def test_the_loss_is_small(
     tmp_path: Path, family: Family, weights: Weights, capsys: pytest.CaptureFixture[str]
 ) -> None:

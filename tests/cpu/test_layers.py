@@ -1,4 +1,4 @@
-"""Layer by layer: the exact path against the reference, and each fast path from the exact path's hidden states.
+"""Layer by layer: the exact path against the recorded reference and NumPy, each fast path against the exact path.
 
 Errors are relative to what a layer adds to the hidden state. A sum in another order may put a number on the other side
 of a rounding to E4M3 or BF16, which moves a row by about a hundredth, so FP8 is held to its median row and to the error
@@ -16,14 +16,18 @@ from glint.config import Kernels
 from tests.cpu.case_store import CaseStore
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import FloatArray, TappedEngine
-from tests.reference import transformers_reference as reference
-from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights
+from tests.reference.checkpoints import Family, Weights
+from tests.reference.expected import STATES_PROMPT, read_recorded, recorded_name
+from tests.reference.numpy_model import NumpyModel
+from tests.reference.recorded_cases import MODEL_CASES
+
+pytestmark = pytest.mark.sanitize
 
 NUM_TOKENS = 192
 BF16_ROW_BOUND = 1e-5
 FP8_MEDIAN_BOUND = 1e-5
 FP8_WHOLE_BOUND = 2e-2
-CASES = [(family, weights) for family in FAMILIES for weights in WEIGHTS]
+EXACT_WHOLE_BOUND = 1e-5
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Case:
     states: FloatArray
 
 
-def make_case(folder: Path) -> Case:
+def make_case(folder: Path, *_: str) -> Case:
     """Run the exact path over random tokens."""
     tokens = np.random.default_rng(0).integers(0, 950, NUM_TOKENS).tolist()
     with TappedEngine(folder, "exact") as engine:
@@ -74,7 +78,7 @@ def row_sizes(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kernels", FAST_KERNELS)
-@pytest.mark.parametrize(("family", "weights"), CASES)
+@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
 def test_each_layer_of_a_fast_path(cases: CaseStore[Case], family: Family, weights: Weights, kernels: Kernels) -> None:
     require_kernels(kernels)
     case = cases[family, weights]
@@ -92,15 +96,32 @@ def test_each_layer_of_a_fast_path(cases: CaseStore[Case], family: Family, weigh
             assert error.whole < FP8_WHOLE_BOUND
 
 
-@pytest.mark.parametrize(("family", "weights"), CASES)
+@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
 def test_each_layer_of_the_exact_path_is_the_references(
     cases: CaseStore[Case], family: Family, weights: Weights
 ) -> None:
-    case = cases[family, weights]
-    expected = reference.Reference(case.folder).hidden_states(case.tokens)
-    errors = layer_errors(case.states, expected)
+    """Each layer from what transformers gave to it, as recorded."""
+    recorded = read_recorded(recorded_name(family, weights))
+    folder, prompt = cases[family, weights].folder, recorded.prompts[STATES_PROMPT]
+    recorded.check_folder(folder)
+    with TappedEngine(folder, "exact") as engine:
+        got = engine.hidden_states(prompt, dict(enumerate(recorded.layer_outputs, 1)))
+    errors = layer_errors(got, np.concatenate([got[:1], recorded.layer_outputs]))
     print(*errors, sep="\n")
-    assert max(error.whole for error in errors) < 1e-5
+    assert len(errors) == len(recorded.layer_outputs) >= 4
+    assert max(error.whole for error in errors) < EXACT_WHOLE_BOUND
+
+
+@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
+def test_each_layer_of_the_exact_path_is_numpys(cases: CaseStore[Case], family: Family, weights: Weights) -> None:
+    """Embedding and layers over a longer prompt than the recorded one."""
+    case = cases[family, weights]
+    model = NumpyModel(case.folder)
+    np.testing.assert_array_equal(case.states[0], model.embed(case.tokens))
+    outputs = [model.layer(rows, index) for index, rows in enumerate(case.states[:-1])]
+    errors = layer_errors(np.stack([case.states[0], *outputs]), case.states)
+    print(*errors, sep="\n")
+    assert max(error.whole for error in errors) < EXACT_WHOLE_BOUND
 
 
 def test_a_layer_works_on_what_was_put_in(cases: CaseStore[Case]) -> None:

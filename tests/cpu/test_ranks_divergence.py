@@ -1,7 +1,7 @@
 """Ranks with as many slices as ranks, the default, over teacher-forced positions: the divergence from exact, in nats.
 
 Exact is one rank with the same slices, whose inputs are quantised alike. The yardstick is that of
-test_divergence.py: the divergence between summation orders of the reference with all its sums in FP32.
+test_divergence.py: the recorded divergence between summation orders of the reference with all its sums in FP32.
 """
 
 import ctypes
@@ -17,14 +17,15 @@ from glint.native import abi
 from tests.cpu.rank_engine import GLM47_SHAPE, LAYOUTS, glm47_model, open_testing_engine
 from tests.cpu.small_engine import Session, make_ask
 from tests.cpu.testing_library import declare
-from tests.reference import transformers_reference as reference
+from tests.reference.expected import NUM_SEQUENCES, SEQUENCE_TOKENS, make_sequences, mean_kl, read_yardstick
+from tests.reference.recorded_cases import RANKS
+
+pytestmark = pytest.mark.sanitize
 
 ALLOWED_RATIO = 1.5
-NUM_SEQUENCES = 5
-SEQUENCE_TOKENS = 128
 MAX_ROWS = 64
 VOCAB_SIZE: int = GLM47_SHAPE["vocab_size"]
-SEQUENCES: list[list[int]] = np.random.default_rng(0).integers(0, VOCAB_SIZE, (NUM_SEQUENCES, SEQUENCE_TOKENS)).tolist()
+SEQUENCES = make_sequences(VOCAB_SIZE)
 
 
 @cache
@@ -52,8 +53,7 @@ def logits_over(**changes: int) -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def between_orders() -> float:
     """The yardstick."""
-    folder = Path(glm47_model("fp8_channel").folder)
-    return reference.Reference(folder).kl_between_orders(*SEQUENCES)
+    return read_yardstick(RANKS, Path(glm47_model("fp8_channel").folder))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8])
@@ -64,7 +64,7 @@ def test_ranks_stay_near_exact(
     slices = {"row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
     exact = logits_over(kernels=abi.KERNELS_EXACT, **slices)
     assert exact.shape == (NUM_SEQUENCES * SEQUENCE_TOKENS, VOCAB_SIZE) and len(exact) >= 500
-    divergence = reference.mean_kl(exact, logits_over(num_ranks=num_ranks, **slices))
+    divergence = mean_kl(exact, logits_over(num_ranks=num_ranks, **slices))
     with capsys.disabled():
         print(f"\n{num_ranks} ranks {layout}: {divergence:.2e} nats from exact,", end=" ")
         print(f"{divergence / between_orders:.2f} of the {between_orders:.2e} between orders", end=" ")
@@ -82,4 +82,4 @@ def test_exact_ranks_are_exact(num_ranks: int, layout: str) -> None:
 def test_a_mistake_goes_over_the_bound(between_orders: float) -> None:
     """Rows quantised in other slices are another arithmetic, and it shows."""
     exact, other = (logits_over(kernels=abi.KERNELS_EXACT, row_slices=count) for count in (8, 1))
-    assert reference.mean_kl(exact, other) > ALLOWED_RATIO * between_orders
+    assert mean_kl(exact, other) > ALLOWED_RATIO * between_orders

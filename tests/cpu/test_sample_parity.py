@@ -1,4 +1,4 @@
-"""The sample model: exact answers are the reference's, and all paths are about equally good at English.
+"""The sample model: exact answers are the reference's, as recorded, and all paths are about equally good at English.
 
 Seen over the 277 tokens of TEXT: exact FP8 24.01, fast FP8 23.81 and 23.98 (two orders of sums), BF16 23.31. Another
 order of sums flips E4M3 codes; the difference in log-probability per token then spreads by 0.17, which over 277 tokens
@@ -14,20 +14,15 @@ from glint import SamplingParams
 from glint.checkpoint.sample import make_sample_model
 from glint.config import Kernels
 from glint.text.tokenizer import Tokenizer
-from tests.cpu.parity import answer_rows, compare
+from tests.cpu.parity import assert_parity, compare
 from tests.cpu.tapped_engine import TappedEngine
-from tests.reference import transformers_reference as reference
+from tests.reference.expected import read_recorded
+from tests.reference.recorded_cases import SAMPLE, SAMPLE_TOKENS
+from tests.reference.recorded_cases import SAMPLE_PROMPTS as PROMPTS
 
-COUNT = 64
+EXACT_LOGPROB_BOUND = 1e-3
 FAST_BOUND = 0.04
 BF16_BOUND = 0.05
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time, in a village by the sea, there lived",
-    "To make a good cup of tea, first",
-    "Water boils when",
-    "def add(a, b):\n    return",
-)
 TEXT = """The lighthouse stood at the end of a long stone pier, and for more than a hundred years its lamp had warned
 ships away from the rocks. Every evening the keeper climbed the narrow stairs, cleaned the glass, and lit the flame.
 In winter the wind was so strong that he had to hold on to the rail with both hands. His daughter often went with him,
@@ -66,13 +61,12 @@ def fast_perplexity(folder: Path, tokens: list[int], kernels: Kernels = "auto") 
 
 def test_exact_answers_are_the_references(exact: TappedEngine, sample_model: Path) -> None:
     tokenizer = Tokenizer(sample_model)
-    answers = exact.answer([tokenizer.encode(prompt) for prompt in PROMPTS], COUNT)
-    model = reference.Reference(sample_model)
-    comparisons = [compare(answer_rows(model, answer), answer) for answer in answers]
-    print(*comparisons, sep="\n")
-    assert not any(comparison.is_clear_difference for comparison in comparisons)
-    assert max(comparison.largest_error for comparison in comparisons) < 1e-3
-    assert sum(comparison.num_alike for comparison in comparisons) > 0.7 * COUNT * len(PROMPTS)
+    recorded = read_recorded(SAMPLE)
+    recorded.check_folder(sample_model)
+    assert [tokenizer.encode(prompt) for prompt in PROMPTS] == recorded.prompts
+    answers = exact.answer(recorded.prompts, SAMPLE_TOKENS)
+    comparisons = [compare(best, answer) for best, answer in zip(recorded.answers, answers, strict=True)]
+    assert_parity(comparisons, EXACT_LOGPROB_BOUND, SAMPLE_TOKENS)
 
 
 def test_perplexities_are_close(exact: TappedEngine, sample_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Native sampling against NumPy, and against transformers."""
+"""Native sampling against NumPy, and against what transformers keeps, as recorded."""
 
 import math
 from collections.abc import Iterator
@@ -12,10 +12,12 @@ import pytest
 from glint.native import abi
 from tests.cpu.sampling_rows import (
     MAX_TOP,
+    SETTINGS_THAT_CUT,
     Row,
     chi_square_is_plausible,
     log_softmax,
     native_sampling,
+    penalised_row,
     prompt_logprobs,
     random_bits,
     random_row,
@@ -23,29 +25,12 @@ from tests.cpu.sampling_rows import (
     uniforms,
 )
 from tests.cpu.testing_library import declare
+from tests.reference.expected import read_kept_tokens
+from tests.reference.recorded_cases import KEPT_SEEDS, KEPT_VOCAB_SIZE
 
 sanitize = pytest.mark.sanitize
 
 INFINITY = math.inf
-SETTINGS_THAT_CUT = [
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 300},
-    {"top_k": 10**6},
-    {"top_p": 1e-6},
-    {"top_p": 0.3},
-    {"top_p": 0.95},
-    {"top_p": 0.999},
-    {"min_p": 0.02},
-    {"min_p": 1.0},
-    {"top_k": 50, "top_p": 0.8},
-    {"top_k": 50, "min_p": 0.05},
-    {"top_p": 0.7, "min_p": 0.01},
-    {"top_k": 40, "top_p": 0.9, "min_p": 0.03, "temperature": 1.7},
-    {"temperature": 0.6, "top_p": 0.95},
-]
-
-
 PENALTIES = [
     {},
     {"repetition_penalty": 1.3},
@@ -103,26 +88,21 @@ def test_ties_are_cut_by_lower_id() -> None:
     assert Row(logits[5:], {"temperature": 0.0}).sample().token == 0
 
 
-@pytest.mark.parametrize("settings", [one for one in SETTINGS_THAT_CUT if one.get("top_k", 0) < 10**6])
-def test_kept_tokens_are_those_of_transformers(settings: dict[str, Any]) -> None:
-    """transformers' processors, applied in our order, leave the same tokens."""
-    import torch
-    from transformers.generation import logits_process as process
+RECORDED_SETTINGS, RECORDED_KEPT = read_kept_tokens()
 
-    for seed in range(6):
-        base = random_row(seed, 2003)
-        row = replace(base, settings={**settings, "repetition_penalty": 1.4}, bias={}, allowed=None)
-        ids = torch.tensor([row.history])
-        scores = torch.tensor(row.logits.astype(np.float64))[None]
-        scores = process.RepetitionPenaltyLogitsProcessor(1.4)(ids, scores)
-        scores = process.TemperatureLogitsWarper(float(settings.get("temperature", 1.0)))(ids, scores)
-        if "min_p" in settings:
-            scores = process.MinPLogitsWarper(settings["min_p"])(ids, scores)
-        if "top_k" in settings:
-            scores = process.TopKLogitsWarper(settings["top_k"])(ids, scores)
-        if "top_p" in settings:
-            scores = process.TopPLogitsWarper(settings["top_p"])(ids, scores)
-        assert row.kept_tokens() == torch.nonzero(torch.isfinite(scores[0]))[:, 0].tolist()
+
+@sanitize
+@pytest.mark.parametrize("index", range(len(RECORDED_SETTINGS)), ids=[str(one) for one in RECORDED_SETTINGS])
+def test_kept_tokens_are_those_of_transformers(index: int) -> None:
+    """transformers' processors, applied in our order, left the recorded tokens."""
+    for seed, kept in enumerate(RECORDED_KEPT[index]):
+        assert penalised_row(seed, RECORDED_SETTINGS[index]).kept_tokens() == np.flatnonzero(kept).tolist()
+
+
+def test_every_setting_that_cuts_is_recorded() -> None:
+    assert [one for one in SETTINGS_THAT_CUT if one not in RECORDED_SETTINGS] == [{"top_k": 10**6}]
+    assert RECORDED_KEPT.shape == (len(SETTINGS_THAT_CUT) - 1, KEPT_SEEDS, KEPT_VOCAB_SIZE)
+    assert RECORDED_KEPT.any(axis=2).all() and not RECORDED_KEPT.all(axis=2).any()
 
 
 @sanitize

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from safetensors import safe_open
 
 from glint.checkpoint.layout import Dtype, Part, Role
@@ -320,19 +318,3 @@ def test_generation_settings_that_are_not_used_are_noted(tmp_path: Path) -> None
         "generation_config.json: max_length is not used",
         "generation_config.json: num_beams is not used",
     )
-
-
-def test_a_model_that_transformers_saves_is_opened(tmp_path: Path) -> None:
-    sizes = {name: value for name, value in SMALL.items() if not name.startswith(("rope", "partial", "torch", "tr"))}
-    rotary = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
-    config = transformers.Glm4MoeConfig(**sizes, rope_parameters=rotary)
-    model = transformers.Glm4MoeForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(tmp_path, max_shard_size="500KB")
-    checkpoint = open_checkpoint(tmp_path)
-    assert len(checkpoint.files) > 1
-    assert len(checkpoint.tensors) == len(make_specs(SMALL))
-    entry = next(entry for entry in checkpoint.tensors if entry[:4] == (Role.DOWN, Part.WEIGHT, 1, 2))
-    path = checkpoint.files[entry.file_index].path
-    ours = np.fromfile(path, np.uint16, entry.rows * entry.cols, offset=entry.file_offset)
-    theirs = model.model.layers[1].mlp.experts.down_proj[2].detach().view(torch.uint16).numpy()
-    assert np.array_equal(ours, theirs.reshape(-1))

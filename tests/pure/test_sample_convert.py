@@ -1,4 +1,7 @@
-"""The conversion of the sample model: roundings against torch, files against safetensors, logits against Llama."""
+"""The conversion of the sample model: roundings against NumPy sentences, files against safetensors.
+
+tests/reference/test_sample_convert.py holds both to torch, and the logits to Llama's.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file
+from safetensors import deserialize
 
 from glint.checkpoint.config import read_config, read_generation
 from glint.checkpoint.gguf import GgufFile
@@ -22,18 +22,16 @@ from glint.checkpoint.sample_convert import (
     StoredTensor,
     bf16_codes,
     e4m3_codes,
-    model_config,
     model_tensors,
     quantise_rows,
-    tokenizer_documents,
     write_safetensors,
 )
 from glint.checkpoint.table import open_checkpoint
 from tests.pure.sample_source import sample_gguf, silent
+from tests.reference.numpy_model import read_tensors
+from tests.reference.numpy_ops import bf16_bits, decode_e4m3, encode_e4m3, round_bf16
 
 __all__ = ["sample_gguf"]
-
-TEXT = "The capital of France is Paris, and 1234 people live there.\ndef main():\n    print('x')\n 世界 😀 é"
 
 
 def bit_patterns() -> np.ndarray[Any, Any]:
@@ -47,20 +45,20 @@ def bit_patterns() -> np.ndarray[Any, Any]:
     return np.concatenate([values, small, -small])
 
 
-def test_bf16_rounding_is_that_of_torch() -> None:
+def test_bf16_rounding_is_that_of_numpy() -> None:
     values = bit_patterns()
-    expected = torch.from_numpy(values).to(torch.bfloat16)
-    found = torch.from_numpy(bf16_codes(values).view(np.int16)).view(torch.bfloat16)
     is_nan = np.isnan(values)
-    assert torch.equal(found[~is_nan].view(torch.int16), expected[~is_nan].view(torch.int16))
-    assert found[is_nan].isnan().all()
+    is_finite = np.isfinite(values)
+    found = bf16_codes(values)
+    np.testing.assert_array_equal(found[is_finite], bf16_bits(values[is_finite]))
+    assert ((found[is_nan] & 0x7FFF) > 0x7F80).all() and is_nan.any()
+    np.testing.assert_array_equal(bf16_codes(np.array([np.inf, -np.inf], np.float32)), [0x7F80, 0xFF80])
 
 
-def test_e4m3_rounding_is_that_of_torch() -> None:
+def test_e4m3_rounding_is_that_of_numpy() -> None:
     values = bit_patterns()
     inside = values[np.abs(values) <= 448]
-    expected = torch.from_numpy(inside).to(torch.float8_e4m3fn).view(torch.uint8)
-    np.testing.assert_array_equal(e4m3_codes(inside), expected.numpy())
+    np.testing.assert_array_equal(e4m3_codes(inside), encode_e4m3(inside))
 
 
 def test_e4m3_saturates_and_keeps_nan() -> None:
@@ -74,7 +72,7 @@ def test_rows_are_scaled_to_the_largest_code() -> None:
     codes, scales = quantise_rows(weights)
     assert scales.shape == (5, 1) and scales[2, 0] == 1
     np.testing.assert_array_equal(scales[[0, 1, 3, 4], 0], np.abs(weights[[0, 1, 3, 4]]).max(axis=1) / np.float32(448))
-    decoded = torch.from_numpy(codes).view(torch.float8_e4m3fn).to(torch.float32).numpy() * scales
+    decoded = decode_e4m3(codes) * scales
     assert np.abs(decoded - weights).max() <= np.abs(weights).max() / 448 * 16
     assert (np.abs(codes[[0, 1, 3, 4]] & 0x7F).max(axis=1) == 0x7E).all()
 
@@ -89,36 +87,33 @@ def test_the_writer_is_read_by_safetensors(tmp_path: Path) -> None:
     }
     reports: list[tuple[int, int]] = []
     write_safetensors(tmp_path / "file", tensors, lambda done, total: reports.append((done, total)))
-    loaded = load_file(tmp_path / "file")
+    loaded = dict(deserialize((tmp_path / "file").read_bytes()))
     assert set(loaded) == set(tensors)
-    assert torch.equal(loaded["odd"], torch.from_numpy(tensors["odd"].data))
-    assert torch.equal(loaded["wide"], torch.from_numpy(tensors["wide"].data))
-    assert torch.equal(loaded["codes"].view(torch.uint8), torch.from_numpy(tensors["codes"].data))
-    assert torch.equal(loaded["half"].view(torch.int16), torch.from_numpy(tensors["half"].data.view(np.int16)))
+    for name, tensor in tensors.items():
+        assert (loaded[name]["dtype"], loaded[name]["shape"]) == (tensor.dtype, list(tensor.data.shape))
+        assert bytes(loaded[name]["data"]) == tensor.data.tobytes()
     assert reports[-1] == (604, 604) and len(reports) == len(tensors)
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "bf16"])
-def test_the_folder_holds_the_weights_as_torch_rounds_them(
+def test_the_folder_holds_the_weights_as_numpy_rounds_them(
     sample_gguf: Path, tmp_path: Path, dtype: SampleDtype
 ) -> None:
     convert_gguf(sample_gguf, tmp_path, dtype, silent)
-    loaded = load_file(tmp_path / "model.safetensors")
+    loaded = read_tensors(tmp_path)
     expected_names = set()
     with GgufFile(sample_gguf) as file:
         for name, values in model_tensors(file):
             expected_names.add(name)
-            source = torch.from_numpy(values)
             if name.endswith("e_score_correction_bias"):
-                assert torch.equal(loaded[name], source)
+                np.testing.assert_array_equal(loaded[name], values)
             elif dtype == "fp8" and name.endswith("_proj.weight"):
-                scale = source.abs().amax(dim=1, keepdim=True) / 448
+                scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(448)
                 expected_names.add(f"{name}_scale")
-                assert torch.equal(loaded[f"{name}_scale"], scale)
-                rounded = (source / scale).to(torch.float8_e4m3fn)
-                assert torch.equal(loaded[name].view(torch.uint8), rounded.view(torch.uint8)), name
+                np.testing.assert_array_equal(loaded[f"{name}_scale"], scale)
+                np.testing.assert_array_equal(loaded[name], encode_e4m3(values / scale), err_msg=name)
             else:
-                assert torch.equal(loaded[name], source.to(torch.bfloat16)), name
+                np.testing.assert_array_equal(loaded[name], round_bf16(values), err_msg=name)
     assert set(loaded) == expected_names
     check_documents(tmp_path, dtype)
 
@@ -139,49 +134,3 @@ def check_documents(folder: Path, dtype: SampleDtype) -> None:
     for name, entry in header.items():
         if name != "__metadata__" and not name.endswith("e_score_correction_bias"):
             assert (8 + header_bytes + entry["data_offsets"][0]) % DATA_ALIGNMENT == 0, name
-
-
-def llama_model(path: Path) -> Any:
-    """The Llama model of the GGUF file, in float32, with transformers' own tensor names and row order."""
-    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
-
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
-    with GgufFile(path) as file:
-        document = model_config(file, "bf16")
-        rotary = {"rope_type": "default", "rope_theta": document["rope_theta"]}
-        shared = {name: document[name] for name in names}
-        config = transformers.LlamaConfig(**shared, rope_parameters=rotary)
-        with torch.device("meta"):
-            outline = transformers.LlamaForCausalLM(config)
-        processor = LlamaTensorProcessor(config=shared)
-        processed = {name: processor.process(file.read(name), name).weights for name in file.tensors}
-    llama_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    tensors = {}
-    for name in set(outline.state_dict()) - {"lm_head.weight"}:
-        values = processed.pop(f"{llama_names.get_name(name.removesuffix('.weight'))}.weight")
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(values))
-    assert not processed
-    return transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=tensors).eval()
-
-
-def glm_model(path: Path, folder: Path) -> Any:
-    """The converted model before rounding, as transformers reads it, in float32."""
-    with GgufFile(path) as file:
-        (folder / "config.json").write_text(json.dumps(model_config(file, "bf16")))
-        tensors = {name: StoredTensor("F32", values) for name, values in model_tensors(file)}
-    write_safetensors(folder / "model.safetensors", tensors, lambda done, total: None)
-    return transformers.Glm4MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def test_logits_are_those_of_the_llama_model(sample_gguf: Path, tmp_path: Path) -> None:
-    with GgufFile(sample_gguf) as file:
-        for name, document in tokenizer_documents(file).items():
-            (tmp_path / name).write_text(json.dumps(document))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    ids = torch.tensor([tokenizer.encode(TEXT, add_special_tokens=False)])
-    with torch.no_grad():
-        expected = llama_model(sample_gguf)(ids).logits
-        found = glm_model(sample_gguf, tmp_path)(ids).logits
-    assert expected.abs().max() > 10
-    assert (found - expected).abs().max() < 1e-3

@@ -1,14 +1,12 @@
-"""The sample model's tokenizer.json against the GGUF vocabulary, transformers' converter and llama.cpp."""
+"""The sample model's tokenizer.json against the GGUF vocabulary and llama.cpp."""
 
 from __future__ import annotations
 
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from glint.checkpoint.gguf import GgufFile
 from glint.checkpoint.sample_convert import tokenizer_documents
@@ -77,14 +75,6 @@ def test_digits_stand_alone(tokenizer: Tokenizer) -> None:
 def test_bytes_without_a_token_are_left_out(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_to_id("\u0104") is None
     assert tokenizer.decode(tokenizer.encode("a\x04b")) == "ab"
-
-
-def test_ids_are_those_of_the_converter_of_transformers(tokenizer: Tokenizer, sample_gguf: Path) -> None:
-    other: Any = AutoTokenizer.from_pretrained(sample_gguf.parent, gguf_file=sample_gguf.name, local_files_only=True)
-    without_digits = [text for text in random_texts(300) if not any(letter.isnumeric() for letter in text)]
-    assert len(without_digits) >= 10
-    for text in (*TEXTS, *without_digits):
-        assert tokenizer.encode(text) == other.encode(text, add_special_tokens=False), text
 
 
 def test_ids_are_those_of_llama_cpp(tokenizer: Tokenizer, sample_gguf: Path) -> None:

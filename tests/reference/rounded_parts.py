@@ -17,9 +17,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 
+from tests.reference.numpy_model import Backend
 from tests.reference.sums import Sums
 
-Backend = Literal["cpu", "cuda"]
 InputRounding = Literal["float32", "bfloat16", "e4m3"]
 
 MAX_POSITIONS = 1024

@@ -8,7 +8,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -19,8 +19,11 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.utils import ModelOutput
 from transformers.utils import logging as transformers_logging
 
+from tests.reference.expected import mean_kl
 from tests.reference.rounded_parts import Backend, Rounding, patch
 from tests.reference.sums import Float32Sums, Float64Sums
+
+__all__ = ["BREAKAGES", "Breakage", "Reference", "expand_scale", "mean_kl", "read_checkpoint"]
 
 Breakage = Literal[
     "rotary_halves", "bias_in_weights", "scaling_twice", "shared_dropped", "qk_norm_skipped", "scale_row_shifted"
@@ -206,9 +209,3 @@ class Reference:
             model = Reference(self.folder, float32_order=order, rounds_like=self.rounds_like)
             rows.append(np.concatenate([model.logits(token_ids) for token_ids in sequences]))
         return float(np.mean([mean_kl(first, second) for first, second in itertools.combinations(rows, 2)]))
-
-
-def mean_kl(expected: NDArray[np.floating[Any]], other: NDArray[np.floating[Any]]) -> float:
-    """Mean over the rows of KL(softmax(expected) || softmax(other)), in nats."""
-    left, right = (torch.log_softmax(torch.from_numpy(np.asarray(part, np.float64)), -1) for part in (expected, other))
-    return float((left.exp() * (left - right)).sum(-1).mean())

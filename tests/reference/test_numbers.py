@@ -1,10 +1,13 @@
 """The number formats of the NumPy sentences against torch's."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from tests.reference import numpy_ops, rounded_parts
+from tests.cpu.e4m3_values import all_bf16, edge_values, is_finite_in_bf16, rounded, same_numbers
+from tests.reference import numpy_ops, rounded_cache, rounded_parts
 
 
 def torch_codes(values: np.ndarray) -> np.ndarray:
@@ -31,6 +34,16 @@ def test_encoding_random_values_is_torchs() -> None:
     sizes = 2.0 ** source.uniform(-12, 8.8, size=200_000)
     values = np.clip(sizes * source.choice([-1, 1], size=sizes.size), -448, 448).astype(np.float32)
     np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_codes(values))
+
+
+@pytest.mark.parametrize("numbers", [all_bf16, edge_values])
+def test_what_a_page_keeps_is_what_torch_rounds(numbers: Callable[[], np.ndarray]) -> None:
+    values = numbers()
+    is_held = torch.isfinite(torch.from_numpy(values).to(torch.bfloat16)).numpy()
+    kept = rounded_cache.round_e4m3(torch.from_numpy(values)).numpy()
+    np.testing.assert_array_equal(is_finite_in_bf16(values), is_held)
+    same_numbers(rounded(values), np.where(is_held, kept, np.float32(np.nan)))
+    assert is_held.any() and not is_held.all()
 
 
 def test_encoding_saturates_and_refuses_nan() -> None:
