@@ -59,7 +59,7 @@ build() {
   if [[ ! -f "$folder/CMakeCache.txt" ]] && command -v ninja >/dev/null; then
     generator=(-G Ninja)
   fi
-  cmake -S . -B "$folder" "${generator[@]}" -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/toolchain_$target.cmake" \
+  cmake -S . -B "$folder" "${generator[@]}" -DGLINT_TESTING=ON -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/toolchain_$target.cmake" \
     -DGLINT_MODELLED="$([[ "$target" == x86_64 ]] && echo ON || echo OFF)"
   cmake --build "$folder" --target glint_cpu_test --parallel "$jobs"
   "$target-linux-gnu-gcc" -std=c11 -O1 -Wall -Wextra -Wpedantic -Werror -Inative/include \
