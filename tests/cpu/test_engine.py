@@ -4,6 +4,7 @@ import platform
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,21 @@ def test_ends(llm: LLM, folder: Path) -> None:
         (filled,) = short.generate(prompt_token_ids=[[9, 8, 7]], sampling_params=full)
         assert (len(filled.token_ids), filled.finish_reason) == (17, "length")
         assert filled.token_ids[:6] == free.token_ids
+
+
+def test_an_end_of_sequence_token_ends_the_answer_unless_it_is_ignored(llm: LLM, folder: Path) -> None:
+    end_tokens = open_checkpoint(folder).eos_token_ids
+    assert len(end_tokens) > 1
+    for token in end_tokens:
+        likely = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={token: 100.0})
+        ignoring = replace(likely, ignore_eos=True)
+        stopping = replace(ignoring, stop_token_ids=[token])
+        ended, ignored, stopped = llm.generate(
+            prompt_token_ids=[[9, 8, 7]] * 3, sampling_params=[likely, ignoring, stopping]
+        )
+        assert (ended.token_ids, ended.finish_reason) == ([token], "stop")
+        assert (ignored.token_ids, ignored.finish_reason) == ([token] * 5, "length")
+        assert (stopped.token_ids, stopped.finish_reason) == ([token], "stop")
 
 
 def test_a_stream_gives_what_generate_gives_and_may_be_left(llm: LLM) -> None:

@@ -79,6 +79,23 @@ def test_a_stop_token_ends_the_text_before_it(tokenizer: Tokenizer) -> None:
     assert run(request, tokens, abi.FINISH_STOP) == ("abc", tokens, "stop")
 
 
+def test_an_end_of_sequence_token_is_no_text_even_where_special_tokens_are_shown(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("abc")
+    request = make_request(tokenizer, skip_special_tokens=False)
+    assert run(request, [*tokens, EOS], abi.FINISH_STOP) == ("abc", [*tokens, EOS], "stop")
+    request = make_request(tokenizer, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert run(request, [*tokens, EOS], abi.FINISH_STOP) == ("abc<|end|>", [*tokens, EOS], "stop")
+
+
+@pytest.mark.parametrize(("skips", "text"), [(True, "abcabc"), (False, "abc<|end|>abc<|end|>")])
+def test_a_special_token_that_ends_nothing_is_text_where_they_are_shown(
+    tokenizer: Tokenizer, skips: bool, text: str
+) -> None:
+    tokens = [*tokenizer.encode("abc"), EOS] * 2
+    request = make_request(tokenizer, skip_special_tokens=skips, ignore_eos=True)
+    assert run(request, tokens, abi.FINISH_LENGTH) == (text, tokens, "length")
+
+
 def test_a_stop_string_ends_the_request(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("one two three")
     used = tokens[: len("one two")]
