@@ -2,8 +2,8 @@
 
 Run it from the root of the repository: `python -m tests.fuzz.fuzz_safetensors_header --seconds 60 --seed 1`.
 The reader must return or raise FormatError, whatever the bytes. What it accepts the official library must accept and
-read alike. What it refuses the official library must refuse too, unless the header breaks a stricter rule of glint; those
-are looked for here apart from the reader.
+read alike. What it refuses the official library must refuse too, unless the header breaks a stricter rule of glint, and
+those are looked for here apart from the reader.
 """
 
 import argparse
