@@ -29,6 +29,20 @@ def test_a_full_prefix_cache_lets_as_many_requests_run_as_an_empty_one(is_warm: 
         assert_idle(engine)
 
 
+def test_a_preempted_request_starts_and_asks_the_prefix_cache_once() -> None:
+    prompts = [prompt_of(seed, 16) for seed in range(2)]
+    with make_engine(num_pages=8, max_model_len=48) as engine:
+        ids = [engine.submit(prompt, greedy(30))[0] for prompt in prompts]
+        summaries = []
+        while engine.has_work:
+            engine.step()
+            summaries.append(engine.last_step)
+        assert engine.num_preemptions > 0 and engine.stats().tokens_cached > 0
+        assert sum(summary.prefix_tokens_queried for summary in summaries) == sum(map(len, prompts))
+        assert sum(summary.prefix_tokens_hit for summary in summaries) == 0
+        assert [request_id for summary in summaries for request_id in summary.started_ids] == ids
+
+
 @pytest.mark.parametrize(("missing_pages", "num_waiting"), [(1, 0), (2, 1)])
 def test_the_last_request_waits_where_its_prompt_has_no_room(missing_pages: int, num_waiting: int) -> None:
     with make_engine(num_pages=NUM_REQUESTS * PAGES_OF_A_REQUEST - missing_pages) as engine:

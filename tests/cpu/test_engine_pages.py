@@ -140,6 +140,18 @@ def test_requests_share_the_pages_of_their_prefix() -> None:
         assert page_counts(engine)[1] == 3 + 3
 
 
+def test_cached_pages_of_two_requests_of_a_step_are_held_once() -> None:
+    prefix = tokens(2 * PAGE_TOKENS)
+    with open_engine(num_pages=4) as engine:
+        answer_all(engine, [make_ask(prefix + tokens(1, 1), 1)])
+        assert page_counts(engine) == (2, 0, 2)
+        session = Session(engine)
+        ids = [session.add(make_ask(prefix + tokens(1, seed), 1)) for seed in (2, 3)]
+        outcome = session.step([(request_id, 64) for request_id in ids])
+        assert [item.cached_tokens for item in outcome.items] == [len(prefix)] * 2
+        assert page_counts(engine) == (0, 4, 0)
+
+
 def test_salts_separate_tenants() -> None:
     prompt = tokens(4 * PAGE_TOKENS + 1)
     with open_engine() as engine:

@@ -50,9 +50,11 @@ class Change:
             raise ListError(f"{self.name}: old and new must be two different lines")
         if not self.tests:
             raise ListError(f"{self.name}: no tests are named")
-        for path in (self.file, *(test.split("::")[0] for test in self.tests)):
+        for path, _, function in ((self.file, "", ""), *(test.partition("::") for test in self.tests)):
             if not (root / path).is_file():
                 raise ListError(f"{self.name}: {path} is not a file of the checkout")
+            if function and f"def {function}(" not in (root / path).read_text(encoding="utf-8"):
+                raise ListError(f"{self.name}: {path} has no {function}")
         self.apply((root / self.file).read_text(encoding="utf-8"))
 
 
