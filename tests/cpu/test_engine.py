@@ -245,6 +245,16 @@ def test_bad_requests_are_refused_before_anything_runs(llm: LLM, arguments: dict
     assert llm.engine.stats().steps_done == steps
 
 
+def test_a_salt_is_below_two_to_the_63(llm: LLM) -> None:
+    for salt in (-1, 2**63):
+        with pytest.raises(RequestError, match=f"cache_salt is {salt}"):
+            llm.engine.submit([1], SamplingParams(), cache_salt=salt)
+    assert not llm.engine.has_work
+    llm.engine.submit([1], SamplingParams(max_tokens=1), cache_salt=2**63 - 1)
+    while llm.engine.has_work:
+        assert all(output.failure is None for output in llm.engine.step())
+
+
 def test_no_prompts_give_no_results(llm: LLM) -> None:
     assert llm.generate(prompt_token_ids=[]) == []
 

@@ -169,6 +169,17 @@ def test_whole_prompt_in_the_cache_still_computes_its_last_token() -> None:
         assert first == second
 
 
+def test_prompt_logprobs_are_computed_where_the_prompt_is_cached() -> None:
+    prompt = tokens(3 * PAGE_TOKENS + 1)
+    asked = make_ask(prompt, 2, has_prompt_logprobs=1, num_prompt_logprobs=2)
+    with open_engine() as engine:
+        assert answer_all(engine, [make_ask(prompt, 2)] * 2)[1].cached_tokens == 0
+        assert answer_all(engine, [make_ask(prompt, 2)])[0].cached_tokens == 3 * PAGE_TOKENS
+        (answer,) = answer_all(engine, [asked])
+        assert (answer, answer.cached_tokens) == (answer_alone(asked), 0)
+        assert sorted(answer.logprobs) == [*range(1, len(prompt) + 2)]
+
+
 def test_eviction_changes_no_answer() -> None:
     prefixes = [tokens(2 * PAGE_TOKENS, seed) for seed in range(5)]
     source = random.Random(9)
