@@ -6,6 +6,7 @@ piece, on one thread. Equality of floats is exact everywhere.
 
 import ctypes
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,17 @@ def test_stop_in_the_first_of_two_steps_changes_nothing(path: ComputePath) -> No
     assert answer == alone(ask, path)
     assert answer.finish_reason == abi.FINISH_STOP
     assert len(answer.tokens) < len(free_run)
+
+
+def test_a_stop_sequence_is_looked_for_in_generated_tokens_only() -> None:
+    prompt = random_prompt(14, 13)
+    free_run = answer_alone(make_ask(prompt, 12)).tokens
+    across = (prompt[-1], free_run[0])
+    answer = answer_alone(Ask(prompt, 12, stop_sequences=(across,)))
+    assert across not in pairwise(free_run)
+    assert (answer.tokens, answer.finish_reason) == (free_run, abi.FINISH_LENGTH)
+    stopped = answer_alone(Ask(prompt, 12, stop_sequences=(across, tuple(free_run[:2]))))
+    assert (stopped.tokens, stopped.finish_reason) == (free_run[:2], abi.FINISH_STOP)
 
 
 @every_path

@@ -4,6 +4,7 @@ import platform
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,21 @@ def test_ends(llm: LLM, folder: Path) -> None:
         assert filled.token_ids[:6] == free.token_ids
 
 
+def test_an_end_of_sequence_token_ends_the_answer_unless_it_is_ignored(llm: LLM, folder: Path) -> None:
+    end_tokens = open_checkpoint(folder).eos_token_ids
+    assert len(end_tokens) > 1
+    for token in end_tokens:
+        likely = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={token: 100.0})
+        ignoring = replace(likely, ignore_eos=True)
+        stopping = replace(ignoring, stop_token_ids=[token])
+        ended, ignored, stopped = llm.generate(
+            prompt_token_ids=[[9, 8, 7]] * 3, sampling_params=[likely, ignoring, stopping]
+        )
+        assert (ended.token_ids, ended.finish_reason) == ([token], "stop")
+        assert (ignored.token_ids, ignored.finish_reason) == ([token] * 5, "length")
+        assert (stopped.token_ids, stopped.finish_reason) == ([token], "stop")
+
+
 def test_a_stream_gives_what_generate_gives_and_may_be_left(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     (whole,) = llm.generate(prompt_token_ids=[[1, 2, 3]], sampling_params=params)
@@ -227,6 +243,16 @@ def test_bad_requests_are_refused_before_anything_runs(llm: LLM, arguments: dict
         llm.generate(**arguments)
     assert not llm.engine.has_work
     assert llm.engine.stats().steps_done == steps
+
+
+def test_a_salt_is_below_two_to_the_63(llm: LLM) -> None:
+    for salt in (-1, 2**63):
+        with pytest.raises(RequestError, match=f"cache_salt is {salt}"):
+            llm.engine.submit([1], SamplingParams(), cache_salt=salt)
+    assert not llm.engine.has_work
+    llm.engine.submit([1], SamplingParams(max_tokens=1), cache_salt=2**63 - 1)
+    while llm.engine.has_work:
+        assert all(output.failure is None for output in llm.engine.step())
 
 
 def test_no_prompts_give_no_results(llm: LLM) -> None:

@@ -1,6 +1,7 @@
 """Steps that overlap: two in flight, nothing past the end, and whatever ends meanwhile is dropped without a trace."""
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -184,6 +185,7 @@ def test_the_summaries_add_up_to_the_counters(engine: Engine) -> None:
     prefix = prompt_of(1, 24)
     ids: list[int] = []
     summaries = []
+    begun = time.perf_counter()
     for seed in range(4):
         ids += engine.submit(prefix + prompt_of(seed, 5), greedy(6, n=2, temperature=1.0))
         while engine.num_waiting:
@@ -192,6 +194,7 @@ def test_the_summaries_add_up_to_the_counters(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
         summaries.append(engine.last_step)
+    assert sum(summary.seconds for summary in summaries) <= time.perf_counter() - begun
     stats = engine.stats()
     assert [summary.serial for summary in summaries] == list(range(1, stats.steps_done + 1))
     assert sum(summary.num_tokens for summary in summaries) == stats.tokens_computed

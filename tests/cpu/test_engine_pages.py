@@ -140,6 +140,18 @@ def test_requests_share_the_pages_of_their_prefix() -> None:
         assert page_counts(engine)[1] == 3 + 3
 
 
+def test_cached_pages_of_two_requests_of_a_step_are_held_once() -> None:
+    prefix = tokens(2 * PAGE_TOKENS)
+    with open_engine(num_pages=4) as engine:
+        answer_all(engine, [make_ask(prefix + tokens(1, 1), 1)])
+        assert page_counts(engine) == (2, 0, 2)
+        session = Session(engine)
+        ids = [session.add(make_ask(prefix + tokens(1, seed), 1)) for seed in (2, 3)]
+        outcome = session.step([(request_id, 64) for request_id in ids])
+        assert [item.cached_tokens for item in outcome.items] == [len(prefix)] * 2
+        assert page_counts(engine) == (0, 4, 0)
+
+
 def test_salts_separate_tenants() -> None:
     prompt = tokens(4 * PAGE_TOKENS + 1)
     with open_engine() as engine:
@@ -155,6 +167,17 @@ def test_whole_prompt_in_the_cache_still_computes_its_last_token() -> None:
         first, second = (answer_all(engine, [make_ask(prompt, 2)])[0] for _ in range(2))
         assert (first.cached_tokens, second.cached_tokens) == (0, 3 * PAGE_TOKENS)
         assert first == second
+
+
+def test_prompt_logprobs_are_computed_where_the_prompt_is_cached() -> None:
+    prompt = tokens(3 * PAGE_TOKENS + 1)
+    asked = make_ask(prompt, 2, has_prompt_logprobs=1, num_prompt_logprobs=2)
+    with open_engine() as engine:
+        assert answer_all(engine, [make_ask(prompt, 2)] * 2)[1].cached_tokens == 0
+        assert answer_all(engine, [make_ask(prompt, 2)])[0].cached_tokens == 3 * PAGE_TOKENS
+        (answer,) = answer_all(engine, [asked])
+        assert (answer, answer.cached_tokens) == (answer_alone(asked), 0)
+        assert sorted(answer.logprobs) == [*range(1, len(prompt) + 2)]
 
 
 def test_eviction_changes_no_answer() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
+from glint.checkpoint import document
 from glint.checkpoint.config import ModelConfig, parse_config, parse_generation, read_config, read_generation
 from glint.checkpoint.document import Defect, FormatError
 from glint.checkpoint.quantisation import ScaleKind
@@ -315,6 +316,19 @@ def test_config_json_is_strict_json(tmp_path: Path) -> None:
         with pytest.raises(FormatError) as refusal:
             read_config(tmp_path)
         assert refusal.value.defect is defect
+
+
+def test_a_document_of_the_largest_size_is_read_and_no_larger_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps(GLM_47)
+    (tmp_path / "config.json").write_text(text)
+    monkeypatch.setattr(document, "MAX_DOCUMENT_BYTES", len(text))
+    assert read_config(tmp_path) == parse_config(GLM_47)
+    (tmp_path / "config.json").write_text(text + " ")
+    with pytest.raises(FormatError) as refusal:
+        read_config(tmp_path)
+    assert refusal.value.defect is Defect.TOO_LARGE
 
 
 def test_generation_config_is_read_and_never_invented(tmp_path: Path) -> None:

@@ -38,10 +38,13 @@ class Malformed:
 
 GOOD = header(a=tensor("[1]", 0, 4))
 NESTED = b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+SAME_BEGIN = header(a=tensor("[1]", 0, 4), b=tensor("[0]", 0, 0))
+LARGEST_COUNT = header(a=tensor(f"[{2**64 - 1},0]", 4, 4), b=tensor("[1]", 0, 4), c=tensor("[0]", 0, 0))
 SCHEMA = "invalid JSON in header"
 MALFORMED = [
     Malformed("length_bomb", GOOD, 4, Defect.HEADER_TOO_LARGE, "header too large", 100_000_001),
     Malformed("length_overflow", GOOD, 4, Defect.HEADER_TOO_LARGE, "header too large", 2**64 - 1),
+    Malformed("longest_length", GOOD, 4, Defect.HEADER_PAST_END, "invalid header length", 100_000_000),
     Malformed("past_the_end", GOOD, 4, Defect.HEADER_PAST_END, "invalid header length", len(GOOD) + 5),
     Malformed("empty", b"", 0, Defect.HEADER_START, SCHEMA),
     Malformed("not_utf8", b'{"\xff":1}', 0, Defect.NOT_UTF8, "UTF-8"),
@@ -150,6 +153,14 @@ def test_a_header_without_tensors_is_read(tmp_path: Path) -> None:
     write_raw(path, b"{}   \n", 0)
     assert read_header(path).tensors == {}
     deserialize(path.read_bytes())
+
+
+@pytest.mark.parametrize("text", [SAME_BEGIN, LARGEST_COUNT], ids=["same_begin", "largest_count"])
+def test_tensors_without_bytes_are_read_wherever_they_lie(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    write_raw(path, text, 4)
+    found = {name: (info.dtype, list(info.shape)) for name, info in read_header(path).tensors.items()}
+    assert found == {name: (info["dtype"], info["shape"]) for name, info in deserialize(path.read_bytes())}
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BITS)

@@ -76,10 +76,9 @@ def test_defaults_fit_the_model_and_stay_small(free_memory: int) -> None:
 
 
 def test_the_cache_holds_the_longest_request(free_memory: int) -> None:
-    longer = dataclasses.replace(SAMPLE, max_positions=40_000)
-    settings = EngineSettings.resolve("folder", longer)
-    assert settings.num_pages == 2500
-    assert settings.max_model_len == 40_000
+    for positions, num_pages in ((40_000, 2500), (40_001, 2501), (40_016, 2501)):
+        settings = EngineSettings.resolve("folder", dataclasses.replace(SAMPLE, max_positions=positions))
+        assert (settings.num_pages, settings.max_model_len) == (num_pages, positions)
 
 
 def test_a_context_that_does_not_fit_is_cut_unless_it_was_asked_for(free_memory: int) -> None:

@@ -21,6 +21,7 @@ POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": 
 PROPERTIES: dict[str, dict[str, Any]] = {
     "text": {"type": "string"},
     "short": {"type": "string", "minLength": 2, "maxLength": 4},
+    "exact": {"type": "string", "minLength": 3, "maxLength": 3},
     "code": {"type": "string", "pattern": "^[a-c]{2}\\d$"},
     "found": {"type": "string", "pattern": "a|b/c", "maxLength": 9},
     "unit": {"enum": ["metric", "met", 'a"b\n', "ü"]},

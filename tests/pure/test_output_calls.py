@@ -161,6 +161,14 @@ def test_prose_behind_a_call_tag_is_not_held_for_ever() -> None:
     assert len(events) > 40 and text == "<tool_call> " + "word " * 100
 
 
+@pytest.mark.parametrize("length", [256, 257])
+def test_a_name_may_have_256_characters(length: int) -> None:
+    name = "n" * length
+    text = f"<tool_call>{name}</tool_call>"
+    expected = ParsedOutput("", "", (ParsedCall(name, "{}"),)) if length == 256 else ParsedOutput("", text, ())
+    assert read(text, tools=[Tool(name)]) == expected
+
+
 def test_names_that_other_interfaces_use() -> None:
     names = ("mcp__server__list-files", "fs.read", "ns/tool:v2", "wetter_für_köln")
     tools = [Tool(name) for name in names]

@@ -79,12 +79,41 @@ def test_a_stop_token_ends_the_text_before_it(tokenizer: Tokenizer) -> None:
     assert run(request, tokens, abi.FINISH_STOP) == ("abc", tokens, "stop")
 
 
+def test_an_end_of_sequence_token_is_no_text_even_where_special_tokens_are_shown(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("abc")
+    request = make_request(tokenizer, skip_special_tokens=False)
+    assert run(request, [*tokens, EOS], abi.FINISH_STOP) == ("abc", [*tokens, EOS], "stop")
+    request = make_request(tokenizer, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert run(request, [*tokens, EOS], abi.FINISH_STOP) == ("abc<|end|>", [*tokens, EOS], "stop")
+
+
+@pytest.mark.parametrize(("skips", "text"), [(True, "abcabc"), (False, "abc<|end|>abc<|end|>")])
+def test_a_special_token_that_ends_nothing_is_text_where_they_are_shown(
+    tokenizer: Tokenizer, skips: bool, text: str
+) -> None:
+    tokens = [*tokenizer.encode("abc"), EOS] * 2
+    request = make_request(tokenizer, skip_special_tokens=skips, ignore_eos=True)
+    assert run(request, tokens, abi.FINISH_LENGTH) == (text, tokens, "length")
+
+
 def test_a_stop_string_ends_the_request(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("one two three")
     used = tokens[: len("one two")]
     assert run(make_request(tokenizer, stop=" two"), tokens) == ("one", used, "stop")
     request = make_request(tokenizer, stop=" two", include_stop_str_in_output=True)
     assert run(request, tokens) == ("one two", used, "stop")
+
+
+def test_what_ended_the_request_is_named(tokenizer: Tokenizer) -> None:
+    first, last = tokenizer.encode("ab")
+    wanted = [({}, EOS, None), ({"stop_token_ids": [last]}, last, last), ({"stop": "b"}, last, "b")]
+    for wishes, token, reason in wanted:
+        request = make_request(tokenizer, **wishes)
+        assert request.take_in(outcome((first,))).stop_reason is None
+        ended = request.take_in(outcome((token,), abi.FINISH_NONE if "stop" in wishes else abi.FINISH_STOP))
+        assert (ended.finish_reason, ended.stop_reason) == ("stop", reason)
+    full = make_request(tokenizer, stop_token_ids=[last]).take_in(outcome((last,), abi.FINISH_LENGTH))
+    assert (full.finish_reason, full.stop_reason) == ("length", None)
 
 
 def test_text_held_back_for_a_stop_string_comes_in_the_end(tokenizer: Tokenizer) -> None:
@@ -146,11 +175,18 @@ def test_everything_asked_reaches_the_native_request() -> None:
         top_p=0.25,
         top_k=3,
         min_p=0.125,
+        repetition_penalty=1.5,
+        frequency_penalty=0.75,
+        presence_penalty=-0.5,
         logit_bias={6: -1.5, 7: 2.0},
         logprobs=4,
     )
+    request.seed, request.cache_salt = 2**64 - 1, 2**63 - 1
     native = request.to_native()
     sampling = native.sampling.contents
+    assert (sampling.seed, native.cache_salt) == (2**64 - 1, 2**63 - 1)
+    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    assert penalties == (1.5, 0.75, -0.5)
     assert native.prompt_tokens[: native.prompt_count] == [4, 5]
     assert native.stop_tokens[: native.stop_token_count] == [EOS]
     assert (native.max_new_tokens, native.stop_sequence_count) == (100, 0)

@@ -93,6 +93,7 @@ def test_preempting_at_any_time_changes_no_count(machine: Machine, steps_between
     ("max_step_tokens", "max_step_items", "page_tokens", "chunk_tokens", "max_running"),
     [
         (512, 64, 16, 448, 64),
+        (500, 64, 16, 432, 64),
         (512, 64, 64, 448, 64),
         (100, 20, 16, 80, 20),
         (8192, 256, 64, 7936, 256),
@@ -196,6 +197,50 @@ def test_a_begun_prompt_waits_where_an_older_one_needs_the_budget() -> None:
     assert run_plan(scheduler, cached={0: 4}).items == (StepItem(0, 8),)
     assert run_plan(scheduler).items == (StepItem(0, 4), StepItem(1, 8))
     assert run_plan(scheduler).items == (StepItem(0, 8),)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "items"), [(20, (StepItem(0, 12), StepItem(1, 8))), (21, (StepItem(0, 12),))]
+)
+def test_chunks_of_two_prompts_fill_the_budget_and_no_more(prompt_tokens: int, items: tuple[StepItem, ...]) -> None:
+    scheduler = small_scheduler(max_step_tokens=20, max_step_items=8)
+    scheduler.add(0, 100, 9)
+    scheduler.add(1, prompt_tokens, 9)
+    assert run_plan(scheduler, cached={0: 8}).items == (StepItem(0, 12),)
+    assert run_plan(scheduler).items == (StepItem(0, 4), StepItem(1, 12))
+    assert run_plan(scheduler).items == items
+
+
+def test_no_more_requests_start_than_may_run() -> None:
+    scheduler = small_scheduler()
+    for request_id in range(3):
+        scheduler.add(request_id, 2, 9)
+    run_plan(scheduler)
+    assert scheduler.num_running == 3 == scheduler.max_running - 1
+    for request_id in (3, 4):
+        scheduler.add(request_id, 1, 9)
+    assert run_plan(scheduler).first_items == (StepItem(3, 1),)
+    assert (scheduler.num_running, scheduler.num_waiting) == (4, 1)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
+def test_a_request_whose_last_token_is_being_sampled_is_not_planned_again(max_new_tokens: int) -> None:
+    scheduler = small_scheduler()
+    scheduler.add(0, 5, max_new_tokens)
+    plans = []
+    while (plan := scheduler.plan(100)).items:
+        scheduler.start_step(plan, {})
+        plans.append(plan.items)
+    assert plans == [(StepItem(0, 5),), *[(StepItem(0, 1),)] * (max_new_tokens - 1)]
+
+
+def test_the_only_running_request_is_never_preempted() -> None:
+    scheduler = small_scheduler()
+    scheduler.add(0, 4, 9)
+    run_plan(scheduler)
+    scheduler.add(1, 4, 9)
+    assert scheduler.preempt_newest() is None
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
 
 
 def test_a_prefix_may_leave_less_than_the_chunk() -> None:

@@ -265,6 +265,37 @@ def test_bad_keys_are_refused_without_showing_them(key: str) -> None:
     assert not key or key not in str(caught.value)
 
 
+def test_a_key_may_have_4096_characters_and_no_more() -> None:
+    longest = "x" * 4096
+    app = Authentication(APP, ApiKeys([longest]))
+    for headers in ({"x_api_key": longest}, {"authorization": f"Bearer {longest}"}):
+        assert call(app, "/v1/models", **headers).status_code == 200
+        assert call(app, "/v1/models", **{name: value + "x" for name, value in headers.items()}).status_code == 401
+    with pytest.raises(RequestError, match="4097 characters; use at most 4096"):
+        ApiKeys([longest + "x"])
+
+
+def test_a_token_longer_than_any_key_is_never_hashed() -> None:
+    hashed: list[int] = []
+
+    class CountedKeys(ApiKeys):
+        def find(self, token: bytes) -> Tenant | None:
+            hashed.append(len(token))
+            return super().find(token)
+
+    app = Authentication(APP, CountedKeys(KEYS))
+    for length in (0, 1, 4096, 4097, 100_000):
+        assert call(app, "/v1/models", x_api_key="x" * length).status_code == 401
+    assert hashed == [1, 4096]
+
+
+@pytest.mark.parametrize(("digest", "salt"), [(0, 1), (1, 2), (2**63 - 2, 2**63 - 1), (2**63 - 1, 1), (2**128 - 1, 4)])
+def test_salts_go_from_1_to_below_their_limit(monkeypatch: pytest.MonkeyPatch, digest: int, salt: int) -> None:
+    monkeypatch.setattr(hmac, "digest", lambda *arguments: digest.to_bytes(16) + b"\xff" * 16)
+    tenant = ApiKeys(["key"]).find(b"key")
+    assert tenant is not None and tenant.cache_salt == salt
+
+
 @pytest.mark.parametrize("value", ["", ",", "a,", "a,,b", " "])
 def test_an_empty_key_in_the_environment_is_refused(value: str) -> None:
     with pytest.raises(RequestError, match="empty"):

@@ -104,6 +104,20 @@ def test_the_queue_is_bounded_in_requests_and_in_tokens() -> None:
     assert (admission.num_waiting, admission.num_running, admission.waiting_tokens) == (3, 1, 100)
 
 
+def test_a_request_is_read_only_while_one_more_and_one_more_token_have_room() -> None:
+    admission = Admission(Limits(waiting_requests=3, waiting_tokens=100))
+    admission.admit([99])
+    with admission.preparing(), admission.preparing():
+        assert admission.num_preparing == 2
+        with pytest.raises(Problem) as caught, admission.preparing():
+            raise AssertionError("three were let in beside the one that waits")
+    assert (caught.value.status, caught.value.code) == (429, "queue_full")
+    admission.admit([1])
+    with pytest.raises(Problem) as caught, admission.preparing():
+        raise AssertionError("there is no room for a token")
+    assert (caught.value.status, caught.value.code, admission.num_preparing) == (429, "queue_full", 0)
+
+
 def test_what_fits_no_queue_is_the_fault_of_the_request() -> None:
     admission = Admission(Limits(waiting_requests=3, waiting_tokens=100))
     for prompts in ([1] * 4, [101]):
@@ -132,6 +146,26 @@ def test_retry_after_follows_the_speed_of_the_queue() -> None:
     assert retry_after(admission, 1000) == "20"
     clock.now += 1e6
     assert retry_after(admission, 1) == "60"
+
+
+def test_retry_after_looks_back_at_the_last_64_departures() -> None:
+    clock = Clock()
+    admission = Admission(Limits(waiting_requests=64, waiting_tokens=1000), clock)
+    admission.admit([1]).started(0)
+    clock.now += 1000.0
+    for _ in range(63):
+        admission.admit([1]).started(0)
+    admission.admit([1] * 64)
+    assert retry_after(admission, *[1] * 2) == "32"
+    assert retry_after(admission, *[1] * 4) == "60"
+    only_new = Admission(Limits(waiting_requests=64, waiting_tokens=1000), clock)
+    only_new.admit([1]).started(0)
+    clock.now += 1000.0
+    for _ in range(64):
+        only_new.admit([1]).started(0)
+    clock.now += 30.0
+    only_new.admit([1] * 64)
+    assert retry_after(only_new, *[1] * 64) == "30"
 
 
 def test_retry_after_of_a_fast_queue_is_a_second() -> None:
