@@ -21,6 +21,12 @@ def open_cuda(checkpoint: Checkpoint, **changes: int) -> NativeEngine:
     return open_engine(checkpoint, library, **(CUDA_OPTIONS | changes))
 
 
+def open_exact(checkpoint: Checkpoint, **changes: int) -> NativeEngine:
+    """An engine of the CPU's test build with the exact kernels."""
+    library = load_library(Path(load_testing_library("cpu")._name))
+    return open_engine(checkpoint, library, kernels=abi.KERNELS_EXACT, num_threads=8, **changes)
+
+
 class Alone:
     """Answers of one engine that runs each request by itself from a cold cache."""
 

@@ -18,8 +18,8 @@ import pytest
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.native import abi
 from glint.native.library import NativeEngine
-from tests.cpu.small_engine import Ask, Session, answer_all, make_ask, open_engine, run_at_random
-from tests.gpu.sessions import PAGE_TOKENS, open_cuda
+from tests.cpu.small_engine import Ask, Session, answer_all, make_ask, run_at_random
+from tests.gpu.sessions import PAGE_TOKENS, open_cuda, open_exact
 from tests.reference.checkpoints import Weights, make_checkpoint
 
 RANK_COUNTS = (2, 4, 8)
@@ -161,7 +161,7 @@ def gap_to_cpu(checkpoint: Checkpoint, num_ranks: int, layout: str) -> float:
     with open_ranks(checkpoint, num_ranks, layout) as engine:
         got = prompt_logprobs(engine)
     options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
-    with open_engine(checkpoint, num_threads=8, kernels=abi.KERNELS_EXACT, **options) as engine:
+    with open_exact(checkpoint, **options) as engine:
         expected = prompt_logprobs(engine)
     return float(np.abs(got - expected).mean())
 
