@@ -18,7 +18,7 @@ namespace cuda {
 namespace {
 
 constexpr int32_t kHopperMajor = 9;
-constexpr size_t kNeededSharedBytes = 227 * 1024;
+constexpr size_t kNeededSharedBytes = cuda::kSharedLimitBytes;
 constexpr int32_t kWidestNorm = 8192;
 constexpr int32_t kWidestCodes = 12288;
 constexpr int64_t kGatheredRows = 16;

@@ -6,6 +6,8 @@
 
 namespace glint::cuda {
 
+inline constexpr int kSharedLimitBytes = 227 * 1024;
+
 inline void check(cudaError_t error, const char* call) {
   if (error != cudaSuccess) cudaGetLastError();
   require(error == cudaSuccess, GLINT_STATUS_INTERNAL, call, " failed: ", cudaGetErrorString(error));

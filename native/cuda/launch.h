@@ -40,9 +40,8 @@ void launch_dependent(void (*kernel)(Wanted...), const LaunchShape& shape, cudaS
 template <typename Plan, typename Kernel, typename Call>
 void start_persistent(Kernel kernel, const Call& call, dim3 threads, cudaStream_t stream) {
   constexpr int kPlanAlignment = 1024;
-  constexpr int kMostSharedBytes = 227 * 1024;
   constexpr auto kSharedBytes = static_cast<int>(sizeof(Plan)) + kPlanAlignment;
-  static_assert(kSharedBytes <= kMostSharedBytes, "a thread block of Hopper has 227 KiB of shared memory");
+  static_assert(kSharedBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const auto thread_blocks = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
   launch_dependent(kernel, {thread_blocks, threads, kSharedBytes}, stream, call);

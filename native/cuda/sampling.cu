@@ -6,11 +6,10 @@
 namespace glint::cuda {
 
 void launch_sample_rows(const SampleCall& call, cudaStream_t stream) {
-  constexpr int kMaxSharedBytes = 227 * 1024;
   if (call.count == 0) return;
   const int slice_bytes = slice_tokens(call.vocab_size) * static_cast<int>(sizeof(float));
   const int shared_bytes = (call.has_penalties ? 2 : 1) * slice_bytes;
-  const int room_bytes = kMaxSharedBytes - static_cast<int>(sizeof(SamplePlan));
+  const int room_bytes = kSharedLimitBytes - static_cast<int>(sizeof(SamplePlan));
   require_argument(2 * slice_bytes <= room_bytes, "the vocabulary has ", call.vocab_size,
                    " tokens; the CUDA sampler holds at most ",
                    room_bytes / 2 / static_cast<int>(sizeof(float)) * kSampleRanks);

@@ -11,15 +11,25 @@ struct NormShared {
   float2 parts[kRowThreads / kWarpLanes];
 };
 
-template <int kVectors>
-__device__ __forceinline__ void add(RowTile<kVectors>& tile, const RowTile<kVectors>& update) {
+template <int kVectors, typename Join>
+__device__ __forceinline__ void join_values(RowTile<kVectors>& tile, const RowTile<kVectors>& other, Join join) {
 #pragma unroll
   for (int vector = 0; vector < kVectors; ++vector) {
 #pragma unroll
     for (int element = 0; element < kVectorFloats; ++element) {
-      tile.values[vector][element] += update.values[vector][element];
+      tile.values[vector][element] = join(tile.values[vector][element], other.values[vector][element]);
     }
   }
+}
+
+template <int kVectors>
+__device__ __forceinline__ void add(RowTile<kVectors>& tile, const RowTile<kVectors>& update) {
+  join_values(tile, update, [](float value, float other) { return value + other; });
+}
+
+template <int kVectors>
+__device__ __forceinline__ void weigh(RowTile<kVectors>& tile, const RowTile<kVectors>& weight) {
+  join_values(tile, weight, [](float value, float other) { return other * value; });
 }
 
 template <int kVectors, int kRoom, typename Parts>
@@ -47,17 +57,6 @@ __device__ __forceinline__ void add_parts(RowTile<kVectors>& tile, const Parts& 
   RowTile<kVectors>::for_each(width, [&](int vector, int element, int64_t index) {
     tile.values[vector][element] += joined_number<kRoom>(parts, num_parts, offset + index);
   });
-}
-
-template <int kVectors>
-__device__ __forceinline__ void weigh(RowTile<kVectors>& tile, const RowTile<kVectors>& weight) {
-#pragma unroll
-  for (int vector = 0; vector < kVectors; ++vector) {
-#pragma unroll
-    for (int element = 0; element < kVectorFloats; ++element) {
-      tile.values[vector][element] = weight.values[vector][element] * tile.values[vector][element];
-    }
-  }
 }
 
 template <int kVectors>

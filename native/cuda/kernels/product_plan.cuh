@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/check.h"
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/wgmma.cuh"
 #include "cuda/products.h"
@@ -14,7 +15,6 @@ constexpr int kSpreadPieces = 8;
 constexpr int kWarpgroupBytes = kProductTileBytes / 2;
 constexpr int kFragmentRows = 16;
 constexpr int kGroupTokens = 8;
-constexpr int kSharedLimitBytes = 227 * 1024;
 constexpr int kSharedHalfBytes = 113 * 1024;
 constexpr int kSharedReserveBytes = 2048;
 constexpr int kTakenPlaces = 8;
