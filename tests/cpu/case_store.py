@@ -2,11 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import pytest
 
 from tests.reference.checkpoints import Family, Weights, make_checkpoint
 
 Case = TypeVar("Case")
+
+
+def quick_or_slow(cases: list[Any], quick: list[Any]) -> list[Any]:
+    """The cases as parameters, those that are not among the quick ones with the mark slow."""
+    assert all(case in cases for case in quick)
+    return [case if case in quick else pytest.param(*as_tuple(case), marks=pytest.mark.slow) for case in cases]
+
+
+def as_tuple(case: Any) -> tuple[Any, ...]:
+    """The arguments of a parameter."""
+    return case if isinstance(case, tuple) else (case,)
 
 
 class CaseStore(Generic[Case]):

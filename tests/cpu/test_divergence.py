@@ -15,15 +15,13 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.config import Kernels
-from tests.cpu.case_store import CaseStore
+from tests.cpu.case_store import CaseStore, quick_or_slow
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import TappedEngine
 from tests.reference.checkpoints import Family, Weights, make_checkpoint
 from tests.reference.expected import make_sequences, mean_kl, read_yardstick, recorded_name
-from tests.reference.recorded_cases import DIVERGENCE_CASES, DIVERGENCE_TOKEN_LIMIT
+from tests.reference.recorded_cases import DIVERGENCE_CASES, DIVERGENCE_TOKEN_LIMIT, QUICK_DIVERGENCE_CASES
 from tests.reference.shapes import SHAPES
-
-pytestmark = pytest.mark.sanitize
 
 ALLOWED_RATIO = 1.5
 MISTAKES: dict[str, dict[str, Any]] = {
@@ -66,7 +64,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore[Case]:
 
 
 @pytest.mark.parametrize("kernels", FAST_KERNELS)
-@pytest.mark.parametrize(("family", "weights"), DIVERGENCE_CASES)
+@pytest.mark.parametrize(("family", "weights"), quick_or_slow(DIVERGENCE_CASES, QUICK_DIVERGENCE_CASES))
 def test_fast_fp8_stays_near_exact(
     cases: CaseStore[Case], family: Family, weights: Weights, kernels: Kernels, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,10 +80,10 @@ def test_fast_fp8_stays_near_exact(
     assert divergence <= ALLOWED_RATIO * case.between_orders
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", quick_or_slow(list(MISTAKES), ["scaling_twice", "wrong_rotary_base"]))
 def test_a_mistake_goes_over_the_bound(cases: CaseStore[Case], tmp_path: Path, mistake: str) -> None:
     """The exact path on the same weights with one number of the config misread."""
-    case = cases["groups", "fp8_channel"]
+    case = cases["groups", "fp8_block"]
     assert all(getattr(SHAPES["groups"], name) != value for name, value in MISTAKES[mistake].items())
-    misread = make_checkpoint(tmp_path, "groups", "fp8_channel", **MISTAKES[mistake])
+    misread = make_checkpoint(tmp_path, "groups", "fp8_block", **MISTAKES[mistake])
     assert mean_kl(case.exact, logits_over(misread, "exact", case.sequences)) > ALLOWED_RATIO * case.between_orders

@@ -13,13 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.config import Kernels
-from tests.cpu.case_store import CaseStore
+from tests.cpu.case_store import CaseStore, quick_or_slow
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.tapped_engine import FloatArray, TappedEngine
 from tests.reference.checkpoints import Family, Weights
 from tests.reference.expected import STATES_PROMPT, read_recorded, recorded_name
 from tests.reference.numpy_model import NumpyModel
-from tests.reference.recorded_cases import MODEL_CASES
+from tests.reference.recorded_cases import MODEL_CASES, QUICK_CASES
 
 pytestmark = pytest.mark.sanitize
 
@@ -28,6 +28,8 @@ BF16_ROW_BOUND = 1e-5
 FP8_MEDIAN_BOUND = 1e-5
 FP8_WHOLE_BOUND = 2e-2
 EXACT_WHOLE_BOUND = 1e-5
+NUMPY_CASES = [("glm47", "fp8_channel"), ("air", "fp8_tensor"), ("groups", "fp8_block"), ("tied", "bf16")]
+EVERY_CASE = pytest.mark.parametrize(("family", "weights"), quick_or_slow(MODEL_CASES, QUICK_CASES))
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def row_sizes(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kernels", FAST_KERNELS)
-@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
+@EVERY_CASE
 def test_each_layer_of_a_fast_path(cases: CaseStore[Case], family: Family, weights: Weights, kernels: Kernels) -> None:
     require_kernels(kernels)
     case = cases[family, weights]
@@ -96,7 +98,7 @@ def test_each_layer_of_a_fast_path(cases: CaseStore[Case], family: Family, weigh
             assert error.whole < FP8_WHOLE_BOUND
 
 
-@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
+@EVERY_CASE
 def test_each_layer_of_the_exact_path_is_the_references(
     cases: CaseStore[Case], family: Family, weights: Weights
 ) -> None:
@@ -112,7 +114,7 @@ def test_each_layer_of_the_exact_path_is_the_references(
     assert max(error.whole for error in errors) < EXACT_WHOLE_BOUND
 
 
-@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
+@pytest.mark.parametrize(("family", "weights"), quick_or_slow(MODEL_CASES, NUMPY_CASES))
 def test_each_layer_of_the_exact_path_is_numpys(cases: CaseStore[Case], family: Family, weights: Weights) -> None:
     """Embedding and layers over a longer prompt than the recorded one."""
     case = cases[family, weights]
@@ -125,7 +127,7 @@ def test_each_layer_of_the_exact_path_is_numpys(cases: CaseStore[Case], family: 
 
 
 def test_a_layer_works_on_what_was_put_in(cases: CaseStore[Case]) -> None:
-    case = cases["air", "fp8_channel"]
+    case = cases["air", "fp8_tensor"]
     with TappedEngine(case.folder, "exact") as engine:
         swapped = engine.hidden_states(case.tokens, {2: case.states[2][::-1]})
         untouched = engine.hidden_states(case.tokens)

@@ -13,19 +13,20 @@ import pytest
 
 from glint import SamplingParams
 from glint.config import Kernels
-from tests.cpu.case_store import CaseStore
+from tests.cpu.case_store import CaseStore, quick_or_slow
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.parity import Comparison, assert_parity, compare
 from tests.cpu.tapped_engine import Answer, TappedEngine
 from tests.reference.checkpoints import FAMILIES, Family, Weights
 from tests.reference.expected import RecordedModel, read_recorded, recorded_name
-from tests.reference.recorded_cases import ANSWER_TOKENS, BREAK_CASES, MODEL_CASES
+from tests.reference.recorded_cases import ANSWER_TOKENS, BREAK_CASES, MODEL_CASES, QUICK_CASES
 
 pytestmark = pytest.mark.sanitize
 
 EXACT_LOGPROB_BOUND = 1e-4
 FAST_LOGPROB_BOUND = 1e-3
 LOGIT_BOUND = 1e-4
+EVERY_CASE = pytest.mark.parametrize(("family", "weights"), quick_or_slow(MODEL_CASES, QUICK_CASES))
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,14 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore[Case]:
     return CaseStore(tmp_path_factory.mktemp("parity"), make_case)
 
 
-@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
+@EVERY_CASE
 def test_exact_answers_are_the_references(cases: CaseStore[Case], family: Family, weights: Weights) -> None:
     case = cases[family, weights]
     assert [len(prompt) for prompt in case.recorded.prompts] == [1, 7, 16, 33, 60]
     assert_parity(case.compare(case.answers), EXACT_LOGPROB_BOUND, ANSWER_TOKENS)
 
 
-@pytest.mark.parametrize(("family", "weights"), MODEL_CASES)
+@EVERY_CASE
 def test_exact_logits_are_the_references(cases: CaseStore[Case], family: Family, weights: Weights) -> None:
     """Over the whole vocabulary, of which answers show the best tokens only."""
     case = cases[family, weights]
@@ -80,7 +81,7 @@ def test_exact_logits_are_the_references(cases: CaseStore[Case], family: Family,
 
 
 @pytest.mark.parametrize("kernels", ["auto", *FAST_KERNELS])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick_or_slow(list(FAMILIES), ["glm47", "groups"]))
 def test_fast_answers_of_bf16_are_the_references(cases: CaseStore[Case], family: Family, kernels: Kernels) -> None:
     if kernels != "auto":
         require_kernels(kernels)

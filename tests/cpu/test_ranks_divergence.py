@@ -20,8 +20,6 @@ from tests.cpu.testing_library import declare
 from tests.reference.expected import NUM_SEQUENCES, SEQUENCE_TOKENS, make_sequences, mean_kl, read_yardstick
 from tests.reference.recorded_cases import RANKS
 
-pytestmark = pytest.mark.sanitize
-
 ALLOWED_RATIO = 1.5
 MAX_ROWS = 64
 VOCAB_SIZE: int = GLM47_SHAPE["vocab_size"]

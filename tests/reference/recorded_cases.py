@@ -15,11 +15,14 @@ BREAK_CASES: dict[str, Case] = {
     "scale_row_shifted": ("air", "fp8_block"),
 }
 
+QUICK_CASES: list[Case] = [*BREAK_CASES.values(), ("groups", "fp8_block"), ("tied", "fp8_tensor")]
+
 ROUNDED_CACHE = "rounded_cache"
 ROUNDED_CACHE_TOKENS = 24
 ROUNDED_CACHE_CASES: list[Case] = [("glm47", "bf16"), ("glm47", "fp8_channel"), ("air", "fp8_block")]
 
 DIVERGENCE_CASES: list[Case] = [(family, weights) for family in ("glm47", "groups") for weights in WEIGHTS[1:]]
+QUICK_DIVERGENCE_CASES: list[Case] = [("glm47", "fp8_channel"), ("groups", "fp8_block")]
 DIVERGENCE_TOKEN_LIMIT = 950
 RANKS = "ranks"
 

@@ -1,6 +1,5 @@
 """What the tests of the engine's exact path would see of each deliberate mistake, with torch at hand."""
 
-
 import numpy as np
 import pytest
 
