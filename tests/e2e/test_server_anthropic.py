@@ -193,11 +193,6 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert refused.value.request_id is not None
 
 
-def test_thinking_can_be_chosen(client: anthropic.Anthropic, model: str) -> None:
-    for thinking in ({"type": "disabled"}, {"type": "adaptive"}, {"type": "enabled", "budget_tokens": 7}):
-        client.messages.create(model=model, max_tokens=8, messages=QUESTION, thinking=thinking)
-
-
 def test_another_model_is_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="is not served here"):
         client.messages.create(model="other", max_tokens=8, messages=QUESTION)

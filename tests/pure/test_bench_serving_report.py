@@ -15,7 +15,6 @@ import pytest
 from tokenizers import Tokenizer as PeerTokenizer
 
 from glint.bench import serving
-from glint.bench.load import LoadSettings
 from glint.bench.plot import Axis, draw
 from glint.bench.prompts import OPENING, PromptMaker, encode_locally
 from glint.bench.report import LoadReport, Measurement, ServerCounters, summarise
@@ -250,14 +249,6 @@ def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_flags(parser)
     return parser.parse_args(arguments)
-
-
-def test_defaults_are_those_of_the_benchmark() -> None:
-    settings = serving.settings_of(parse(), "http://own")
-    assert settings == LoadSettings("http://own", api_key=settings.api_key)
-    assert (settings.duration_seconds, settings.concurrency) == (60.0, 64)
-    assert (settings.prompt_tokens, settings.output_tokens, settings.ignores_eos) == (256, 256, True)
-    assert parse().base_url is None
 
 
 def test_the_key_comes_from_the_environment_and_peers_never_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from glint.checkpoint.document import Defect
 
 SECONDS = 3
 
 
+@pytest.mark.slow
 def test_the_header_reader_survives_three_seconds_of_fuzzing() -> None:
     command = [sys.executable, "-m", "tests.fuzz.fuzz_safetensors_header", "--seconds", str(SECONDS), "--seed", "1"]
     root = Path(__file__).parents[2]

