@@ -303,7 +303,7 @@ def test_the_command_measures_two_servers_and_writes_both_files(
     document = json.loads(out.read_text())
     assert [run["completed"] for run in document["runs"]] == [3, 3, 3, 3]
     assert [row["concurrency"] for row in document["comparison"]] == [1, 2]
-    assert all(row["ratio"]["output_throughput"] > 1.5 for row in document["comparison"])
+    assert all(row["ratio"]["output_throughput"] > 1 for row in document["comparison"])
     assert len(ElementTree.parse(plot).getroot().findall(SVG + "g")) == 4
 
 

@@ -48,7 +48,8 @@ def bytes_of_rank(ranks: int, layout: ExpertLayout) -> int:
     return 92 * (attention + norms) + 3 * bytes_of_swiglu(12288, ranks) + 89 * experts + 2 * hidden + vocabulary
 
 
-@pytest.mark.parametrize("layout", [pytest.param("tp", marks=pytest.mark.slow), "ep"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp", "ep"])
 def test_the_check_finds_the_published_sizes(folder: Path, layout: ExpertLayout) -> None:
     text, is_usable = run_check(folder, 8, layout)
     assert is_usable, text
@@ -65,7 +66,7 @@ def test_the_check_finds_the_published_sizes(folder: Path, layout: ExpertLayout)
 
 
 @pytest.mark.parametrize("layout", ["tp", "ep"])
-@pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)), 8])
+@pytest.mark.parametrize("ranks", [8, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4))])
 def test_a_rank_of_the_real_model_has_the_bytes_of_the_published_shapes(
     checkpoint: Checkpoint, ranks: int, layout: ExpertLayout
 ) -> None:

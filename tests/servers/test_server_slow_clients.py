@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.raw_http import request_bytes, wait_for
+from tests.e2e.raw_http import read_to_end, read_until, request_bytes, wait_for
 from tests.e2e.served import Served, served
 from tests.e2e.small_glm import write_small_glm
 
@@ -168,3 +168,12 @@ def test_a_slow_reader_gets_its_whole_answer(quick: Served) -> None:
                 time.sleep(0.02)
     assert received.count(b'"top_logprobs"') == LONG_ANSWER["max_tokens"]
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_an_idle_connection_cannot_be_kept_by_empty_lines(quick: Served) -> None:
+    with connect(quick) as connection:
+        connection.settimeout(60)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+        read_until(connection, b"seconds_since_last_step")
+        connection.sendall(b"\r\n")
+        read_to_end(connection)
