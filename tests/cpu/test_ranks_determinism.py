@@ -24,6 +24,7 @@ from tests.cpu.rank_engine import (
     rank_model,
 )
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine, run_at_random
+from tests.cpu.sweeps import slow
 from tests.cpu.testing_library import declare
 
 pytestmark = pytest.mark.sanitize
@@ -37,7 +38,14 @@ PATHS: list[RankPath] = [
     (8, "ep", "sharded"),
     (8, "tp", "replicated"),
 ]
-every_path = pytest.mark.parametrize("path", PATHS, ids=["-".join(map(str, path)) for path in PATHS])
+ALWAYS = ((2, "tp", "auto"), (8, "ep", "sharded"))
+every_path = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id="-".join(map(str, path)), marks=() if path in ALWAYS else pytest.mark.slow)
+        for path in PATHS
+    ],
+)
 
 
 def options_of(path: RankPath) -> dict[str, int]:
@@ -75,7 +83,7 @@ def test_alone_equals_in_a_batch_of_64(path: RankPath) -> None:
 
 
 @every_path
-@pytest.mark.parametrize("chunk", [1, 3, 8, 31, 32, 33])
+@pytest.mark.parametrize("chunk", [1, 31, *slow(3, 8, 32, 33)])
 def test_chunk_size_changes_nothing(path: RankPath, chunk: int) -> None:
     wanted = [make_ask(random_prompt(2, 65), 4), make_ask(random_prompt(3, 32), 4, **seeded(1))]
     with engine_for(path) as engine:
@@ -92,7 +100,7 @@ def test_order_of_the_items_changes_nothing(path: RankPath) -> None:
 
 
 @every_path
-@pytest.mark.parametrize("num_threads", [1, 2, 5, 19])
+@pytest.mark.parametrize("num_threads", [1, 5, *slow(2, 19)])
 def test_thread_count_changes_nothing(path: RankPath, num_threads: int) -> None:
     wanted = rank_asks(4, seed=6)
     with engine_for(path, num_threads=num_threads) as engine:
@@ -112,7 +120,7 @@ def test_cached_prefix_changes_nothing(path: RankPath) -> None:
 
 
 @every_path
-@pytest.mark.parametrize("max_new_tokens", [8, 9, 17])
+@pytest.mark.parametrize("max_new_tokens", [8, 9, *slow(17)])
 def test_previous_answer_sent_again_changes_nothing(path: RankPath, max_new_tokens: int) -> None:
     prompt = random_prompt(10, 2 * PAGE_TOKENS)
     with engine_for(path) as engine:
@@ -158,7 +166,7 @@ def test_deferred_results_change_nothing(path: RankPath, chunk: int) -> None:
 
 
 @every_path
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 @pytest.mark.parametrize("defers", [False, True], ids=["read", "deferred"])
 def test_no_schedule_changes_an_answer(path: RankPath, seed: int, defers: bool) -> None:
     options = options_of(path) | {"num_pages": 128, "num_threads": seed + 1}

@@ -7,6 +7,7 @@ from ctypes import c_int32
 import pytest
 
 from tests.cpu.rank_engine import LAYOUTS
+from tests.cpu.sweeps import slow
 from tests.cpu.testing_library import ROOT, declare
 
 
@@ -24,7 +25,7 @@ def test_memory_can_be_refused() -> None:
 
 
 @pytest.mark.parametrize("place", ["step", "collective"])
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [3, *slow(1)])
 def test_a_starved_rank_is_named(place: str, rank: int) -> None:
     step, later = lines_of("starved_ranks", place, rank)
     name = f"rank {rank} of 4 failed: rank {rank} is one of those asked to fail; the ranks cannot go on without it"
@@ -47,7 +48,7 @@ def test_a_rank_that_starves_at_load_is_named() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [4, *slow(2, 8)])
 def test_workspace_is_what_the_ranks_map(layout: str, num_ranks: int) -> None:
     """Two vocabularies, since logits are what ranks hold unequally; masks and weights grow too, by about a tenth."""
     (few, few_mapped), (many, many_mapped) = (

@@ -15,6 +15,7 @@ from glint.native.library import InvalidArgument, NativeEngine
 from tests.cpu.random_asks import random_prompt, seeded
 from tests.cpu.rank_engine import EXCHANGES
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine
+from tests.cpu.sweeps import slow
 
 NUM_RANKS = 3
 NUM_ALLOWED = 11
@@ -50,7 +51,7 @@ def case(sample_model: Path) -> SampleCase:
         return SampleCase(checkpoint, answer_all(engine, ASKS), answer_masked(engine, SEEDED_ASKS[0]))
 
 
-@pytest.fixture(scope="module", params=["replicated", "sharded"])
+@pytest.fixture(scope="module", params=["sharded", *slow("replicated")])
 def engine(request: pytest.FixtureRequest, case: SampleCase) -> Iterator[NativeEngine]:
     """An engine of three ranks."""
     with open_engine(case.checkpoint, num_ranks=NUM_RANKS, exchange=EXCHANGES[request.param], **OPTIONS) as opened:

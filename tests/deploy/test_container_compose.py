@@ -47,14 +47,6 @@ def test_the_schema_accepts_it() -> None:
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
 
 
-@pytest.mark.parametrize(("good", "bad"), [("restart:", "restarts:"), ("shm_size: 16gb", "shm_size: [16]")])
-def test_the_schema_refuses_mistakes(tmp_path: Path, good: str, bad: str) -> None:
-    text = FILE.read_text()
-    assert good in text
-    (tmp_path / "compose.yaml").write_text(text.replace(good, bad))
-    assert check_schema(tmp_path / "compose.yaml").returncode == 1
-
-
 def test_without_a_key_file_it_is_refused() -> None:
     with pytest.raises(AssertionError, match="GLINT_KEY_FILE"):
         load(GLINT_KEY_FILE="")
@@ -127,14 +119,6 @@ def test_the_sample_is_made_where_the_server_of_the_cpu_looks() -> None:
     assert "GLINT_CACHE=/models" in STAGES["cpu"].last("ENV").text.split()
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "sample", "download"])
-def test_the_container_is_locked_down(name: str) -> None:
-    service = load()["services"][name]
-    assert service["read_only"] is True and service["tmpfs"] == ["/tmp"]
-    assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
-    assert "privileged" not in service and "user" not in service
-
-
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_healthy_means_ready(name: str) -> None:
     test = load()["services"][name]["healthcheck"]["test"]
@@ -148,4 +132,3 @@ def test_as_many_gpus_are_reserved_as_there_are_ranks(count: str) -> None:
     (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert devices == {"driver": "nvidia", "count": count, "capabilities": ["gpu"]}
     assert parse_serve(service["command"]).tp == int(count)
-    assert service["shm_size"] == "16gb" and service["ulimits"] == {"memlock": -1}

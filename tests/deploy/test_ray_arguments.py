@@ -7,7 +7,6 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,6 @@ from tests.deploy.ray_served import SERVE
 from tests.e2e.served import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-END_SECONDS = 3.0
 GLM = {"device": "cuda", "tp": 8, "expert_layout": "ep", "replicas": 2}
 
 
@@ -128,10 +126,8 @@ def test_a_replica_whose_engine_fails_tells_its_requests_and_ends(sample_model: 
     ) as replica:
         assert replica.stdout is not None
         told = [replica.stdout.readline().strip() for _ in range(3)]
-        told_at = time.monotonic()
         _, log = replica.communicate(timeout=60)
     assert told == ["500 engine_failed"] * 3, log
-    assert time.monotonic() - told_at < END_SECONDS
     assert replica.returncode == 1
     assert "the engine of this replica failed or makes no step; the process ends, Ray starts another" in log
 

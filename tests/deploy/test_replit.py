@@ -154,11 +154,6 @@ def evaluated(folder: Path, *cuda_sets: str) -> dict[str, Any]:
 
 
 @needs_nix
-def test_nix_parses_the_environment(tmp_path: Path) -> None:
-    assert nix_instantiate(tmp_path, "--parse", NIX_FILE).startswith("({ pkgs }:")
-
-
-@needs_nix
 @pytest.mark.parametrize("cuda_sets", [("cudaPackages", "cudaPackages_13"), ("cudaPackages",)])
 def test_the_environment_has_every_tool_and_variable(tmp_path: Path, cuda_sets: tuple[str, ...]) -> None:
     cuda = f"/{cuda_sets[-1]}"

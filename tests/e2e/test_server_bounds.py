@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.raw_http import connect, read_to_end, read_until
 from tests.e2e.served import Served
 
 DEEP = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}
@@ -45,13 +43,3 @@ def test_a_developer_is_a_system_for_every_route(server: Served) -> None:
         for role in ("system", "developer")
     ]
     assert counts[0] == counts[1]
-
-
-def test_an_idle_connection_cannot_be_kept_by_empty_lines(server: Served) -> None:
-    with connect(server, 40) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
-        read_until(connection, b"seconds_since_last_step")
-        connection.sendall(b"\r\n")
-        started = time.monotonic()
-        read_to_end(connection)
-        assert time.monotonic() - started < 30

@@ -1,4 +1,4 @@
-"""Small lexers that find comments, and code that is one in disguise, without being fooled by strings."""
+"""Finds comments, and code that is one in disguise: Python by its own tokenizer, C by a pattern, the rest by lines."""
 
 from __future__ import annotations
 
@@ -8,86 +8,21 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-from tests.house_rules.sources import Finding, Kind
+from tests.house_rules.sources import Finding, Kind, line_at, parsed
 
 C_TOKEN = re.compile(
     r"""
     (?P<comment>//(?:\\\n|[^\n])*|/\*.*?(?:\*/|\Z))
-    |(?P<raw>(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)")
-    |(?P<string>"(?:\\.|[^"\\\n])*")
-    |(?P<char>'(?:\\.|[^'\\\n])*')
-    |(?P<number>\.?\d(?:[eEpP][+-]|'\w|[\w.])*)
-    |(?P<word>[A-Za-z_]\w*)
-    |(?P<other>.)
+    |(?P<string>(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+    |\.?\d(?:[eEpP][+-]|'\w|[\w.])*
+    |[A-Za-z_]\w*
+    |\s+|.
     """,
     re.DOTALL | re.VERBOSE,
 )
-SHELL_TOKEN = re.compile(
-    r"""
-    (?P<heredoc><<-?\s*(?P<quote>['"]?)(?P<mark>\w+)(?P=quote)[^\n]*\n(?P<body>.*?)^\s*(?P=mark)$)
-    |(?P<escape>\\.)
-    |(?P<ansi>\$'(?:\\.|[^'\\])*')
-    |(?P<single>'[^']*')
-    |(?P<string>"(?:\\.|[^"\\])*")
-    |(?P<comment>(?:^|(?<=[\s;&|()]))\#[^\n]*)
-    |(?P<other>.)
-    """,
-    re.DOTALL | re.VERBOSE | re.MULTILINE,
-)
-CMAKE_TOKEN = re.compile(
-    r"""
-    (?P<comment>\#(?:\[(?P<level>=*)\[.*?\](?P=level)\]|[^\n]*))
-    |(?P<bracket>\[(?P<depth>=*)\[.*?\](?P=depth)\])
-    |(?P<string>"(?:\\.|[^"\\])*")
-    |(?P<escape>\\.)
-    |(?P<other>.)
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-TOML_TOKEN = re.compile(
-    r"""
-    (?P<long>\"{3}(?:\\.|[^\\])*?\"{3}|'{3}.*?'{3})
-    |(?P<string>"(?:\\.|[^"\\\n])*"|'[^'\n]*')
-    |(?P<comment>\#[^\n]*)
-    |(?P<other>.)
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-YAML_TOKEN = re.compile(
-    r"""
-    (?P<string>(?<!\w)(?:"(?:\\.|[^"\\])*"|'[^']*'))
-    |(?P<comment>(?:^|(?<=\s))\#[^\n]*)
-    |(?P<other>.)
-    """,
-    re.DOTALL | re.VERBOSE | re.MULTILINE,
-)
-NIX_TOKEN = re.compile(
-    r"""
-    (?P<long>\'\'.*?\'\')
-    |(?P<string>"(?:\\.|[^"\\])*")
-    |(?P<comment>\#[^\n]*|/\*.*?(?:\*/|\Z))
-    |(?P<other>.)
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-IGNORE_TOKEN = re.compile(r"(?P<comment>^\#[^\n]*)|(?P<other>.)", re.DOTALL | re.VERBOSE | re.MULTILINE)
-TOKENS = {
-    Kind.C: C_TOKEN,
-    Kind.SHELL: SHELL_TOKEN,
-    Kind.CMAKE: CMAKE_TOKEN,
-    Kind.TOML: TOML_TOKEN,
-    Kind.YAML: YAML_TOKEN,
-    Kind.NIX: NIX_TOKEN,
-    Kind.IGNORE: IGNORE_TOKEN,
-}
 DEAD_CODE_IN_C = re.compile(r"^[ \t]*\#[ \t]*if[ \t]+(?:0|false)\b|\bif(?:\s+constexpr)?\s*\(\s*(?:0|false)\s*\)", re.M)
-HASH_LINE = re.compile(r"^\s*\#", re.M)
-ELLIPSES = ("." * 3, "\N{HORIZONTAL ELLIPSIS}")
-
-
-def line_at(text: str, offset: int) -> int:
-    """The number, from 1, of the line that holds an offset."""
-    return text.count("\n", 0, offset) + 1
+COMMENT_SIGN = re.compile(r"(?:^|\s)\#|^\s*(?:/\*|;(?!;))", re.M)
+ELLIPSIS = re.compile(r"\.{3}|\N{HORIZONTAL ELLIPSIS}")
 
 
 def shown(text: str) -> str:
@@ -95,46 +30,23 @@ def shown(text: str) -> str:
     return text.strip().split("\n", 1)[0][:60]
 
 
-def blank(text: str) -> str:
-    """The text with every character but line ends replaced by a space, so that offsets stay."""
-    return re.sub(r"[^\n]", " ", text)
-
-
-def comments_by_pattern(text: str, kind: Kind) -> Iterator[Finding]:
-    """The comments of a file that is not Python; a shebang on line 1 is allowed."""
-    for match in TOKENS[kind].finditer(text):
-        if match["comment"]:
-            if match.start() > 0 or not match[0].startswith("#!"):
-                yield Finding(line_at(text, match.start()), f"comment: {shown(match[0])}")
-        elif match.groupdict().get("heredoc"):
-            for inner in HASH_LINE.finditer(match["body"]):
-                yield Finding(line_at(text, match.start("body") + inner.end()), "comment in a here-document")
-
-
-def dead_code_in_c(text: str) -> Iterator[Finding]:
-    """Conditions that are false by construction, which hide text from the compiler."""
-    code = C_TOKEN.sub(lambda match: blank(match[0]) if match["string"] or match["raw"] else match[0], text)
-    for match in DEAD_CODE_IN_C.finditer(code):
-        yield Finding(line_at(code, match.end()), f"dead code: {shown(match[0])}")
+def python_tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a Python text."""
+    return tokenize.generate_tokens(io.StringIO(text).readline)
 
 
 def comments_in_python(text: str) -> Iterator[Finding]:
-    """The comments of a Python file, by its own tokenizer."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    """The comments of a Python file; a shebang on line 1 is allowed."""
+    for token in python_tokens(text) if "#" in text else ():
         if token.type == tokenize.COMMENT and not (token.start[0] == 1 and token.string.startswith("#!")):
             yield Finding(token.start[0], f"comment: {shown(token.string)}")
 
 
-def docstring_ids(tree: ast.Module) -> set[int]:
-    """The identities of the expression statements that are docstrings."""
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return {id(node.body[0]) for node in ast.walk(tree) if isinstance(node, owners) and node.body}
-
-
 def disguises_in_python(text: str) -> Iterator[Finding]:
-    """Bare strings that are no docstrings, conditions false by construction, the ellipsis outside brackets."""
-    tree = ast.parse(text)
-    docstrings = docstring_ids(tree)
+    """Bare strings that are no docstrings, and the ellipsis outside brackets."""
+    tree = parsed(text)
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(node.body[0]) for node in ast.walk(tree) if isinstance(node, owners) and node.body}
     in_brackets = {
         id(inner) for node in ast.walk(tree) if isinstance(node, ast.Subscript) for inner in ast.walk(node.slice)
     }
@@ -143,39 +55,51 @@ def disguises_in_python(text: str) -> Iterator[Finding]:
             is_text = isinstance(node.value, ast.JoinedStr) or isinstance(node.value.value, str | bytes)
             if is_text and id(node) not in docstrings:
                 yield Finding(node.lineno, "bare string that is not a docstring")
-        if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant) and not node.test.value:
-            yield Finding(node.lineno, "dead code: a condition that is never true")
         if isinstance(node, ast.Constant) and node.value is Ellipsis and id(node) not in in_brackets:
             yield Finding(node.lineno, "ellipsis outside square brackets")
+
+
+def comments_in_c(text: str) -> Iterator[Finding]:
+    """The comments of a C or C++ file, and conditions that are false by construction."""
+    for match in C_TOKEN.finditer(text):
+        if match["comment"]:
+            yield Finding(line_at(text, match.start()), f"comment: {shown(match[0])}")
+    code = C_TOKEN.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match["string"] else match[0], text)
+    for match in DEAD_CODE_IN_C.finditer(code):
+        yield Finding(line_at(code, match.end()), f"dead code: {shown(match[0])}")
+
+
+def comments_in_lines(text: str) -> Iterator[Finding]:
+    """Comment signs at the start of a line or after white space; a shebang on line 1 is allowed."""
+    for match in COMMENT_SIGN.finditer(text):
+        if match.start() > 0 or not text.startswith("#!"):
+            yield Finding(line_at(text, match.end() - 1), "comment")
 
 
 def find_comments(text: str, kind: Kind) -> list[Finding]:
     """Every comment of a source file, and every piece of code that is one in disguise."""
     if kind is Kind.PYTHON:
         return [*comments_in_python(text), *disguises_in_python(text)]
-    found = list(comments_by_pattern(text, kind))
-    return [*found, *dead_code_in_c(text)] if kind is Kind.C else found
+    return list(comments_in_c(text) if kind is Kind.C else comments_in_lines(text))
 
 
 def strings_of(text: str, kind: Kind) -> Iterator[tuple[int, str]]:
-    """The string literals of a Python or C file with their lines; for other kinds the whole text."""
+    """What a Python or C file has between quotes, with its lines; of other kinds the whole text."""
     if kind is Kind.PYTHON:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in (tokenize.OP, tokenize.NUMBER):
-                yield token.start[0], token.string
+        tokens = python_tokens(text)
+        yield from ((token.start[0], token.string) for token in tokens if token.type != tokenize.OP)
     elif kind is Kind.C:
-        for match in C_TOKEN.finditer(text):
-            if match["string"] or match["raw"] or match["char"]:
-                yield line_at(text, match.start()), match[0]
+        yield from ((line_at(text, match.start()), match[0]) for match in C_TOKEN.finditer(text) if match["string"])
     else:
         yield 1, text
 
 
 def find_ellipses(text: str, kind: Kind) -> list[Finding]:
     """Every ellipsis written in a string; as syntax it belongs to the language."""
-    findings = []
-    for first_line, literal in strings_of(text, kind):
-        for mark in ELLIPSES:
-            for match in re.finditer(re.escape(mark), literal):
-                findings.append(Finding(first_line + literal.count("\n", 0, match.start()), "ellipsis in a string"))
-    return findings
+    if not ELLIPSIS.search(text):
+        return []
+    return [
+        Finding(first_line + line_at(literal, match.start()) - 1, "ellipsis in a string")
+        for first_line, literal in strings_of(text, kind)
+        for match in ELLIPSIS.finditer(literal)
+    ]

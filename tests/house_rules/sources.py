@@ -2,75 +2,40 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import ast
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SKIPPED_FOLDERS = {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "dist"}
-SKIPPED_PREFIXES = ("build",)
-
 
 class Kind(Enum):
-    """What a file is written in; PROSE and DATA are not source."""
+    """How a file is checked; PROSE and DATA are not source."""
 
     PYTHON = "Python"
     C = "C and C++"
-    SHELL = "shell"
-    CMAKE = "CMake"
-    TOML = "TOML"
-    YAML = "YAML"
-    NIX = "Nix"
-    IGNORE = "ignore list"
+    LINES = "shell and settings, read line by line"
     PROSE = "prose"
     DATA = "data"
 
 
-KIND_BY_NAME = {
-    "CMakeLists.txt": Kind.CMAKE,
-    ".gitignore": Kind.IGNORE,
-    ".gitattributes": Kind.IGNORE,
-    "Dockerfile": Kind.SHELL,
-    ".replit": Kind.TOML,
-    ".clang-tidy": Kind.YAML,
-    ".clang-format": Kind.YAML,
-    "LICENSE": Kind.PROSE,
-    "NOTICE": Kind.PROSE,
-    ".prepare.lock": Kind.DATA,
+NAMES = {
+    Kind.LINES: "CMakeLists.txt Dockerfile .gitignore .gitattributes .replit .clang-tidy .clang-format",
+    Kind.PROSE: "LICENSE NOTICE",
 }
-KIND_BY_SUFFIX = {
-    ".py": Kind.PYTHON,
-    ".pyi": Kind.PYTHON,
-    ".c": Kind.C,
-    ".h": Kind.C,
-    ".cpp": Kind.C,
-    ".hpp": Kind.C,
-    ".cu": Kind.C,
-    ".cuh": Kind.C,
-    ".inc": Kind.C,
-    ".sh": Kind.SHELL,
-    ".conf": Kind.SHELL,
-    ".service": Kind.SHELL,
-    ".dockerignore": Kind.IGNORE,
-    ".nix": Kind.NIX,
-    ".cmake": Kind.CMAKE,
-    ".toml": Kind.TOML,
-    ".yaml": Kind.YAML,
-    ".yml": Kind.YAML,
-    ".md": Kind.PROSE,
-    ".txt": Kind.DATA,
-    ".json": Kind.DATA,
-    ".jinja": Kind.DATA,
-    ".npz": Kind.DATA,
-    ".bin": Kind.DATA,
-    ".png": Kind.DATA,
-    ".svg": Kind.DATA,
+SUFFIXES = {
+    Kind.PYTHON: ".py .pyi",
+    Kind.C: ".c .h .cpp .hpp .cu .cuh .inc",
+    Kind.LINES: ".sh .conf .service .dockerignore .nix .cmake .toml .yaml .yml",
+    Kind.PROSE: ".md",
+    Kind.DATA: ".txt .json .jinja .npz .bin .png .svg",
 }
+KIND_BY_NAME = {name: kind for kind, names in NAMES.items() for name in names.split()}
+KIND_BY_SUFFIX = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes.split()}
 
 
 @dataclass(frozen=True)
@@ -90,29 +55,11 @@ class Finding:
     what: str
 
 
-def ignored_paths(root: Path) -> set[Path]:
-    """What git ignores below root, whole folders named once; nothing where root is no checkout."""
-    command = ["git", "-C", str(root), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
-    if not (root / ".git").exists() or shutil.which("git") is None:
-        return set()
-    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return {root / name for name in listed.split("\0") if name}
-
-
 def repository_paths(root: Path = ROOT) -> Iterator[Path]:
-    """Every file of the repository below root, without ignored files and caches, as relative paths in order."""
-    ignored = ignored_paths(root)
-    for folder, folders, names in os.walk(root):
-        here = Path(folder)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in SKIPPED_FOLDERS
-            and here / name not in ignored
-            and not (here == root and name.startswith(SKIPPED_PREFIXES))
-            and not (here / name / "pyvenv.cfg").exists()
-        )
-        yield from ((here / name).relative_to(root) for name in sorted(names) if here / name not in ignored)
+    """The files that git has or would take, as relative paths in order."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    yield from (Path(name) for name in sorted(listed.split("\0")) if name and (root / name).is_file())
 
 
 def kind_of(path: Path, root: Path = ROOT) -> Kind | None:
@@ -121,10 +68,11 @@ def kind_of(path: Path, root: Path = ROOT) -> Kind | None:
     if known is None and not path.suffix:
         first = (root / path).read_bytes().split(b"\n", 1)[0]
         if first.startswith(b"#!"):
-            return Kind.PYTHON if b"python" in first else Kind.SHELL
+            return Kind.PYTHON if b"python" in first else Kind.LINES
     return known
 
 
+@cache
 def source_files(root: Path = ROOT) -> list[SourceFile]:
     """Every file that the house rules speak of."""
     files = []
@@ -133,6 +81,17 @@ def source_files(root: Path = ROOT) -> list[SourceFile]:
         if kind is not None and kind not in (Kind.PROSE, Kind.DATA):
             files.append(SourceFile(path, kind, (root / path).read_text(encoding="utf-8")))
     return files
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a Python text."""
+    return ast.parse(text)
+
+
+def line_at(text: str, offset: int) -> int:
+    """The number, from 1, of the line that holds an offset."""
+    return text.count("\n", 0, offset) + 1
 
 
 def report(findings: dict[Path, list[Finding]]) -> str:

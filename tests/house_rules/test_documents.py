@@ -1,4 +1,4 @@
-"""What the documents say exists: ABI functions have their section, and named paths are there."""
+"""What the documents say exists: ABI functions have their section; named paths, functions and messages are there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house_rules.lexer import line_at
-from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind
+from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind, line_at, source_files
 
 DOCUMENTS = [
     "README.md",
@@ -25,6 +24,8 @@ KERNEL = re.compile(r"__global__[^;{]*?\b(\w+_kernel)\s*\(")
 HEADING = re.compile(r"^\#{1,6}[ \t]+(.*)$", re.MULTILINE)
 CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH_SHAPE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
+FUNCTION_OF_A_FILE = re.compile(r"([\w/]+\.py)::(\w+)")
+MESSAGE_ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 NOT_IN_THE_REPOSITORY = ("build", ".venv", "shared")
 
 
@@ -93,6 +94,21 @@ def test_every_cuda_kernel_is_described() -> None:
 def test_named_paths_exist(name: str) -> None:
     findings = missing_paths(read(name), (ROOT / name).parent, ROOT)
     assert not findings, "\n".join(f"{name}:{found.line}: {found.what}" for found in findings)
+
+
+def test_functions_of_commands_exist() -> None:
+    named = set(FUNCTION_OF_A_FILE.findall(read("docs/deploy.md")))
+    assert len(named) >= 3
+    missing = [f"{file}::{name}" for file, name in named if not re.search(rf"^def {name}\(", read(file), re.MULTILINE)]
+    assert not missing, f"docs/deploy.md names what is not there: {', '.join(missing)}"
+
+
+def test_quoted_messages_are_those_of_the_source() -> None:
+    troubleshooting = read("docs/deploy.md").split("\n## Troubleshooting\n", 1)[1]
+    messages = MESSAGE_ROW.findall(troubleshooting.split("\nMessages of the programs around it", 1)[0])
+    assert len(messages) > 10
+    source = "\n".join(one.text for one in source_files() if one.path.parts[0] in ("glint", "native", "deploy"))
+    assert not [message for message in messages if message not in source]
 
 
 def test_a_function_without_a_section_is_found() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house_rules.sources import ROOT, Kind, source_files
+from tests.house_rules.sources import ROOT, Kind, parsed, source_files
 
 MAY_IMPORT = {
     "glint.errors": (),
@@ -43,7 +43,7 @@ def module_name(path: Path) -> str:
 def imported_modules(text: str) -> set[str]:
     """Every module a Python text imports, at the top or inside a function; relative imports start with a dot."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

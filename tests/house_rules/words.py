@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.house_rules.lexer import line_at
-from tests.house_rules.sources import Finding
+from tests.house_rules.sources import Finding, line_at
 
 FORBIDDEN_WORDS = frozenset(
     head + tail
@@ -21,6 +20,7 @@ FORBIDDEN_WORDS = frozenset(
         ("de", "mo"),
     ]
 )
+ANY_WORD = re.compile("|".join(FORBIDDEN_WORDS), re.IGNORECASE)
 LETTERS = re.compile(r"[A-Za-z]+")
 CAMEL_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -33,9 +33,10 @@ FOREIGN_TEXT = {
 def find_words(text: str) -> list[Finding]:
     """Every forbidden word, in whatever case and inside whatever name."""
     findings = []
-    for run in LETTERS.finditer(text):
-        parts = {run[0].lower(), *(part.lower() for part in CAMEL_PART.findall(run[0]))}
-        findings += [Finding(line_at(text, run.start()), f"word '{word}'") for word in sorted(parts & FORBIDDEN_WORDS)]
+    for number, line in enumerate(text.splitlines(), 1):
+        for run in LETTERS.findall(line) if ANY_WORD.search(line) else ():
+            parts = {run.lower(), *(part.lower() for part in CAMEL_PART.findall(run))}
+            findings += [Finding(number, f"word '{word}'") for word in sorted(parts & FORBIDDEN_WORDS)]
     return findings
 
 

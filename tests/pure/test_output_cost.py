@@ -76,17 +76,17 @@ def count_steps(text: str, piece_length: int) -> int:
 
 
 @pytest.mark.parametrize("name", HARD_TEXTS)
-@pytest.mark.parametrize("piece_length", [1, 100_000])
+@pytest.mark.parametrize("piece_length", [1, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_twice_the_text_takes_twice_the_steps(name: str, piece_length: int) -> None:
     head, unit = HARD_TEXTS[name]
-    length = 4 * 1024
+    length = 2 * 1024
     once = count_steps(head + unit * (length // len(unit)), piece_length)
     twice = count_steps(head + unit * (2 * length // len(unit)), piece_length)
-    assert twice < 2.1 * once + 1000
+    assert twice < 2.1 * once + 500
 
 
 @pytest.mark.parametrize("name", HARD_TEXTS)
-@pytest.mark.parametrize("piece_length", [1, 7, 1_000_000])
+@pytest.mark.parametrize("piece_length", [7, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_every_character_is_searched_a_bounded_number_of_times(
     name: str, piece_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +107,6 @@ def test_every_character_is_searched_a_bounded_number_of_times(
 @pytest.mark.parametrize("name", HARD_TEXTS)
 def test_long_texts_read_at_once_and_in_pieces_give_the_same(name: str) -> None:
     head, unit = HARD_TEXTS[name]
-    text = head + unit * (200_000 // len(unit))
+    text = head + unit * (20_000 // len(unit))
     pieces = (text[begin : begin + 997] for begin in range(0, len(text), 997))
     assert read_pieces(pieces, OutputStart.UNDECIDED, [WRITE]) == parse_output(text, OutputStart.UNDECIDED, [WRITE])

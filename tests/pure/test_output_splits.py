@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from glint.text.output import OutputStart, ParsedOutput, parse_output
@@ -90,7 +90,6 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[begin:end] for begin, end in itertools.pairwise(marks)]
 
 
-@settings(max_examples=400, deadline=None)
 @given(noise | outputs(), STARTS, st.booleans(), st.lists(st.integers(0, 10_000), max_size=30), st.integers(0, 5))
 def test_pieces_do_not_matter(
     text: str, start: OutputStart, discards_calls: bool, places: list[int], num_tools: int
@@ -102,7 +101,6 @@ def test_pieces_do_not_matter(
     assert not (discards_calls and expected.calls)
 
 
-@settings(max_examples=40, deadline=None)
 @given(noise | outputs(), STARTS)
 def test_every_cut_into_two_gives_the_same(text: str, start: OutputStart) -> None:
     read(text[:300], start)
@@ -119,7 +117,6 @@ def test_every_cut_of_whole_answers() -> None:
         assert output.content == "Let me.\n\n<tool_call>unknown<arg_key>k</arg_key></tool_call>"
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.text(alphabet=st.one_of(st.characters(exclude_characters=">"), st.sampled_from("< /tahrgkc_\n")), max_size=60)
 )
@@ -128,14 +125,12 @@ def test_a_text_without_a_whole_tag_is_unchanged(text: str) -> None:
     assert read_pieces(text, REASONING) == ParsedOutput(text, "", ())
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_content_around_a_call_is_unchanged(before: str, after: str) -> None:
     text = f".{before}{CALL_PARIS}.{after}"
     assert parse_output(text, PLAIN, TOOLS).content == f".{before}.{after}"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_calls_that_were_written_are_read_back(data: st.DataObject) -> None:
     names = st.text(alphabet="abcXYZ_09-é", min_size=1, max_size=8)
@@ -156,7 +151,6 @@ def test_calls_that_were_written_are_read_back(data: st.DataObject) -> None:
         assert output.content == ""
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=10).flatmap(lambda text: st.permutations([text, *TAGS[2:5]])).map("".join), st.booleans())
 def test_tags_inside_a_closed_string_are_kept(value: str, is_last: bool) -> None:
     """Only a value end that structure follows, or a call end that a call follows, cannot be told from the real one."""

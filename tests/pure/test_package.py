@@ -22,15 +22,6 @@ def test_importing_glint_loads_nothing_heavy() -> None:
     assert not modules_after("import glint").intersection(HEAVY)
 
 
-def test_importing_glint_takes_under_a_third_of_a_second() -> None:
-    code = "import time; began = time.perf_counter(); import glint; print(time.perf_counter() - began)"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
-        for _ in range(3)
-    ]
-    assert min(float(run.stdout) for run in runs) < 0.3
-
-
 def test_sampling_params_load_nothing_heavy() -> None:
     assert not modules_after("from glint import SamplingParams").intersection(HEAVY)
 

@@ -67,6 +67,7 @@ def test_reads_what_the_gguf_package_wrote(tmp_path: Path) -> None:
         assert file.bytes_read == file.tensor_bytes
 
 
+@pytest.mark.slow
 def test_the_sample_model_reads_as_with_the_gguf_package(sample_gguf: Path) -> None:
     reader = gguf.GGUFReader(sample_gguf)
     with GgufFile(sample_gguf) as file:
@@ -123,7 +124,7 @@ def test_broken_files_are_named(small: bytes, tmp_path: Path, change: Any, said:
     assert "broken.gguf" in str(caught.value)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_is_read_or_refused(small: bytes, tmp_path: Path, data: st.DataObject) -> None:
     damaged = bytearray(small[: data.draw(st.integers(0, len(small)))])

@@ -38,6 +38,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_size) for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_makers_at_once_give_one_whole_folder_that_is_reused(pinned_wheel: Path, tmp_path: Path) -> None:
     stages: list[Stage] = []
     cache = tmp_path / "cache"

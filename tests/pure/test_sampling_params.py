@@ -13,30 +13,6 @@ from glint.native import abi
 from glint.sampling import MAX_LOGPROBS, SamplingParams
 
 
-def test_defaults() -> None:
-    params = SamplingParams()
-    assert dataclasses.asdict(params) == {
-        "n": 1,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "logit_bias": {},
-        "seed": None,
-        "max_tokens": 16,
-        "logprobs": None,
-        "prompt_logprobs": None,
-        "stop": (),
-        "stop_token_ids": (),
-        "ignore_eos": False,
-        "include_stop_str_in_output": False,
-        "skip_special_tokens": True,
-    }
-
-
 def test_accepted_spellings_become_one() -> None:
     assert SamplingParams(stop="a") == SamplingParams(stop=["a"]) == SamplingParams(stop=("a",))
     assert SamplingParams(stop=None) == SamplingParams(stop_token_ids=None) == SamplingParams()

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glint.scheduling.plan import StepItem, StepPlan
@@ -29,7 +29,6 @@ def machines(draw: st.DrawFn, max_depth: int = 2) -> Machine:
     return Machine(scheduler, num_pages, page_tokens, works, depth=draw(st.integers(1, max_depth)))
 
 
-@settings(deadline=None)
 @given(machines())
 def test_every_request_finishes_within_the_limits(machine: Machine) -> None:
     machine.run_to_end()
@@ -42,7 +41,6 @@ def test_every_request_finishes_within_the_limits(machine: Machine) -> None:
     assert machine.first_scheduled == sorted(machine.works)
 
 
-@settings(deadline=None, max_examples=300)
 @given(machines())
 def test_no_request_waits_longer_than_the_work_before_it(machine: Machine) -> None:
     machine.run_to_end()
@@ -56,7 +54,6 @@ def test_no_request_waits_longer_than_the_work_before_it(machine: Machine) -> No
         assert work.finished_at - work.arrives_at <= steps_when_oldest + sum(allowed[key] for key in others)
 
 
-@settings(deadline=None)
 @given(machines())
 def test_chunks_end_where_the_request_says(machine: Machine) -> None:
     for work in machine.works.values():
@@ -68,14 +65,12 @@ def test_chunks_end_where_the_request_says(machine: Machine) -> None:
         assert all(end % chunk_tokens == 0 for end in ends if end < prompt_tokens)
 
 
-@settings(deadline=None)
 @given(machines())
 def test_the_oldest_request_is_never_preempted(machine: Machine) -> None:
     machine.run_to_end()
     assert machine.works[0].times_preempted == 0
 
 
-@settings(deadline=None)
 @given(machines(max_depth=1), st.integers(0, 5))
 def test_preempting_at_any_time_changes_no_count(machine: Machine, steps_between: int) -> None:
     preempted_at = {step * (steps_between + 1) for step in range(1, 4)}

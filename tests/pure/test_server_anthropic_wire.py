@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -72,7 +72,6 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return found | {"content": kept}
 
 
-@settings(deadline=None)
 @given(st.data(), segments())
 def test_a_stream_adds_up_to_the_whole_answer(data: st.DataObject, answer: list[Segment]) -> None:
     reason, stop = data.draw(endings(answer))

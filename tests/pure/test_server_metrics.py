@@ -4,7 +4,6 @@ import json
 import os
 import random
 import statistics
-import timeit
 from pathlib import Path
 from typing import Any, get_args
 
@@ -212,12 +211,6 @@ def test_buckets_count_what_is_up_to_their_bound(gaps: list[tuple[float, int]]) 
     assert samples["inter_token_latency_seconds_sum", ()] == pytest.approx(values.sum())
 
 
-def test_bounds_cover_the_decades() -> None:
-    bounds = [float(dict(key[1])["le"]) for key in parse(make()) if key[0] == "time_to_first_token_seconds_bucket"]
-    assert bounds[:4] == [0.001, 0.002, 0.005, 0.01] and bounds[-2:] == [1000.0, float("inf")]
-    assert bounds == sorted(bounds)
-
-
 def test_quantiles_lie_in_the_bucket_of_the_true_one() -> None:
     rng = random.Random(4)
     values = [rng.lognormvariate(-3, 1) for _ in range(5000)]
@@ -273,9 +266,3 @@ def test_the_json_has_the_same_figures() -> None:
     assert figures["startup_seconds"] == {"load": 2.0}
     assert figures["cpu_seconds"] == {"loop": 1.5, "engine": 2.5}
     assert figures["process_resident_memory_bytes"] > 1e6
-
-
-def test_observing_is_cheap() -> None:
-    metrics = make()
-    best = min(timeit.repeat(lambda: metrics.observe_gap(0.0123, 3), number=10_000, repeat=5)) / 10_000
-    assert best < 10e-6

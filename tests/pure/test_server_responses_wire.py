@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -97,7 +97,6 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
     return response | {"output": kept}
 
 
-@settings(deadline=None)
 @given(st.data(), segments(), st.booleans())
 def test_a_stream_adds_up_to_the_whole_answer(data: st.DataObject, answer: list[Segment], seals: bool) -> None:
     reason, stop = data.draw(endings(answer))

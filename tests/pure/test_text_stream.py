@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glint.errors import TextError
@@ -41,7 +41,6 @@ def ids_of_bytes(tokenizer: Tokenizer, raw: bytes) -> list[int]:
     return [ids_by_byte(tokenizer)[bytes([byte])] for byte in raw]
 
 
-@settings(max_examples=500)
 @given(
     ids=st.lists(st.integers(0, NUM_IDS + 3) | st.sampled_from(BYTE_IDS) | st.sampled_from(ADDED_IDS), max_size=40),
     skip=st.booleans(),
@@ -50,7 +49,6 @@ def test_pieces_are_the_text_decoded_at_once(tokenizer: Tokenizer, ids: list[int
     assert "".join(stream(tokenizer, ids, skip)) == REFERENCE.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=300)
 @given(text=st.text(max_size=20), skip=st.booleans())
 def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer, text: str, skip: bool) -> None:
     raw = text.encode()
@@ -64,7 +62,6 @@ def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer, text: str, skip:
         assert text[:emitted] == whole
 
 
-@settings(max_examples=300)
 @given(raw=st.binary(max_size=30))
 def test_any_bytes_stream_as_they_decode(tokenizer: Tokenizer, raw: bytes) -> None:
     ids = ids_of_bytes(tokenizer, raw)
@@ -98,7 +95,6 @@ def search_at_once(text: str, stops: list[str], include: bool) -> tuple[str, boo
     return text, False
 
 
-@settings(max_examples=1000)
 @given(
     text=st.text("ab<", max_size=24),
     stops=st.lists(st.text("ab<", min_size=1, max_size=5), max_size=4),

@@ -82,17 +82,6 @@ def check_table(text: str) -> None:
     assert sum(float(seconds) for _, seconds in rows[:-1]) == pytest.approx(float(rows[-1][1]), abs=0.005 * len(rows))
 
 
-def test_the_start_up_phases_are_the_wall_time(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with served(tmp_path / "server.log") as server:
-        wall = time.monotonic() - began
-        phases = server.stats()["startup_seconds"]
-        assert isinstance(phases, dict)
-        total = phases.pop("all")
-        assert sum(phases.values()) == pytest.approx(total)
-        assert wall - 1.0 < total < wall + 0.1
-
-
 def test_the_first_signal_drains(tmp_path: Path) -> None:
     server = start(tmp_path / "server.log")
     try:
@@ -192,12 +181,12 @@ def test_killed_under_load_and_started_again(tmp_path: Path) -> None:
         stop(server)
 
 
-def test_a_port_in_use_is_a_clear_error(server: Served) -> None:
-    command = [sys.executable, "-m", "glint", "serve", "--port", str(server.port)]
+def test_a_port_in_use_is_a_clear_error(narrow: Served) -> None:
+    command = [sys.executable, "-m", "glint", "serve", "--port", str(narrow.port)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"glint: cannot listen on 127.0.0.1 port {server.port}: ") and "--port" in last
+    assert last.startswith(f"glint: cannot listen on 127.0.0.1 port {narrow.port}: ") and "--port" in last
     assert "Traceback" not in ended.stderr
 
 
@@ -206,23 +195,6 @@ def test_a_folder_that_cannot_be_served_is_a_clear_error(tmp_path: Path) -> None
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert str(tmp_path / "nothing") in ended.stderr
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_ends_a_request(server: Served, stream: bool) -> None:
-    server.wait_idle()
-    before = len(server.outcome_lines())
-    body = LONG | {"deadline_seconds": 0.3, "stream": stream}
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
-    (line,) = outcomes_since(server, before, 1)
-    assert (line["outcome"], line["reason"]) == ("cancelled", "deadline_exceeded")
-    if stream:
-        assert answer.status_code == 200 and line["status"] == "200"
-        assert "deadline_exceeded" in answer.text.strip().splitlines()[-1]
-    else:
-        assert answer.status_code == 504 and line["status"] == "504"
-        assert answer.json()["error"]["code"] == "deadline_exceeded"
-    check_all_free(server)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -282,34 +254,3 @@ def test_a_reset_counts_as_leaving(narrow: Served) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     (line,) = outcomes_since(narrow, before, 1)
     assert (line["outcome"], line["reason"]) == ("cancelled", "client_left")
-
-
-def test_every_request_has_exactly_one_line(server: Served) -> None:
-    server.wait_idle()
-    before = len(server.outcome_lines())
-    short = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
-    expected = []
-    for path, body, outcome in (
-        ("/generate", short, "length"),
-        ("/generate", short | {"stream": True}, "length"),
-        ("/generate", short | {"n": 3}, "length"),
-        ("/v1/completions", short | {"prompt": ["a", "b"]}, "length"),
-        ("/v1/chat/completions", chat | {"stream": True}, "length"),
-        ("/v1/chat/completions", chat | {"no_such": 1}, "refused"),
-        ("/v1/chat/completions", chat | {"model": "other"}, "refused"),
-        ("/v1/responses", {"input": "Hi", "max_output_tokens": 16}, None),
-        ("/v1/messages", {"model": server.model, "max_tokens": 3} | {"messages": chat["messages"]}, None),
-        ("/tokenize", {"prompt": "Hi"}, "finished"),
-        ("/generate", short | {"prompt": ""}, "refused"),
-        ("/generate", short | {"deadline_seconds": -1}, "refused"),
-    ):
-        httpx.post(f"{server.url}{path}", json=body, timeout=60)
-        expected.append((path, outcome))
-    httpx.post(f"{server.url}/generate", content=b"{", timeout=60)
-    expected.append(("/generate", "refused"))
-    lines = outcomes_since(server, before, len(expected))
-    for line, (path, outcome) in zip(lines, expected, strict=True):
-        assert line["route"] == path and outcome in (line["outcome"], None)
-    assert len({line["request_id"] for line in lines}) == len(lines)
-    assert [line["completion_tokens"] for line in lines[:4]] == ["3", "3", "9", "6"]

@@ -20,7 +20,6 @@ from tests.e2e.served import ROOT, Served, free_port, served, start
 TEST_LIBRARY = os.environ.get("GLINT_TEST_LIBRARY") or str(ROOT / "build" / "libglint_cpu_test.so")
 RANKS = ("--tp", "3")
 PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea, there lived " * 8)
-GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 11, "top_p": 0.95}
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
 END_SECONDS = 5.0
@@ -51,25 +50,6 @@ def client_of(server: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=180)
 
 
-def complete(server: Served, prompt: str, stream: bool, wishes: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The pieces of a completion with the log-probabilities of their tokens, as the official client reads them."""
-    asked = {"model": server.model, "prompt": prompt, "max_tokens": 24, "logprobs": 2} | wishes
-    with client_of(server) as client:
-        answer = client.completions.create(**asked, stream=stream)
-        parts = list(answer) if stream else [answer]
-    choices = [part.choices[0] for part in parts if part.choices]
-    assert choices[-1].finish_reason in ("stop", "length")
-    return [(choice.text, choice.logprobs and choice.logprobs.to_dict()) for choice in choices]
-
-
-@pytest.mark.parametrize("wishes", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_three_ranks_answer_as_one(servers: tuple[Served, Served], stream: bool, wishes: dict[str, Any]) -> None:
-    for prompt in PROMPTS:
-        alone, shared = (complete(server, prompt, stream, wishes) for server in servers)
-        assert shared == alone and len(alone) > (10 if stream else 0)
-
-
 def test_token_by_token(servers: tuple[Served, Served]) -> None:
     bodies = [{"prompt": prompt, "max_tokens": 30, "ignore_eos": True} | SEEDED | {"n": 2} for prompt in PROMPTS]
     for body in bodies:
@@ -78,19 +58,6 @@ def test_token_by_token(servers: tuple[Served, Served]) -> None:
         )
         assert [choice["token_ids"] for choice in shared] == [choice["token_ids"] for choice in alone]
         assert all(len(choice["token_ids"]) == 30 for choice in alone)
-
-
-def test_a_conversation_on_three_ranks(servers: tuple[Served, Served]) -> None:
-    messages: Any = [{"role": "user", "content": "Name a colour."}]
-    texts = []
-    for server in servers:
-        with client_of(server) as client:
-            asked = {"model": server.model, "messages": messages, "max_tokens": 20, "temperature": 0.0}
-            whole = client.chat.completions.create(**asked).choices[0].message.content
-            parts = client.chat.completions.create(**asked, stream=True)
-            assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == whole
-            texts.append(whole)
-    assert texts[0] == texts[1] and texts[0]
 
 
 def faulty(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
