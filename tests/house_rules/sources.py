@@ -32,7 +32,7 @@ SUFFIXES = {
     Kind.C: ".c .h .cpp .hpp .cu .cuh .inc",
     Kind.LINES: ".sh .conf .service .dockerignore .nix .cmake .toml .yaml .yml",
     Kind.PROSE: ".md",
-    Kind.DATA: ".txt .json .jinja .npz .bin .png .svg",
+    Kind.DATA: ".txt .json .lock .jinja .npz .bin .png .svg",
 }
 KIND_BY_NAME = {name: kind for kind, names in NAMES.items() for name in names.split()}
 KIND_BY_SUFFIX = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes.split()}
