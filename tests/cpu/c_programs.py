@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 def start_program(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a program to its end."""
     command = [str(program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment())
 
 
 def run_program(program: Path, *arguments: object) -> list[list[str]]:

@@ -129,7 +129,7 @@ def test_c_program_reports_what_the_library_says(program: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_what_is_left_unfinished_is_given_back(num_threads: int, tmp_path: Path) -> None:
-    """Engines that do not open, and one freed with requests and a step in flight, lose no memory where leaks are seen."""
+    """Engines that do not open, and one freed with requests and a step in flight: the leak sanitizer finds nothing."""
     program = compile_program("left_unfinished", tmp_path)
     lines = run_program(program, tmp_path / "raw.bin", abi.SCALE_CHANNEL, num_threads)
     parts = [

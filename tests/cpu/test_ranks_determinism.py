@@ -26,7 +26,7 @@ from tests.cpu.rank_engine import (
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine, run_at_random
 from tests.cpu.testing_library import declare
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 PAGE_TOKENS = 8
 RankPath = tuple[int, str, str]

@@ -17,6 +17,7 @@ from tests.cpu.testing_library import ROOT
 SECONDS = float(os.environ.get("GLINT_SOAK_SECONDS", "0"))
 NUM_ROUNDS = {"requests": 4, "engines": 6}
 ALLOWED_GROWTH_BYTES = 2**20
+KERNELS = (abi.KERNELS_EXACT, abi.KERNELS_PLAIN, pytest.param(abi.KERNELS_AUTO, marks=pytest.mark.sanitize))
 
 
 @pytest.mark.parametrize("part", NUM_ROUNDS)
@@ -34,9 +35,8 @@ def test_memory_is_bounded(part: str) -> None:
     assert last - first < ALLOWED_GROWTH_BYTES, done.stdout
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("kernels", [abi.KERNELS_EXACT, abi.KERNELS_PLAIN, abi.KERNELS_AUTO])
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("scale_kind", [abi.SCALE_NONE, abi.SCALE_CHANNEL])
 def test_steps_allocate_nothing(
     steady_steps: Path, scale_kind: int, kernels: int, num_threads: int, tmp_path: Path
