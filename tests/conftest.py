@@ -1,4 +1,8 @@
-"""Settings that every test shares: the sample model, and what runs against the sanitizer builds."""
+"""Settings that every test shares: the sample model, and what runs against the sanitizer builds.
+
+The address and undefined behaviour sanitizers run what carries the mark `sanitize`; the thread sanitizer, which is slow
+and finds nothing where one thread works, what carries the mark `threads`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SANITIZED_VARIABLE = "GLINT_SANITIZED"
-SANITIZE_MARK = "pytest.mark.sanitize"
+MARKS = {"address,undefined": "sanitize", "thread": "threads"}
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +24,9 @@ def sample_model() -> Path:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Under a sanitizer build only files that carry the sanitize mark are imported, as the others load torch."""
+    """Under a sanitizer build only files that carry its mark are imported, as the others load torch."""
+    sanitizers = os.environ.get(SANITIZED_VARIABLE)
     is_test_file = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if SANITIZED_VARIABLE in os.environ and is_test_file and SANITIZE_MARK not in collection_path.read_text():
+    if sanitizers and is_test_file and f"pytest.mark.{MARKS[sanitizers]}" not in collection_path.read_text():
         return True
     return None

@@ -153,6 +153,7 @@ def test_step_budget_changes_nothing(path: ComputePath, max_step_tokens: int) ->
 
 
 @every_path
+@pytest.mark.threads
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_thread_count_changes_nothing(path: ComputePath, num_threads: int) -> None:
     wanted = [make_ask(random_prompt(5, 21), 3), make_ask(random_prompt(6, 9), 3, **SEEDED)]

@@ -17,7 +17,7 @@ from tests.cpu.random_asks import mixed_asks, random_prompt, seeded
 from tests.cpu.small_engine import Ask, Session, answer_alone, make_ask, open_engine, run_at_random
 from tests.cpu.testing_library import declare, load_testing_library
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from glint.native.library import InvalidArgument, NativeEngine
 from glint.request import StepOutput
 from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engine, prompt_of, run
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.cpu.small_engine import Answer, answer_all, make_ask, open_engine
 from tests.cpu.sweeps import slow
 from tests.reference.checkpoints import FAMILIES, Family, Weights
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 ASKS = rank_asks(5, seed=8)
 TILE_SHAPE: dict[str, Any] = {

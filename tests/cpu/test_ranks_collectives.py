@@ -17,7 +17,7 @@ from tests.cpu.rank_collectives import (
     sum_by_tree,
 )
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 ROUNDS = 1000
 FLOAT_BYTES = 4

@@ -27,7 +27,7 @@ from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, o
 from tests.cpu.sweeps import slow
 from tests.cpu.testing_library import declare
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 PAGE_TOKENS = 8
 RankPath = tuple[int, str, str]

@@ -12,7 +12,7 @@ from tests.cpu.rank_engine import EXCHANGES, answers_of, deferring_engine, open_
 from tests.cpu.rank_faults import ask_for_fault, count_threads, failing_ranks, is_mapped, leaving_nothing, within
 from tests.cpu.small_engine import Session, answer_all, native_request, open_engine
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
 
 ASKS = rank_asks(4, seed=3)
 SECONDS = 60.0

@@ -1,80 +1,50 @@
 """Long runs: memory stays bounded, pages come back, and a step allocates nothing."""
 
-import random
-import time
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from glint.checkpoint.table import open_checkpoint
 from glint.native import abi
-from tests.cpu.c_programs import compile_program, run_program
-from tests.cpu.small_engine import VOCAB_SIZE, Session, answer_all, answer_alone, make_ask, open_engine
+from tests.cpu.c_programs import IS_ADDRESS_SANITIZED, compile_program, run_program
+from tests.cpu.engine_memory import ENVIRONMENT
+from tests.cpu.small_engine import open_engine
+from tests.cpu.testing_library import ROOT
 
-SOAK_SECONDS = 20.0
-SOAK_STEPS = 3000
-WARM_UP_STEPS = 500
-ALLOWED_GROWTH_BYTES = 8 * 2**20
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM, without mapped files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+SECONDS = float(os.environ.get("GLINT_SOAK_SECONDS", "0"))
+NUM_ROUNDS = {"requests": 4, "engines": 6}
+ALLOWED_GROWTH_BYTES = 2**20
+KERNELS = (abi.KERNELS_EXACT, abi.KERNELS_PLAIN, pytest.param(abi.KERNELS_AUTO, marks=pytest.mark.sanitize))
 
 
-def test_memory_is_bounded_and_pages_return() -> None:
-    source = random.Random(1)
-    control = make_ask(range(30), 12)
-    deadline = time.monotonic() + SOAK_SECONDS
-    with open_engine(num_pages=64, max_requests=8) as engine:
-        session = Session(engine)
-        resident_after_warm_up = None
-        while (done := engine.stats().steps_done) < SOAK_STEPS or time.monotonic() < deadline:
-            if resident_after_warm_up is None and done >= WARM_UP_STEPS:
-                resident_after_warm_up = resident_bytes()
-            while len(session.answers) < 6:
-                prompt = [source.randrange(VOCAB_SIZE) for _ in range(source.randint(1, 50))]
-                session.add(make_ask(prompt, source.randint(1, 20), temperature=1.0, seed=source.randrange(2**32)))
-            if source.random() < 0.02:
-                session.free(source.choice(session.running))
-            if source.random() < 0.05 and session.running:
-                engine.release_pages(source.choice(session.running))
-            if session.running:
-                session.step([(request_id, 16) for request_id in session.running])
-            for request_id in session.answers.keys() - set(session.running):
-                session.free(request_id)
-        for request_id in list(session.answers):
-            session.free(request_id)
-        assert resident_after_warm_up is not None
-        assert resident_bytes() - resident_after_warm_up < ALLOWED_GROWTH_BYTES
-        stats = engine.stats()
-        assert (stats.num_requests, stats.steps_in_flight, stats.pages_held) == (0, 0, 0)
-        assert stats.pages_free + stats.pages_cached == stats.num_pages
-        engine.check()
-        assert answer_all(engine, [control]) == [answer_alone(control)]
+@pytest.mark.parametrize("part", NUM_ROUNDS)
+def test_memory_is_bounded(part: str) -> None:
+    """After the first round of 500 requests, or of 10 engines, memory grows by less than 1 MiB; see engine_memory.py.
 
-
-def test_engines_give_their_memory_back() -> None:
-    def use_engine() -> None:
-        with open_engine(max_step_tokens=512) as engine:
-            answer_all(engine, [make_ask(range(100), 4)])
-
-    for _ in range(10):
-        use_engine()
-    before = resident_bytes()
-    for _ in range(60):
-        use_engine()
-    assert resident_bytes() - before < ALLOWED_GROWTH_BYTES
+    Three further rounds take a few seconds, and 700 bytes lost per request break the bound. In thirty processes on a
+    busy machine they grew by less than 0.1 MiB. GLINT_SOAK_SECONDS, which `scripts/test.sh --all` sets, runs longer.
+    """
+    command = [sys.executable, "-m", "tests.cpu.engine_memory", part, str(NUM_ROUNDS[part]), str(SECONDS)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = map(int, done.stdout.split())
+    print(f"{part}: memory grew by {(last - first) / 2**20:.3f} MiB")
+    assert last - first < ALLOWED_GROWTH_BYTES, done.stdout
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("kernels", [abi.KERNELS_EXACT, abi.KERNELS_PLAIN, abi.KERNELS_AUTO])
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("scale_kind", [abi.SCALE_NONE, abi.SCALE_CHANNEL])
 def test_steps_allocate_nothing(
     steady_steps: Path, scale_kind: int, kernels: int, num_threads: int, tmp_path: Path
 ) -> None:
-    """The program's own malloc, realloc, aligned forms and mmap take the place of the C library's everywhere in it."""
+    """The program's own malloc, realloc, aligned forms and mmap take the place of the C library's everywhere in it.
+
+    The address sanitizer has its own malloc, which calls the program each time, and says what the program has lost.
+    """
     counts: dict[str, list[int]] = {}
     for part, count in run_program(steady_steps, tmp_path / "raw.bin", scale_kind, kernels, num_threads):
         counts.setdefault(part, []).append(int(count))
@@ -85,7 +55,8 @@ def test_steps_allocate_nothing(
 
 @pytest.fixture(scope="module")
 def steady_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_program("steady_steps", tmp_path_factory.mktemp("program"))
+    counting = "allocations_hooked" if IS_ADDRESS_SANITIZED else "allocations_replaced"
+    return compile_program("steady_steps", tmp_path_factory.mktemp("program"), counting)
 
 
 def test_weights_of_the_sample_model_are_mapped_not_copied(sample_model: Path) -> None:

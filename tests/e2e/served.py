@@ -88,12 +88,17 @@ def free_port() -> int:
 
 
 def start(
-    log: Path, *flags: str, port: int | None = None, environment: dict[str, str] | None = None, wait: bool = True
+    log: Path,
+    *flags: str,
+    port: int | None = None,
+    environment: dict[str, str] | None = None,
+    wait: bool = True,
+    module: str = "glint",
 ) -> Served:
     """Start a server with these flags, and those of GLINT_SERVE_FLAGS; its output goes to the log."""
     port = free_port() if port is None else port
     asked = os.environ.get(FLAGS_VARIABLE, "").split()
-    command: Sequence[str] = [sys.executable, "-m", "glint", "serve", "--port", str(port), *flags, *asked]
+    command: Sequence[str] = [sys.executable, "-m", module, "serve", "--port", str(port), *flags, *asked]
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=output, env=os.environ | (environment or {})
@@ -110,9 +115,11 @@ def start(
 
 
 @contextmanager
-def served(log: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Served]:
+def served(
+    log: Path, *flags: str, environment: dict[str, str] | None = None, module: str = "glint"
+) -> Iterator[Served]:
     """A server for the time of a block; killed at its end if it does not stop by itself."""
-    server = start(log, *flags, environment=environment)
+    server = start(log, *flags, environment=environment, module=module)
     try:
         yield server
     finally:
