@@ -260,6 +260,13 @@ def test_strict_schemas_that_cannot_be_held_are_refused(compiler: GrammarCompile
     assert "'f'" in str(caught.value)
 
 
+def test_a_strict_tool_is_not_taken_for_the_same_one_that_is_not_strict(compiler: GrammarCompiler) -> None:
+    schema, problem = REFUSED["not"]
+    assert compiler.compile(ToolCalls((Tool("f", None, schema),), True, True)).start().mask()
+    with pytest.raises(TextError, match=problem):
+        compiler.compile(ToolCalls((Tool("f", None, schema, True),), True, True))
+
+
 @pytest.mark.parametrize("name", sorted(set(REFUSED) - {"name"}))
 def test_other_tools_keep_their_names_and_the_names_of_arguments(
     compiler: GrammarCompiler, tokenizer: Tokenizer, name: str
