@@ -147,6 +147,16 @@ def test_bad_request_is_refused(engine: RawEngine, words: str, changes: dict[str
     assert request_id.value == 17
 
 
+def test_the_most_that_a_request_may_ask_for_is_accepted(engine: RawEngine) -> None:
+    stops = {"stop_tokens": (0,) * 1024, "stop_sequences": ((0,) * 256,) * 256}
+    request = native_request(Ask((1,) * (MAX_CONTEXT - 1), INT_MAX, cache_salt=2**63 - 1, **stops))
+    biases = {"bias_tokens": int_array([2] * 1024), "bias_values": array_of(ctypes.c_float, *[-100.0, 100.0] * 512)}
+    request.sampling = ctypes.pointer(native_sampling(biases | {"bias_count": 1024, "num_prompt_logprobs": 20}))
+    request_id = ctypes.c_uint64()
+    engine.succeeds("glint_add_request", request, request_id)
+    engine.succeeds("glint_free_request", request_id)
+
+
 @pytest.mark.parametrize(("words", "changes"), SAMPLING_FAULTS, ids=names_of(SAMPLING_FAULTS))
 def test_bad_sampling_is_refused(engine: RawEngine, words: str, changes: dict[str, Any]) -> None:
     bias = {"bias_tokens": int_array([1, 2]), "bias_values": array_of(ctypes.c_float, 1.0, 1.0)}

@@ -218,6 +218,20 @@ def test_bad_tensor_is_refused(words: str, changes: dict[str, int], index: int) 
     assert f"tensor {index % len(table)} " in text, text
 
 
+@pytest.mark.parametrize("too_far", [0, 1])
+def test_a_tensor_ends_with_its_file_at_the_latest(too_far: int) -> None:
+    checkpoint = small_model()
+    table = checkpoint.tensor_array()
+    index = int(np.flatnonzero(table["role"] == abi.ROLE_FINAL_NORM)[0])
+    end = checkpoint.files[int(table["file_index"][index])].byte_count
+    table["file_offset"][index] = end - int(table["byte_count"][index]) + too_far
+    outcome = init(engine_options(checkpoint), table)
+    if too_far:
+        assert_refused(outcome, INVALID, f"tensor {index} ends behind the end of file")
+    else:
+        assert outcome[0] == abi.STATUS_OK, outcome[1]
+
+
 def test_tensor_missing_or_twice_is_refused() -> None:
     checkpoint = small_model()
     table = checkpoint.tensor_array()

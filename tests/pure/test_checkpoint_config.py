@@ -211,6 +211,12 @@ def test_all_problems_are_reported_at_once() -> None:
     assert all(problem.startswith("config.json: ") for problem in problems)
 
 
+def test_shared_experts_are_one_expert_as_wide_as_all_of_them() -> None:
+    for count in (1, 2, 3):
+        config = parse_config(GLM_47 | {"n_shared_experts": count})
+        assert (config.expert_width, config.shared_width) == (1536, 1536 * count)
+
+
 @pytest.mark.parametrize(
     ("strategy", "kind"),
     [("channel", ScaleKind.CHANNEL), ("tensor", ScaleKind.TENSOR), ("block", ScaleKind.TILE)],
@@ -244,7 +250,9 @@ REFUSED_QUANTISATION = [
     (f"{GROUP}.weights", None),
     (f"{GROUP}.weights.num_bits", 4),
     (f"{GROUP}.weights.type", "int"),
+    (f"{GROUP}.weights.num_bits", 8.0),
     (f"{GROUP}.weights.symmetric", False),
+    (f"{GROUP}.weights.symmetric", 1),
     (f"{GROUP}.weights.dynamic", True),
     (f"{GROUP}.weights.strategy", "group"),
     (f"{GROUP}.weights.strategy", ["channel"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import jsonschema
@@ -199,6 +200,30 @@ def test_masks_of_spelled_calls_are_exact(tmp_path_factory: pytest.TempPathFacto
             assert found == expected, f"after {whole[:end]!r}"
 
 
+WORD_OR_INTEGER = {"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "integer"}]}
+BARE_VALUES = [
+    *((WORD_OR_INTEGER, text, True) for text in ("ab", "0", "-7", "10")),
+    *((WORD_OR_INTEGER, text, False) for text in ("", "01", "-", "a1", "1a")),
+    *(({"type": "string"}, text, True) for text in ("", "<arg_key>", "</arg_key><arg_key>", "<arg_key>a<b</arg_key>")),
+    *(({"type": "string"}, text, False) for text in ("<arg_key></arg_key>", "x<arg_key>b</arg_key>y")),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "fits"), BARE_VALUES)
+def test_bare_values_are_held_to_their_letters(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], text: str, fits: bool
+) -> None:
+    matcher = compiler.compile(ToolCalls((make_tool("f", {"a": schema}, ["a"]),), True, False)).start()
+    for part in ("<tool_call>", "f", "<arg_key>", "a", "</arg_key>", "<arg_value>"):
+        push(matcher, tokenizer, part)
+    with nullcontext() if fits else pytest.raises(TextError, match="does not fit"):
+        push_text(matcher, tokenizer, text)
+        push(matcher, tokenizer, "</arg_value>")
+    if fits:
+        push(matcher, tokenizer, "</tool_call>")
+        assert matcher.is_finished
+
+
 def test_needed_names_without_a_schema_are_free(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     tools = (Tool("f", None, {"type": "object", "required": ["a"]}, True),)
     grammar = compiler.compile(ToolCalls(tools, True, False))
@@ -218,6 +243,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tag": ({"properties": {"a": {"enum": ["x</arg_value>"]}}}, "holds </arg_value>"),
     "mixture": ({"properties": {"a": {"anyOf": [{"enum": ["x"]}, POINT]}}}, "use one type"),
     "overlap": ({"properties": {"a": {"oneOf": [{"type": "string", "maxLength": 2}, {"const": "a"}]}}}, "use anyOf"),
+    "twice": ({"properties": {"a": {"oneOf": [{"const": "a"}, {"enum": ["b", "a"]}]}}}, "use anyOf"),
     "lengths": ({"properties": {"a": {"type": "string", "minLength": 3, "maxLength": 2}}}, "minLength 3"),
     "false": ({"properties": {"a": False}, "required": ["a"]}, "false allows no value"),
     "enum": ({"properties": {"a": {"type": "integer", "enum": ["x"]}}}, "no value of its type"),
@@ -232,6 +258,13 @@ def test_strict_schemas_that_cannot_be_held_are_refused(compiler: GrammarCompile
         compiler.compile(ToolCalls((Tool("now"), Tool("f", None, schema, True)), True, True))
     assert problem in str(caught.value)
     assert "'f'" in str(caught.value)
+
+
+def test_a_strict_tool_is_not_taken_for_the_same_one_that_is_not_strict(compiler: GrammarCompiler) -> None:
+    schema, problem = REFUSED["not"]
+    assert compiler.compile(ToolCalls((Tool("f", None, schema),), True, True)).start().mask()
+    with pytest.raises(TextError, match=problem):
+        compiler.compile(ToolCalls((Tool("f", None, schema, True),), True, True))
 
 
 @pytest.mark.parametrize("name", sorted(set(REFUSED) - {"name"}))

@@ -120,6 +120,11 @@ def test_a_call_of_an_undeclared_tool_is_content_verbatim() -> None:
     assert read(UNKNOWN[:-20]) == ParsedOutput("", UNKNOWN[:-20], ())
 
 
+def test_space_before_the_reasoning_is_no_content_of_a_call_that_ends_it() -> None:
+    assert read(f"\n <think>why{UNKNOWN}", UNDECIDED) == ParsedOutput("why", UNKNOWN, ())
+    assert read(f"\n <think>why{CALL_PARIS}", UNDECIDED) == ParsedOutput("why", "", (PARIS,))
+
+
 def test_with_no_tools_every_call_is_undeclared() -> None:
     assert read(f"a {CALL_PARIS} b", tools=()) == ParsedOutput("", f"a {CALL_PARIS} b", ())
 

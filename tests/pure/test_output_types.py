@@ -145,6 +145,7 @@ def test_string_or_null(schema: Any) -> None:
         {"$ref": "#/$defs/Loop"},
         {"allOf": [{"$ref": "#/$defs/Int"}], "default": 3},
         {"allOf": [{"type": ["integer", "string"]}, {"type": ["integer", "null"]}]},
+        {"allOf": [{"type": "number"}, {"type": "integer"}]},
         {"allOf": [{"type": "number"}, {"enum": [1, 2, 5]}]},
         {"enum": [1, 2, 5]},
         {"const": 5},

@@ -57,6 +57,10 @@ class BestTokens:
         order = np.argsort(-rows, axis=1, kind="stable")[:, :TOP_COUNT]
         return cls(order.astype(np.int32), np.take_along_axis(logprobs, order, axis=1).astype(np.float32))
 
+    def first(self, count: int) -> "BestTokens":
+        """Those before the first tokens of the answer."""
+        return BestTokens(self.tokens[:count], self.logprobs[:count])
+
     @property
     def greedy(self) -> list[int]:
         """The best token at each place."""
