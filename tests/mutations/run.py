@@ -70,6 +70,7 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",
             "CCACHE_BASEDIR": str(folder),
             "CCACHE_NOHASHDIR": "1",
+            "CCACHE_SLOPPINESS": "pch_defines,time_macros",
         }
         for name in ("GLINT_ENGINE", "GLINT_TEST_LIBRARY"):
             self._environment.pop(name, None)
@@ -89,11 +90,12 @@ class Copy:
 
     def build(self) -> Ended:
         """Build both CPU libraries, of which only what changed is compiled."""
-        return run_command(["bash", "scripts/build.sh"], self._folder, self._environment, 3600.0)
+        return run_command(["bash", "scripts/build.sh", "--tests"], self._folder, self._environment, 3600.0)
 
     def test(self, tests: Sequence[str], limit: float) -> Ended:
-        """Run tests up to the first failure."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider", *tests]
+        """Run what scripts/test.sh runs of these tests by default, up to the first failure."""
+        flags = ["-x", "-q", "--color=no", "-m", "not slow", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *flags, *tests]
         return run_command(command, self._folder, self._environment, limit)
 
 
