@@ -31,6 +31,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 python="${PYTHON:-python3}"
 command -v "$python" >/dev/null || { echo "test.sh: no $python found; install python3 (3.11 or newer)" >&2; exit 1; }
 
+export OPENBLAS_NUM_THREADS=1
 work="$(mktemp -d)" || exit 1
 names=()
 lanes=()
@@ -149,7 +150,7 @@ cuda_build() {
 }
 
 summary() {
-  local name file taken outcome counts failed=0 downloads lacking
+  local name file taken outcome counts failed=0 downloads
   downloads="$(download_seconds)"
   printf '\n== time per part ==\n'
   for name in "${names[@]}"; do
@@ -164,8 +165,7 @@ summary() {
   done
   printf '%-28s %6d s  not counted below\n' "of these, downloads" "$downloads"
   printf '%-28s %6d s\n' "all" "$((SECONDS - downloads))"
-  lacking="$(cat "$work"/*.counts 2>/dev/null | awk '{ print $3 }' | tr ',' '\n' | sort -u | xargs)"
-  echo "kernel sets whose instructions this processor lacks: ${lacking:-none}"
+  .venv/bin/python -m tests.cpu.kernel_sets
   return "$((failed > 0))"
 }
 
@@ -185,7 +185,7 @@ if "$run_all"; then
   run_part "sanitize address,undefined" sanitized address,undefined libasan.so sanitize
   run_part "sanitize thread" sanitized thread libtsan.so threads
   run_part "fuzz" fuzz
-  run_part "other architecture" bash scripts/instruction_sets.sh
+  run_part "instruction sets" env PATH="$PWD/.venv/bin:$PATH" bash scripts/instruction_sets.sh
   run_part "cuda build" cuda_build
 fi
 summary
