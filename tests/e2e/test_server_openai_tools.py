@@ -42,7 +42,7 @@ def check_weather(call: Any) -> dict[str, Any]:
     return dict(arguments)
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("choice", [NAMED, pytest.param("required", marks=pytest.mark.slow)])
 def test_a_tool_loop(client: openai.OpenAI, asked: dict[str, Any], choice: Any) -> None:
     tools = [WEATHER] if choice == "required" else [CLOCK, WEATHER]
     forced = asked | {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
@@ -132,7 +132,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+ALIASES = ("structured json", "structured regex")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIASES else ()) for name in FORMATS]
+)
 def test_the_answer_has_the_format(client: openai.OpenAI, asked: dict[str, Any], name: str) -> None:
     changes, fits = FORMATS[name]
     hot = asked | {"temperature": 1.5, "seed": 2}
