@@ -75,6 +75,7 @@ def test_a_body_arrives_whole(kind: str | None) -> None:
     headers = {} if kind is None else {"content_type": kind}
     assert Client(b'{"a"', b"", b":1}", **headers).send() == b'{"a":1}'
     assert Client(b" " * 98 + b"{}", **headers).send() == b" " * 98 + b"{}"
+    assert Client(b" " * 98 + b"{}", content_length="100", **headers).send() == b" " * 98 + b"{}"
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,9 @@ def test_a_single_token_has_no_time_per_token() -> None:
 
 def test_requests_that_did_not_run_to_their_end_leave_the_latencies_alone() -> None:
     metrics = make()
-    metrics.record(outcome("cancelled", first_token_seconds=0.5, total_seconds=900.0, completion_tokens=4))
+    metrics.record(
+        outcome("cancelled", num_choices=1, first_token_seconds=0.5, total_seconds=900.0, completion_tokens=4)
+    )
     metrics.record(outcome("refused", total_seconds=0.001))
     samples = parse(metrics)
     assert samples["time_to_first_token_seconds_count", ()] == 1

@@ -76,6 +76,15 @@ def test_client_text_can_neither_end_the_line_nor_forge_a_pair(reason: str, rout
         assert (json.loads(value) if value.startswith('"') else value) == text[:200]
 
 
+def test_client_text_is_cut_and_only_a_plain_word_stands_bare() -> None:
+    for length in (199, 200, 201, 1000):
+        outcome = dataclasses.replace(FULL, reason="x" * length)
+        assert f" reason={'x' * min(length, 200)} " in format_pairs(outcome)
+        assert json.loads(format_json(outcome))["reason"] == "x" * min(length, 200)
+    for text in ("status=500", "a b", "-"):
+        assert f' reason="{text}" ' in format_pairs(dataclasses.replace(FULL, reason=text))
+
+
 @pytest.mark.parametrize("text", ["a\nrequest_id=x", "a\r\x1b[2J", "x status=500", '"', "\u2028", "\x7f", "\x85", ""])
 def test_known_injections(text: str) -> None:
     line = format_pairs(dataclasses.replace(FULL, reason=text))
