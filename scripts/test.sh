@@ -83,6 +83,7 @@ pytest() {
   local flags=(-m "not slow")
   if "$run_all"; then
     flags=(--no-skips)
+    export HYPOTHESIS_PROFILE=thorough
   fi
   .venv/bin/python -m pytest -p tests.skip_report "${flags[@]}" --durations=3 --durations-min=5 "$@"
 }
