@@ -16,16 +16,17 @@ from tests.cpu.testing_library import ROOT
 
 SECONDS = float(os.environ.get("GLINT_SOAK_SECONDS", "0"))
 NUM_ROUNDS = {"requests": 4, "engines": 6}
-ALLOWED_GROWTH_BYTES = 2**20
+ALLOWED_GROWTH_BYTES = 2**20 if SECONDS else 2**18
 KERNELS = (abi.KERNELS_EXACT, abi.KERNELS_PLAIN, pytest.param(abi.KERNELS_AUTO, marks=pytest.mark.sanitize))
 
 
 @pytest.mark.parametrize("part", NUM_ROUNDS)
 def test_memory_is_bounded(part: str) -> None:
-    """After the first round of 500 requests, or of 10 engines, memory grows by less than 1 MiB; see engine_memory.py.
+    """After the first round of 500 requests, or of 10 engines, memory grows by less than 256 KiB; see engine_memory.py.
 
-    Three further rounds take a few seconds, and 700 bytes lost per request break the bound. In thirty processes on a
-    busy machine they grew by less than 0.1 MiB. GLINT_SOAK_SECONDS, which `scripts/test.sh --all` sets, runs longer.
+    The further rounds take a few seconds, and 180 bytes lost per request break the bound; in ten processes on a busy
+    machine they grew by 60 KiB at most. GLINT_SOAK_SECONDS, which `scripts/test.sh --all` sets, makes it longer: then
+    the bound is 1 MiB, where 20,000 requests grew by 90 KiB.
     """
     command = [sys.executable, "-m", "tests.cpu.engine_memory", part, str(NUM_ROUNDS[part]), str(SECONDS)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
