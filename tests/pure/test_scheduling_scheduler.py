@@ -223,10 +223,12 @@ def test_a_request_whose_last_token_is_being_sampled_is_not_planned_again(max_ne
     scheduler = small_scheduler()
     scheduler.add(0, 5, max_new_tokens)
     plans = []
-    while (plan := scheduler.plan(100)).items:
+    for _ in range(5):
+        plan = scheduler.plan(100)
         scheduler.start_step(plan, {})
         plans.append(plan.items)
-    assert plans == [(StepItem(0, 5),), *[(StepItem(0, 1),)] * (max_new_tokens - 1)]
+    decodes = [(StepItem(0, 1),)] * (max_new_tokens - 1)
+    assert plans == [(StepItem(0, 5),), *decodes, *[()] * (5 - max_new_tokens)]
 
 
 def test_the_only_running_request_is_never_preempted() -> None:
