@@ -26,7 +26,7 @@ from tests.cpu.rank_engine import (
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine, run_at_random
 from tests.cpu.testing_library import declare
 
-pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
+pytestmark = pytest.mark.sanitize
 
 PAGE_TOKENS = 8
 RankPath = tuple[int, str, str]
@@ -91,6 +91,7 @@ def test_order_of_the_items_changes_nothing(path: RankPath) -> None:
             assert answer_all(engine, shuffled) == alone(shuffled, path)
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("num_threads", [1, 2, 5, 19])
 def test_thread_count_changes_nothing(path: RankPath, num_threads: int) -> None:
@@ -124,6 +125,7 @@ def test_previous_answer_sent_again_changes_nothing(path: RankPath, max_new_toke
     assert [second] == alone([longer], path)
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("keeps_cache", [True, False])
 def test_preemption_changes_nothing(path: RankPath, keeps_cache: bool) -> None:
@@ -145,6 +147,7 @@ def test_preemption_changes_nothing(path: RankPath, keeps_cache: bool) -> None:
         engine.check()
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("chunk", [1, 9, 2048])
 def test_deferred_results_change_nothing(path: RankPath, chunk: int) -> None:
@@ -157,6 +160,7 @@ def test_deferred_results_change_nothing(path: RankPath, chunk: int) -> None:
         engine.check()
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("defers", [False, True], ids=["read", "deferred"])
