@@ -33,6 +33,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Stop waiting."""
         self._stop_timer()
         self._stop_stall_timer()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

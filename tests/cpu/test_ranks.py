@@ -25,7 +25,7 @@ from tests.cpu.small_engine import Answer, answer_all, make_ask, open_engine
 from tests.cpu.sweeps import slow
 from tests.reference.checkpoints import FAMILIES, Family, Weights
 
-pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
+pytestmark = pytest.mark.sanitize
 
 ASKS = rank_asks(5, seed=8)
 TILE_SHAPE: dict[str, Any] = {
@@ -37,6 +37,7 @@ TILE_SHAPE: dict[str, Any] = {
     "moe_intermediate_size": 256,
     "n_shared_experts": 2,
 }
+RANK_WEIGHTS = [pytest.param("fp8_channel", marks=pytest.mark.threads), *slow("fp8_tensor", "bf16")]
 SLICED_RANKS = [(3, 6), (7, 7), (16, 16), *slow((3, 3), (3, 12), (6, 6), (5, 5), (64, 64))]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -47,7 +48,7 @@ def answers_of_one(weights: Weights, layout: str) -> list[Answer]:
     return answers_of(glm47_model(weights), ASKS, row_slices=ROW_SLICES, expert_layout=LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("weights", ["fp8_channel", *slow("fp8_tensor", "bf16")])
+@pytest.mark.parametrize("weights", RANK_WEIGHTS)
 @every_layout
 @pytest.mark.parametrize("num_ranks", [8, *slow(1, 2, 4)])
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -120,6 +121,7 @@ def test_every_kernel_set(kernels: str, layout: str, weights: Weights) -> None:
     assert answers_of(rank_model(weights), ASKS, chunk=9, num_ranks=2, **changes) == expected
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize(("num_ranks", "row_slices"), SLICED_RANKS)
 @pytest.mark.parametrize("exchange", ["replicated", "sharded"])
 def test_numbers_of_ranks_that_are_odd_or_large(num_ranks: int, row_slices: int, exchange: str) -> None:

@@ -27,7 +27,7 @@ from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, o
 from tests.cpu.sweeps import slow
 from tests.cpu.testing_library import declare
 
-pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
+pytestmark = pytest.mark.sanitize
 
 PAGE_TOKENS = 8
 RankPath = tuple[int, str, str]
@@ -99,6 +99,7 @@ def test_order_of_the_items_changes_nothing(path: RankPath) -> None:
             assert answer_all(engine, shuffled) == alone(shuffled, path)
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("num_threads", [1, 5, *slow(2, 19)])
 def test_thread_count_changes_nothing(path: RankPath, num_threads: int) -> None:
@@ -132,6 +133,7 @@ def test_previous_answer_sent_again_changes_nothing(path: RankPath, max_new_toke
     assert [second] == alone([longer], path)
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("keeps_cache", [True, False])
 def test_preemption_changes_nothing(path: RankPath, keeps_cache: bool) -> None:
@@ -153,6 +155,7 @@ def test_preemption_changes_nothing(path: RankPath, keeps_cache: bool) -> None:
         engine.check()
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("chunk", [1, 9, 2048])
 def test_deferred_results_change_nothing(path: RankPath, chunk: int) -> None:
@@ -165,6 +168,7 @@ def test_deferred_results_change_nothing(path: RankPath, chunk: int) -> None:
         engine.check()
 
 
+@pytest.mark.threads
 @every_path
 @pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 @pytest.mark.parametrize("defers", [False, True], ids=["read", "deferred"])

@@ -194,6 +194,17 @@ def test_a_begun_prompt_waits_where_an_older_one_needs_the_budget() -> None:
     assert run_plan(scheduler).items == (StepItem(0, 8),)
 
 
+@pytest.mark.parametrize(("prompt_tokens", "fits"), [(7, True), (8, False)])
+def test_prompts_fill_what_the_decodes_leave_of_the_budget(prompt_tokens: int, fits: bool) -> None:
+    scheduler = small_scheduler(max_step_tokens=20, max_step_items=8)
+    scheduler.add(0, 3, 9)
+    run_plan(scheduler)
+    scheduler.add(1, 100, 9)
+    scheduler.add(2, prompt_tokens, 9)
+    last = (StepItem(2, prompt_tokens),) if fits else ()
+    assert run_plan(scheduler).items == (StepItem(0, 1), StepItem(1, 12), *last)
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "items"), [(20, (StepItem(0, 12), StepItem(1, 8))), (21, (StepItem(0, 12),))]
 )

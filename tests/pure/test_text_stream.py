@@ -119,6 +119,13 @@ def test_stops_are_those_of_a_search_at_once(text: str, stops: list[str], cuts: 
     assert (emitted + matcher.finish(), found) == (expected, is_stopped)
 
 
+@pytest.mark.parametrize(("stops", "emitted", "matched"), [(["d", "b"], "a", "b"), (["bc", "abc", "c"], "", "abc")])
+def test_the_stop_that_is_complete_first_ends_the_text(stops: list[str], emitted: str, matched: str) -> None:
+    matcher = StopStrings(stops)
+    assert matcher.push("abcd") == (emitted, True)
+    assert matcher.matched == matched
+
+
 def test_nothing_follows_a_stop() -> None:
     matcher = StopStrings(["END"])
     assert matcher.push("one EN") == ("one ", False)
