@@ -99,6 +99,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("stream", "has_bar"), [(Terminal(), True), (io.StringIO(), False)])
 def test_the_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, has_bar: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stream)
     load = Load()
     with shown(load) as said:
