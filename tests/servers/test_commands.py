@@ -10,34 +10,12 @@ import sys
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.e2e.commands import ROOT, call, glint, run_py
+
 PROMPT = "The capital of France is"
 SMOKE_PROMPTS = 5
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 SMALLEST_PROJECT = "cmake_minimum_required(VERSION 3.20)\nproject(smallest LANGUAGES CXX)\n"
-
-
-def call(*command: str | Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command from another folder than the repository's, as a user may."""
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=ROOT.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def glint(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the glint command."""
-    return call(sys.executable, "-m", "glint", *arguments, stdin=stdin)
-
-
-def run_py(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the entry point of the checkout."""
-    return call(ROOT / "run.py", *arguments, **environment)
 
 
 def test_cmake_names_the_package_of_a_missing_compiler(tmp_path: Path) -> None:
