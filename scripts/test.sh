@@ -112,6 +112,13 @@ static_checks_and_pure() {
   part "pure" pytest tests/pure
 }
 
+cpu() {
+  if "$run_all"; then
+    export GLINT_SOAK_SECONDS=20
+  fi
+  pytest tests/cpu
+}
+
 sanitized() {
   local list="$1" runtime="$2" mark="$3" folder="build-${1//,/-}" compiler name library preload=""
   PATH="$PWD/.venv/bin:$PATH" bash scripts/build.sh --sanitize "$list" || return 1
@@ -175,7 +182,7 @@ if ! run_part "prepare" prepare || ! run_part "sample model" sample_model; then
   exit 1
 fi
 begin_lane static static_checks_and_pure
-begin_lane cpu part "cpu" pytest tests/cpu
+begin_lane cpu part "cpu" cpu
 names+=("lint" "types" "house rules" "pure" "cpu")
 finish_lanes
 run_part "end to end" pytest tests/e2e
