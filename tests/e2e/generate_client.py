@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +33,9 @@ class Stream:
         num_events = 0
         async with client.stream("POST", "/generate", json=self.body | {"stream": True}) as answer:
             assert answer.status_code == 200, await answer.aread()
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: "):
-                    assert line == "", line
+            async for line in event_lines(answer):
+                if not line.startswith(b"data: "):
+                    assert line == b"", line
                     continue
                 self._take(json.loads(line[6:]))
                 num_events += 1
@@ -55,6 +56,16 @@ class Stream:
         self.token_ids += event["token_ids"]
         self.text += event["text"]
         self.finish_reason = event.get("finish_reason")
+
+
+async def event_lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of an event stream, which end at a newline alone; httpx also ends them at separators inside a text."""
+    rest = b""
+    async for piece in answer.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    assert rest == b"", rest
 
 
 def make_client(url: str) -> httpx.AsyncClient:
