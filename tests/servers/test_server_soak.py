@@ -129,7 +129,7 @@ def test_64_streams_lose_no_token_and_leave_nothing(server: Served) -> None:
     """Eight rounds: what memory grows by per request, fitted over the last five, is nothing within noise.
 
     A leak of 1 KiB per request is twice the bound, and gave a slope of 1,061 bytes. A server without one had slopes of
-    -60 to 2 bytes per request in ten short runs on a busy machine.
+    -60 to 35 bytes per request in twenty short runs on a busy machine.
     """
     streams: list[Stream] = []
     readings: list[tuple[int, int]] = []
