@@ -174,8 +174,7 @@ def wait_for_order(folder: Path, says: int) -> int:
         answer.write(f"{serve.__name__} is imported".encode())
     order = json.load(sys.stdin)
     os.environ.update(order["environment"])
-    sys.argv = ["glint", *order["arguments"]]
-    return cli.command()
+    return cli.main(order["arguments"])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from glint.cli import make_parser
 from glint.errors import RequestError
 from glint.server.flags import read_settings
 from glint.server.lifecycle import Startup
+from glint.server.logs import make_handler
 from glint.server.serve import Server
 from glint.server.settings import ServerSettings
 
@@ -38,7 +39,6 @@ RUNNING_REQUESTS = 1024
 CLIENT_LEFT: Message = {"type": "http.disconnect"}
 PROXY_FLAGS = frozenset({"--host", "--port"})
 log = logging.getLogger("glint.ray")
-LOG_FORM = "%(asctime)s %(levelname)s %(name)s %(message)s"
 ROUTERS: dict[str, dict[str, str]] = {
     "least-loaded": {},
     "session": {"request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"},
@@ -130,6 +130,7 @@ class Glint:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._log_level = settings.log_level
+        self._logs_json = settings.logs_json
         self._server = Server(settings, Startup())
         self._carrier = Carrier(self._server.app, self._server.close)
         self._watching: asyncio.Task[None] | None = None
@@ -137,7 +138,7 @@ class Glint:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Load the model; what comes back is what Ray passes requests to. As in `glint serve`, PyTorch stays out."""
         cast("dict[str, object]", sys.modules).setdefault("torch", None)
-        logging.basicConfig(level=self._log_level.upper(), format=LOG_FORM)
+        logging.basicConfig(level=self._log_level.upper(), handlers=[make_handler(self._logs_json)])
         await self._server.start()
         self._watching = asyncio.create_task(self._watch())
         return self._carrier

@@ -48,9 +48,12 @@ def command() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and gives its exit code: 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
+    """Runs one command and gives its exit code: 1 for an error, 2 for a wrong command line, 130 for Ctrl-C.
+
+    Arguments that a caller gives, instead of those of the process, are served in this process, without a supervisor.
+    """
     parser = make_parser()
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments, argparse.Namespace(is_own_command=arguments is None))
     if chosen.run is None:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
@@ -244,13 +247,30 @@ def read_prompt(chosen: argparse.Namespace) -> str:
 
 
 def run_serve(chosen: argparse.Namespace) -> int:
-    """Serves until SIGTERM or Ctrl-C."""
-    from glint.server.flags import read_settings
+    """Serves until SIGTERM or Ctrl-C: as a supervisor, as the server under one, or alone."""
+    from glint.server.logs import log_refusal, set_up_logging
+    from glint.server.supervised import inherited_link
 
-    settings = read_settings(chosen)
-    from glint.server.serve import serve
+    link = inherited_link()
+    set_up_logging(chosen.log_level, chosen.log_json)
+    try:
+        if link is None and chosen.restarts and chosen.is_own_command:
+            from glint.server.supervisor import supervise
 
-    return serve(settings)
+            return supervise(chosen)
+        from glint.server.flags import read_settings
+
+        settings = read_settings(chosen)
+        from glint.server.serve import serve
+
+        return serve(settings, link)
+    except GlintError as problem:
+        if link is not None:
+            link.tell("refused")
+        if not chosen.log_json:
+            raise
+        log_refusal(problem)
+        return EXIT_FAILED
 
 
 def run_generate(chosen: argparse.Namespace) -> int:

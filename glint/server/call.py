@@ -14,7 +14,7 @@ from glint.server.body import decode, read_json
 from glint.server.connection import WRITE_NOW
 from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
 from glint.server.limits import check_count
-from glint.server.outcomes import Outcome, RequestOutcome, Ticket
+from glint.server.outcomes import Outcome, RequestOutcome
 from glint.server.prepare import Prepared, prepare
 from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
 from glint.server.state import Result, ServerState
@@ -35,7 +35,7 @@ class Call:
     def __init__(self, state: ServerState, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
         self.request_id = f"{prefix}-{secrets.token_hex(12)}"
-        self._ticket = Ticket(self.request_id, str(scope["path"]), state.outcomes.write, state.metrics.record)
+        self._ticket = state.outcomes.begin(self.request_id, str(scope["path"]), state.metrics.record)
         self.created = int(time.time())
         self.generation: Generation | None = None
         self.status: int | None = None

@@ -94,7 +94,7 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
         default="info",
         help="info writes one line per request, warning only what went wrong (default: info)",
     )
-    group.add_argument("--log-json", action="store_true", help="write the line of each request as JSON")
+    group.add_argument("--log-json", action="store_true", help="write every line of the log as one JSON object")
     parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
     group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
@@ -119,7 +119,22 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         type=float,
         default=60.0,
-        help="when work makes no step for so long, /health fails and the process ends with code 1 (default: 60)",
+        help="when work makes no step for so long, /health fails and the engine is started anew (default: 60)",
+    )
+    group.add_argument(
+        "--max-restarts",
+        metavar="N",
+        type=int,
+        default=5,
+        help="restarts of a failed engine without ten minutes of service in between; then the process ends with code 1 "
+        "(default: 5)",
+    )
+    group.add_argument(
+        "--no-restart",
+        dest="restarts",
+        action="store_false",
+        help="one process without a supervisor, which ends with code 1 when the engine fails: systemd or another "
+        "program starts it anew (default: a supervisor restarts the engine)",
     )
     group.add_argument(
         "--shutdown-timeout",
@@ -133,6 +148,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     """The settings that the command line asks for; the sample model is made where none is named."""
     from glint.server.auth import ApiKeys
+    from glint.server.listener import check_port
     from glint.server.settings import ServerSettings
 
     if chosen.model_dir is not None:
@@ -140,8 +156,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
             raise RequestError(f"MODEL_DIR {chosen.model_dir} and --model {chosen.model} are both given; give one")
         chosen.model = chosen.model_dir
     folder = model_folder(chosen)
-    if not 1 <= chosen.port <= 65535:
-        raise RequestError(f"--port is {chosen.port}; it must be from 1 to 65535")
+    check_port(chosen.port)
     return ServerSettings(
         model_dir=folder,
         model_names=tuple(chosen.served_model_name or [_name_of(folder)]),

@@ -1,8 +1,9 @@
-"""The life of a server: loading, warming, ready, draining or failed, and what it tells those who watch it."""
+"""The life of a server, from loading to draining or failed, and what it tells those who watch it."""
 
 import os
 import time
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,18 +12,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.server.problems import Problem, send_problem
 
-Phase = Literal["loading", "warming", "ready", "draining", "failed"]
+Phase = Literal["loading", "warming", "ready", "draining", "failed", "restarting"]
+
+MAX_RETRY_SECONDS = 60
 
 
 class Startup:
     """Times the phases of a start. Each mark closes the time since the one before, so the phases add up to the whole.
 
-    The first phase begins with the process itself, so it holds the interpreter and the imports.
+    The first phase begins with the process itself, so it holds the interpreter and the imports, or at `began`, a time
+    of `boot_seconds`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, began: float | None = None) -> None:
         self.seconds: dict[str, float] = {}
-        self._marked_at = time.monotonic() - _process_seconds()
+        self._marked_at = time.monotonic() - (boot_seconds() - (process_began() if began is None else began))
         self._started_at = self._marked_at
 
     @property
@@ -42,19 +46,30 @@ class Startup:
         return "\n".join(f"  {phase:<34} {seconds:7.2f} s" for phase, seconds in rows)
 
 
-def _process_seconds() -> float:
-    """How long this process has been running."""
+def boot_seconds() -> float:
+    """The time since the machine started, a clock that all processes share."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def process_began() -> float:
+    """When this process began, as `boot_seconds` counts."""
     started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"))
+    return min(boot_seconds(), started_ticks / os.sysconf("SC_CLK_TCK"))
 
 
 class Lifecycle:
-    """Which phase the server is in. `app` is there from the moment the model is loaded, `failure` once it failed."""
+    """Which phase the server is in. `app` is there from the moment the model is loaded, `failure` once it failed.
+
+    `restarts` counts how often the engine was started anew after a failure. `ready_at` is when it may be ready, as
+    `time.monotonic` counts, where that is known.
+    """
 
     def __init__(self, health_seconds: float) -> None:
         self.phase: Phase = "loading"
         self.app: ASGIApp | None = None
         self.failure: str | None = None
+        self.restarts = 0
+        self.ready_at: float | None = None
         self.stalled_seconds: Callable[[], float] = lambda: 0.0
         self._health_seconds = health_seconds
 
@@ -65,8 +80,14 @@ class Lifecycle:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether steps complete while there is work; a server that is loading is healthy."""
+        """Whether steps complete while there is work; a server that is loading or restarting is healthy."""
         return self.phase != "failed" and self.stalled_seconds() <= self._health_seconds
+
+    @property
+    def retry_seconds(self) -> int:
+        """When a client should try again: clients heed up to a minute."""
+        seconds = 0.0 if self.ready_at is None else self.ready_at - time.monotonic()
+        return min(max(ceil(seconds), 1), MAX_RETRY_SECONDS)
 
     def as_dict(self) -> dict[str, Any]:
         """What /health and /ready say."""
@@ -75,6 +96,7 @@ class Lifecycle:
             "status": "ok" if self.is_healthy else "unhealthy",
             "phase": self.phase,
             "seconds_since_last_step": round(self.stalled_seconds(), 3),
+            "restarts": self.restarts,
         } | reason
 
 
@@ -95,9 +117,11 @@ class FrontDoor:
             await send({"type": "websocket.close", "code": 1008})
         else:
             has_failed = lifecycle.failure is not None
-            state = lifecycle.failure if has_failed else f"the server is {lifecycle.phase}"
+            reason = f"{lifecycle.failure}; " if has_failed else ""
+            message = f"{reason}the server is {lifecycle.phase}; try again in a moment"
             code = "engine_failed" if has_failed else "not_ready"
-            problem = Problem(503, f"{state}; try again in a moment", code=code, headers={"Retry-After": "1"})
+            headers = {"Retry-After": str(lifecycle.retry_seconds)}
+            problem = Problem(503, message, code=code, headers=headers)
             await send_problem(send, scope["path"], problem)
 
     async def _report(self, path: str, send: Send) -> None:

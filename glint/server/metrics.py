@@ -120,6 +120,7 @@ _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
     "steps": "Steps completed.",
+    "restarts": "Times that the engine was started anew after a failure.",
 }
 _PLAIN_NAMES = {"iteration_tokens_total": "step_tokens", "request_generation_tokens": "request_generated_tokens"}
 
@@ -147,6 +148,11 @@ class Metrics(Collector):
     def set_startup(self, phases: Mapping[str, float]) -> None:
         """Keep how long each phase of the start took, in seconds."""
         self._startup_seconds = dict(phases)
+
+    def set_history(self, restarts: int, lost: int) -> None:
+        """Keep how often the engine was started anew before this process, and the requests that were lost by that."""
+        self._counters["restarts"] = restarts
+        self._outcomes["lost"] = lost
 
     def observe_step(self, num_prompt_tokens: int, num_generated_tokens: int) -> None:
         """Count a step that computed so many prompt tokens and generated so many."""
@@ -210,6 +216,7 @@ class Metrics(Collector):
             "pages": _pages(reading),
             "preemptions": reading.num_preemptions,
             "steps": self._counters["steps"],
+            "restarts": self._counters["restarts"],
             "prompt_tokens": self._counters["prompt_tokens"],
             "cached_prompt_tokens": self._counters["prompt_tokens_cached"],
             "generated_tokens": self._counters["generation_tokens"],

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Outcome = Literal["finished", "stopped", "length", "cancelled", "refused", "failed"]
+Outcome = Literal["finished", "stopped", "length", "cancelled", "refused", "failed", "lost"]
+OutcomeValue = str | int | float | None
 
 MAX_TEXT_CHARS = 200
 LOGGER_NAME = "glint.requests"
+FAILURES = ("failed", "lost")
 
 _PLAIN = re.compile(r"(?!-$)[\w./:+@-]+", re.ASCII)
 
@@ -23,9 +25,9 @@ class RequestOutcome:
 
     "finished": the model ended its answer. "stopped": a stop string or stop token did. "length": the token limit was
     reached. "cancelled": the client went away or the deadline passed. "refused": it never ran. "failed": an error of
-    ours. `first_token_seconds` and `total_seconds` count from the arrival, `decode_seconds` from the first token to
-    the last. `user` is whom the client says it acts for. Token counts are sums over all choices; a prompt that several
-    choices share counts once.
+    ours. "lost": the process that served it died. `first_token_seconds` and `total_seconds` count from the arrival,
+    `decode_seconds` from the first token to the last. `user` is whom the client says it acts for. Token counts are
+    sums over all choices; a prompt that several choices share counts once.
     """
 
     request_id: str
@@ -47,53 +49,54 @@ class RequestOutcome:
         if self.outcome not in get_args(Outcome):
             raise ValueError(f"the outcome is {self.outcome!r}; choose one of {', '.join(get_args(Outcome))}")
 
+    def __str__(self) -> str:
+        """The outcome as key=value pairs in the order of its fields, on one line."""
+        return " ".join(f"{name}={_pair_value(value)}" for name, value in vars(self).items())
+
+    def as_dict(self) -> dict[str, OutcomeValue]:
+        """The fields in their order, with text of the client cut and times rounded."""
+        return {name: _rounded(value) for name, value in vars(self).items()}
+
 
 OutcomeSink = Callable[[RequestOutcome], None]
 
 
 class OutcomeLog:
-    """Writes one line per outcome to the logger "glint.requests": key=value pairs, or JSON where asked.
+    """Writes one line per outcome to the logger "glint.requests": key=value pairs, or JSON where the log is JSON.
 
     Text of the client cannot end the line or forge a pair: it is cut to 200 characters and escaped as JSON unless it
     is a plain word. A value that is not known is "-", or null in JSON.
     """
 
-    def __init__(self, *, uses_json: bool = False) -> None:
+    def __init__(self) -> None:
         self._logger = logging.getLogger(LOGGER_NAME)
-        self._uses_json = uses_json
+
+    def begin(self, request_id: str, route: str, *sinks: OutcomeSink) -> "Ticket":
+        """The ticket of a request that has arrived; its outcome is written here and told to the sinks."""
+        return Ticket(request_id, route, self.write, *sinks)
 
     def write(self, outcome: RequestOutcome) -> None:
         """Write the line, as an error where the request failed."""
-        level = logging.ERROR if outcome.outcome == "failed" else logging.INFO
-        self._logger.log(level, "%s", format_json(outcome) if self._uses_json else format_pairs(outcome))
+        self._logger.log(logging.ERROR if outcome.outcome in FAILURES else logging.INFO, outcome)
 
 
-def format_pairs(outcome: RequestOutcome) -> str:
-    """The outcome as key=value pairs in the order of its fields, on one line."""
-    return " ".join(f"{name}={_pair_value(value)}" for name, value in vars(outcome).items())
-
-
-def format_json(outcome: RequestOutcome) -> str:
-    """The outcome as one JSON object in the order of its fields, on one line."""
-    return _escape({name: _rounded(value) for name, value in vars(outcome).items()})
-
-
-def _pair_value(value: str | int | float | None) -> str:
+def _pair_value(value: OutcomeValue) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
         cut = value[:MAX_TEXT_CHARS]
-        return cut if _PLAIN.fullmatch(cut) else _escape(cut)
+        return cut if _PLAIN.fullmatch(cut) else escape(cut)
     return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
-def _rounded(value: str | int | float | None) -> str | int | float | None:
+def _rounded(value: OutcomeValue) -> OutcomeValue:
     if isinstance(value, str):
         return value[:MAX_TEXT_CHARS]
     return round(value, 6) if isinstance(value, float) else value
 
 
-def _escape(value: object) -> str:
+def escape(value: object) -> str:
+    """JSON on one line that can be printed."""
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 

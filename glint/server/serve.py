@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,16 +20,19 @@ import uvloop
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine import Engine, StepSummary
-from glint.errors import EngineError, GlintError
+from glint.errors import GlintError, RankFailed
 from glint.server.app import make_app
 from glint.server.connection import BoundedConnection
 from glint.server.lifecycle import FrontDoor, Lifecycle, Startup
 from glint.server.limits import Admission
+from glint.server.listener import BACKLOG, listen
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
+from glint.server.problems import MAX_MESSAGE_CHARS
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
+from glint.server.supervised import SupervisorLink, ToldOutcomes
 from glint.sizing import size_engine
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
@@ -38,21 +40,19 @@ from glint.text.tokenizer import Tokenizer
 log = logging.getLogger("glint.server")
 NUM_WORKERS = 2
 KEEP_ALIVE_SECONDS = 75
-BACKLOG = 2048
 TICK_SECONDS = 0.5
-SEND_BUFFER_BYTES = 256 * 1024
 SPARE_FILES = 128
 EXIT_FAILED = 1
 FAILED_DRAIN_SECONDS = 2
+LAST_WORD_SECONDS = 1
 GIVE_UP_SECONDS = 4.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def serve(settings: ServerSettings) -> int:
+def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
     """Serve until a signal ends it; the exit code is 0 after a drain and 1 after a failure."""
-    startup = Startup()
+    startup = Startup(None if link is None else link.given.began)
     startup.mark("python and imports")
-    _set_up_logging(settings.log_level)
     max_connections = _raise_file_limit() - SPARE_FILES
     for warning in settings.keys.warnings:
         log.warning(warning)
@@ -62,17 +62,10 @@ def serve(settings: ServerSettings) -> int:
             "--api-key-file",
             settings.host,
         )
-    listener = _listen(settings)
+    listener = listen(settings.host, settings.port) if link is None else link.listener
     startup.mark("listen")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(settings, startup, max_connections).run_to_end(listener))
-
-
-def _set_up_logging(level: str) -> None:
-    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form)
-    for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        return runner.run(Server(settings, startup, max_connections, link).run_to_end(listener))
 
 
 def _raise_file_limit() -> int:
@@ -82,36 +75,24 @@ def _raise_file_limit() -> int:
     return highest
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
-    """Bind the address before anything is loaded, so that one in use is known at once.
-
-    Connections inherit the size of the send buffer, which bounds what the kernel keeps for a client that does not read.
-    """
-    try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as problem:
-        raise EngineError(
-            f"cannot listen on {settings.host} port {settings.port}: {problem.strerror or problem}; give another "
-            "--host or --port, or stop what uses it"
-        ) from problem
-    listener.set_inheritable(True)
-    return listener
-
-
 class Server(uvicorn.Server):
-    """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once."""
+    """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once.
 
-    def __init__(self, settings: ServerSettings, startup: Startup, max_connections: int | None = None) -> None:
+    Under a supervisor, which has `link`, the server accepts connections once it is ready; alone, from the beginning.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        startup: Startup,
+        max_connections: int | None = None,
+        link: SupervisorLink | None = None,
+    ) -> None:
         self._settings = settings
         self._startup = startup
+        self._link = link
         self._lifecycle = Lifecycle(settings.health_seconds)
+        self._lifecycle.restarts = 0 if link is None else link.given.restarts
         self.app = FrontDoor(self._lifecycle)
         self._service: EngineService | None = None
         self._owns_process = False
@@ -128,7 +109,7 @@ class Server(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             backlog=BACKLOG,
             limit_concurrency=max_connections,
-            timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+            timeout_graceful_shutdown=round(settings.drain_seconds) + LAST_WORD_SECONDS,
         )
         super().__init__(config)
 
@@ -138,20 +119,33 @@ class Server(uvicorn.Server):
         Once the engine has failed, the process ends within 5 s whatever hangs.
         """
         self._owns_process = True
-        serving = asyncio.create_task(self.serve(sockets=[listener]))
+        if self._link is not None:
+            self._link.open(self.handle_exit)
+        serving = None if self._link is not None else asyncio.create_task(self.serve(sockets=[listener]))
         try:
             await self.start()
             settings = self._settings
+            if self._link is not None:
+                await self._link.take_over()
+                serving = asyncio.create_task(self.serve(sockets=[listener]))
             log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
         except Exception as problem:
-            self._fail("the start failed, the log says why")
-            log.error(
-                "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
-            )
-        await serving
+            self._fail_to_start(problem)
+        if serving is not None:
+            await serving
         if not await self.close():
             _give_up("a step of the engine does not end")
         return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
+
+    def _fail_to_start(self, problem: Exception) -> None:
+        """Say why there is no server; what a user must mend, a supervisor does not try again."""
+        is_known = isinstance(problem, GlintError)
+        log.error("cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not is_known)
+        if self._link is not None and is_known and not isinstance(problem, RankFailed):
+            self._link.tell("refused")
+        self._fail(
+            f"the start failed: {problem}" if isinstance(problem, RankFailed) else "the start failed, see the log"
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, stop on the second; a server that answers nobody yet stops on the first."""
@@ -169,13 +163,30 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signals over while serving; unlike uvicorn's own, none is raised again afterwards."""
+        """Take the signals over while serving; unlike uvicorn's own, none is raised again afterwards.
+
+        A supervisor takes them itself and passes them on.
+        """
+        if self._link is not None:
+            yield
+            return
         before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain. When the time is up, answers that are still open end with an error that says so."""
+        seconds = max(0, (self.config.timeout_graceful_shutdown or 0) - LAST_WORD_SECONDS)
+        last_word = asyncio.get_running_loop().call_later(seconds, self._end_answers)
+        await super().shutdown(sockets)
+        last_word.cancel()
+
+    def _end_answers(self) -> None:
+        if self._service is not None:
+            self._service.end_answers()
 
     async def main_loop(self) -> None:
         """Serve until the end is asked for or steps do not complete any more; then a supervisor may start anew."""
@@ -202,7 +213,10 @@ class Server(uvicorn.Server):
     async def close(self) -> bool:
         """End every request and free the engine. False: a step does not end, so neither does the engine."""
         self._workers.shutdown(wait=False, cancel_futures=True)
-        return self._service is None or await self._service.close()
+        has_ended = self._service is None or await self._service.close()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=LAST_WORD_SECONDS)
+        return has_ended
 
     async def start(self) -> None:
         """Load the model and compute the first tokens; from then on `app` answers, here or behind another server."""
@@ -211,8 +225,12 @@ class Server(uvicorn.Server):
         service = self._service = state.service
         self._lifecycle.stalled_seconds = service.stalled_seconds
         self._lifecycle.phase = "warming"
+        if self._link is not None:
+            self._link.tell("phase", "warming")
         await service.start()
         self._startup.mark("warm-up")
+        if self._link is not None:
+            state.metrics.set_history(self._link.given.restarts, self._link.given.lost)
         state.metrics.set_startup(self._startup.seconds | {"all": self._startup.total_seconds})
         settings = self._settings
         self._lifecycle.app = make_app(state, settings.keys, settings.guards_metrics, settings.origins)
@@ -280,7 +298,7 @@ class Server(uvicorn.Server):
             compiler=GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.eos_token_ids),
             admission=admission,
             metrics=self._metrics,
-            outcomes=OutcomeLog(uses_json=settings.logs_json),
+            outcomes=OutcomeLog() if self._link is None else ToldOutcomes(self._link),
             workers=self._workers,
         )
 
@@ -294,6 +312,8 @@ class Server(uvicorn.Server):
         if self._lifecycle.failure is not None:
             return
         self._lifecycle.fail(failure)
+        if self._link is not None:
+            self._link.tell("failed", failure[:MAX_MESSAGE_CHARS])
         self.config.timeout_graceful_shutdown = FAILED_DRAIN_SECONDS
         self.should_exit = True
         if self._owns_process:

@@ -194,10 +194,14 @@ class EngineService:
         if ids:
             self._command(lambda: self._abort(ids))
 
-    async def close(self) -> bool:
-        """End every answer, stop the thread and free the engine. False: its step does not end, so neither does it."""
+    def end_answers(self) -> None:
+        """Tell every request that the server ends; later ones are refused with the same words."""
         self._is_closing = True
         self._end_all(_shutting_down())
+
+    async def close(self) -> bool:
+        """End every answer, stop the thread and free the engine. False: its step does not end, so neither does it."""
+        self.end_answers()
         self._wake_up.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)

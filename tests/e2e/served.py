@@ -44,9 +44,15 @@ class Served:
         lines = [line for line in self.log.read_text().splitlines() if " glint.requests " in line]
         return [dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)) for line in lines]
 
+    def engine_pid(self) -> int:
+        """The process that serves and computes: the child of the supervisor, or with --no-restart the only one."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if children else pid
+
     def memory_bytes(self) -> int:
-        """Memory of the process that is resident and its own."""
-        for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
+        """Memory of the serving process that is resident and its own."""
+        for line in Path(f"/proc/{self.engine_pid()}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss_Anon:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError("smaps_rollup has no Pss_Anon")

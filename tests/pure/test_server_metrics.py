@@ -84,7 +84,7 @@ def test_the_names_of_vllm_are_there_from_the_start() -> None:
     expected |= {f"glint:{name}": "counter" for name in VLLM_COUNTERS}
     expected |= {f"glint:{name}": "histogram" for name in VLLM_HISTOGRAMS}
     own = {"pages": "gauge", "startup_seconds": "gauge", "requests": "counter", "steps": "counter"}
-    own |= {"server_cpu_seconds": "counter"}
+    own |= {"server_cpu_seconds": "counter", "restarts": "counter"}
     assert kinds == expected | {f"glint:{name}": kind for name, kind in own.items()}
     for name in VLLM_COUNTERS:
         assert all(sample.name == f"glint:{name}_total" for sample in families[f"glint:{name}"].samples)
@@ -132,7 +132,7 @@ def test_counters_add_up() -> None:
 
 def test_every_outcome_is_counted_once() -> None:
     metrics = make()
-    counts = dict(zip(get_args(Outcome), range(1, 7), strict=True))
+    counts = dict(zip(get_args(Outcome), range(1, 8), strict=True))
     for kind, count in counts.items():
         for _ in range(count):
             metrics.record(outcome(kind))
@@ -146,6 +146,15 @@ def test_every_outcome_is_counted_once() -> None:
         "error": counts["failed"],
     }
     assert all(samples[f"{name}_count", ()] == 0 for name in VLLM_HISTOGRAMS)
+
+
+def test_what_happened_before_this_process() -> None:
+    metrics = make()
+    assert metrics.as_dict()["restarts"] == 0
+    metrics.set_history(restarts=3, lost=8)
+    samples = parse(metrics)
+    assert samples["restarts_total", ()] == metrics.as_dict()["restarts"] == 3
+    assert samples["requests_total", (("outcome", "lost"),)] == metrics.as_dict()["requests_by_outcome"]["lost"] == 8
 
 
 def test_the_times_of_a_request() -> None:

@@ -1,5 +1,6 @@
 """Exactly one line per request, that nothing a client sends can split, forge or suppress."""
 
+import asyncio
 import dataclasses
 import gc
 import json
@@ -14,13 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glint.server.outcomes import (
-    OutcomeLog,
-    RequestOutcome,
-    Ticket,
-    format_json,
-    format_pairs,
-)
+from glint.server.logs import JsonFormatter, is_no_cancellation
+from glint.server.outcomes import OutcomeLog, RequestOutcome, Ticket
 
 FULL = RequestOutcome(
     request_id="chatcmpl-1",
@@ -39,18 +35,26 @@ FULL = RequestOutcome(
 )
 
 
+def format_json(outcome: RequestOutcome) -> str:
+    """The line of an outcome in a JSON log."""
+    return JsonFormatter().format(logging.LogRecord("glint.requests", logging.INFO, "", 0, outcome, (), None))
+
+
 def test_the_line_is_stable() -> None:
-    assert format_pairs(FULL) == (
+    assert str(FULL) == (
         "request_id=chatcmpl-1 route=/v1/chat/completions outcome=finished reason=eos status=200 num_choices=2 "
         "prompt_tokens=10 cached_tokens=4 completion_tokens=7 queue_seconds=0.500000 first_token_seconds=0.750000 "
         "decode_seconds=1.000000 total_seconds=1.812500 user=-"
     )
-    assert json.loads(format_json(FULL)) == dataclasses.asdict(FULL)
+    line = json.loads(format_json(FULL))
+    assert [line.pop(name) for name in ("level", "logger")] == ["info", "glint.requests"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert line == dataclasses.asdict(FULL)
 
 
 def test_what_is_not_known_is_said() -> None:
     outcome = RequestOutcome("cmpl-2", "/v1/completions", "refused", reason="-")
-    line = format_pairs(outcome)
+    line = str(outcome)
     assert line.startswith('request_id=cmpl-2 route=/v1/completions outcome=refused reason="-" status=- ')
     assert json.loads(format_json(outcome))["total_seconds"] is None
 
@@ -63,12 +67,12 @@ def test_an_outcome_that_does_not_exist_is_refused() -> None:
 @given(st.text(max_size=250), st.text(max_size=250))
 def test_client_text_can_neither_end_the_line_nor_forge_a_pair(reason: str, route: str) -> None:
     outcome = dataclasses.replace(FULL, reason=reason, route=route)
-    for line in (format_pairs(outcome), format_json(outcome)):
+    for line in (str(outcome), format_json(outcome)):
         assert len(line.splitlines()) == 1
         assert line.isascii() and line.isprintable()
     record = json.loads(format_json(outcome))
     assert (record["reason"], record["route"]) == (reason[:200], route[:200])
-    pairs = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)', format_pairs(outcome))
+    pairs = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)', str(outcome))
     assert [name for name, _ in pairs] == [field.name for field in dataclasses.fields(RequestOutcome)]
     values = dict(pairs)
     for name, text in (("reason", reason), ("route", route)):
@@ -79,15 +83,15 @@ def test_client_text_can_neither_end_the_line_nor_forge_a_pair(reason: str, rout
 def test_client_text_is_cut_and_only_a_plain_word_stands_bare() -> None:
     for length in (199, 200, 201, 1000):
         outcome = dataclasses.replace(FULL, reason="x" * length)
-        assert f" reason={'x' * min(length, 200)} " in format_pairs(outcome)
+        assert f" reason={'x' * min(length, 200)} " in str(outcome)
         assert json.loads(format_json(outcome))["reason"] == "x" * min(length, 200)
     for text in ("status=500", "a b", "-"):
-        assert f' reason="{text}" ' in format_pairs(dataclasses.replace(FULL, reason=text))
+        assert f' reason="{text}" ' in str(dataclasses.replace(FULL, reason=text))
 
 
 @pytest.mark.parametrize("text", ["a\nrequest_id=x", "a\r\x1b[2J", "x status=500", '"', "\u2028", "\x7f", "\x85", ""])
 def test_known_injections(text: str) -> None:
-    line = format_pairs(dataclasses.replace(FULL, reason=text))
+    line = str(dataclasses.replace(FULL, reason=text))
     assert len(line.splitlines()) == 1 and line.isprintable()
     assert len(shlex.split(line)) == len(dataclasses.fields(RequestOutcome))
 
@@ -95,13 +99,34 @@ def test_known_injections(text: str) -> None:
 def test_one_line_per_write(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="glint.requests")
     OutcomeLog().write(FULL)
-    OutcomeLog(uses_json=True).write(dataclasses.replace(FULL, outcome="failed"))
+    OutcomeLog().write(dataclasses.replace(FULL, outcome="failed"))
+    OutcomeLog().write(dataclasses.replace(FULL, outcome="lost"))
     assert [(record.name, record.levelname) for record in caplog.records] == [
         ("glint.requests", "INFO"),
         ("glint.requests", "ERROR"),
+        ("glint.requests", "ERROR"),
     ]
-    assert caplog.messages[0] == format_pairs(FULL)
-    assert json.loads(caplog.messages[1])["outcome"] == "failed"
+    assert caplog.messages[0] == str(FULL)
+
+
+def test_a_traceback_is_a_field_of_the_json_line() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as problem:
+        details = (type(problem), problem, problem.__traceback__)
+    record = logging.LogRecord("glint.server", logging.ERROR, "", 0, "it failed: %s", ("a\nb",), details)
+    text = JsonFormatter().format(record)
+    line = json.loads(text)
+    assert "\n" not in text and (line["level"], line["message"]) == ("error", "it failed: a\nb")
+    assert line["traceback"].startswith("Traceback (most recent call last):\n") and "two\nlines" in line["traceback"]
+
+
+def test_a_cancelled_task_is_no_news() -> None:
+    for problem, is_shown in ((asyncio.CancelledError(), False), (ValueError(), True)):
+        details = (type(problem), problem, None)
+        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "Exception in ASGI application", (), details)
+        assert is_no_cancellation(record) == is_shown
+    assert is_no_cancellation(logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "gone", (), None))
 
 
 def test_a_ticket_is_closed_once() -> None:

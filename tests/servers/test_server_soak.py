@@ -54,7 +54,7 @@ def bytes_in_use(server: Served) -> int:
         return re.findall(rf"^{ANSWER}(\d+)\n", server.log.read_text(), re.MULTILINE)
 
     before = len(answers())
-    server.process.send_signal(signal.SIGUSR1)
+    os.kill(server.engine_pid(), signal.SIGUSR1)
     wait_for(lambda: len(answers()) > before, "the server tells its memory")
     return int(answers()[-1])
 

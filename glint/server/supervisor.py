@@ -1,0 +1,285 @@
+"""The process that `glint serve` is: it holds the listening socket and keeps a server running behind it.
+
+The server, HTTP and engine in one, is a child process of the same command line. While no child is ready, this process
+answers; it never loads a model, so nothing that breaks the engine breaks it.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from glint.errors import RequestError
+from glint.server.lifecycle import Lifecycle, boot_seconds, process_began
+from glint.server.listener import listen
+from glint.server.not_ready import NotReadyServer
+from glint.server.outcomes import OutcomeLog, RequestOutcome
+from glint.server.supervised import RECORD_BYTES, SIGNALS, VARIABLE, Inheritance
+
+log = logging.getLogger("glint.server")
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+TICK_SECONDS = 0.5
+HEALTHY_SECONDS = 600.0
+LONGEST_PAUSE_SECONDS = 30.0
+KILL_SECONDS = 10.0
+
+
+def supervise(chosen: argparse.Namespace) -> int:
+    """Keep a server running until a signal ends it or it cannot be kept running; gives the exit code."""
+    if chosen.max_restarts < 0:
+        raise RequestError(f"--max-restarts is {chosen.max_restarts}; give 0 or more, or --no-restart")
+    listener = listen(chosen.host, chosen.port)
+    return asyncio.run(Supervisor(listener, chosen.max_restarts, chosen.health_timeout).run())
+
+
+class Child:
+    """One server process: what it told, and the requests that it has not ended.
+
+    `silent_seconds` is the time without a heartbeat since the server was ready; at `kill_at` its time is up.
+    """
+
+    def __init__(self, began: float, restarts: int, lost: int, listener: socket.socket) -> None:
+        self.open_requests: dict[str, tuple[str, float]] = {}
+        self.is_ready = False
+        self.is_refused = False
+        self.ready_at: float | None = None
+        self.failure: str | None = None
+        self.silent_seconds = 0.0
+        self.kill_at: float | None = None
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.link.setblocking(False)
+            files = (listener.fileno(), theirs.fileno())
+            given = Inheritance(*files, os.getpid(), began, restarts, lost)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, *sys.orig_argv[1:]],
+                    pass_fds=files,
+                    env=os.environ | {VARIABLE: given.as_text()},
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def ready_seconds(self) -> float:
+        """How long the server has been ready, or was until it failed."""
+        return 0.0 if self.ready_at is None else time.monotonic() - self.ready_at
+
+    def tell(self, word: str, *values: object) -> None:
+        """Send a record; a server that does not read any more will be missed by its heartbeat."""
+        try:
+            self.link.send(json.dumps([word, *values]).encode())
+        except OSError:
+            log.warning("the server process %d cannot be told '%s'", self.process.pid, word)
+
+    def kill_within(self, seconds: float) -> None:
+        """Give the process so long to end by itself."""
+        self.kill_at = time.monotonic() + seconds
+
+
+class Supervisor:
+    """Starts servers one after the other on the same socket, and answers while none is ready."""
+
+    def __init__(self, listener: socket.socket, max_restarts: int, health_seconds: float) -> None:
+        self._listener = listener
+        self._max_restarts = max_restarts
+        self._health_seconds = health_seconds
+        self._lifecycle = Lifecycle(health_seconds)
+        self._not_ready = NotReadyServer(listener, self._lifecycle)
+        self._outcomes = OutcomeLog()
+        self._child: Child | None = None
+        self._num_in_a_row = 0
+        self._num_lost = 0
+        self._failed_at: float | None = None
+        self._started_at = time.monotonic()
+        self._start_seconds = 0.0
+        self._num_signals = 0
+        self._has_served = False
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run servers until the end; gives the exit code."""
+        loop = asyncio.get_running_loop()
+        for sig in SIGNALS:
+            loop.add_signal_handler(sig, self._stop, sig)
+        self._not_ready.open()
+        began = process_began()
+        while True:
+            self._started_at = time.monotonic()
+            child = self._child = Child(began, self._lifecycle.restarts, self._num_lost, self._listener)
+            code = await self._follow(child)
+            if self._stopped.is_set():
+                return self._end(child, code)
+            if not self._has_served and (child.is_refused or code == EXIT_USAGE):
+                return code
+            pause = self._next_pause(child, code)
+            if pause is None:
+                return EXIT_FAILED
+            if await self._is_stopped_within(pause):
+                return 0
+            began = boot_seconds()
+
+    async def _follow(self, child: Child) -> int:
+        """Read what a server tells until it has ended; gives its exit code, negative for a signal."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(child.link, self._read, child)
+        watching = asyncio.create_task(self._watch(child))
+        code = await asyncio.to_thread(child.process.wait)
+        watching.cancel()
+        self._read(child)
+        loop.remove_reader(child.link)
+        child.link.close()
+        self._child = None
+        for request_id, (route, began_at) in child.open_requests.items():
+            seconds = time.monotonic() - began_at
+            reason = f"exit_code_{code}" if code >= 0 else signal.Signals(-code).name
+            self._outcomes.write(RequestOutcome(request_id, route, "lost", reason, total_seconds=seconds))
+        self._num_lost += len(child.open_requests)
+        return code
+
+    def _read(self, child: Child) -> None:
+        """Take in all records that have come."""
+        while True:
+            try:
+                record = child.link.recv(RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                record = b""
+            if not record:
+                asyncio.get_running_loop().remove_reader(child.link)
+                return
+            self._take_in(child, *json.loads(record))
+
+    def _take_in(self, child: Child, word: str, *values: object) -> None:
+        child.silent_seconds = 0.0
+        match word, *values:
+            case "begin", str(request_id), str(route):
+                child.open_requests[request_id] = (route, time.monotonic())
+            case "end", dict(fields):
+                child.open_requests.pop(fields["request_id"], None)
+                self._outcomes.write(RequestOutcome(**fields))
+            case "phase", "warming" if self._lifecycle.phase == "loading":
+                self._lifecycle.phase = "warming"
+            case ("refused",):
+                child.is_refused = True
+            case "failed", str(failure):
+                child.failure = failure
+                child.kill_within(KILL_SECONDS)
+                self._answer_for(failure)
+            case ("ready",):
+                self._hand_over(child)
+
+    def _hand_over(self, child: Child) -> None:
+        """The server is ready: it accepts connections, and this process does no more."""
+        self._not_ready.close()
+        self._lifecycle.phase, self._lifecycle.failure = "ready", None
+        self._has_served = child.is_ready = True
+        child.ready_at = time.monotonic()
+        self._start_seconds = child.ready_at - self._started_at
+        child.tell("accept")
+        if self._failed_at is not None:
+            seconds = time.monotonic() - self._failed_at
+            log.info("ready again %.1f s after the failure, restart %d", seconds, self._lifecycle.restarts)
+            self._failed_at = None
+
+    def _answer_for(self, failure: str) -> None:
+        """No server is ready, for this reason: answer requests here."""
+        if self._stopped.is_set():
+            return
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+        self._lifecycle.phase, self._lifecycle.failure = "restarting", failure
+        self._not_ready.open()
+
+    async def _watch(self, child: Child) -> None:
+        """End a server that does not say anything any more, or that does not end when it should.
+
+        Time is counted in turns of this loop, so a process that was stopped together with its server waits for it.
+        """
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if child.is_ready:
+                child.silent_seconds += TICK_SECONDS
+            if child.silent_seconds > self._health_seconds and child.failure is None:
+                child.failure = f"no heartbeat for {child.silent_seconds:g} s, longer than --health-timeout allows"
+                child.process.kill()
+            elif child.kill_at is not None and time.monotonic() > child.kill_at:
+                child.process.kill()
+
+    def _next_pause(self, child: Child, code: int) -> float | None:
+        """Seconds until the next start, None where there shall be none; says so in the log."""
+        end = _describe_end(code)
+        failure = end if child.failure is None else f"{child.failure}; {end}"
+        self._answer_for(failure)
+        if child.ready_seconds >= HEALTHY_SECONDS:
+            self._num_in_a_row = 0
+        if self._num_in_a_row >= self._max_restarts:
+            log.error(
+                "%s; it was restarted %d times without %g minutes of service in between, as many as "
+                "--max-restarts allows: the process ends",
+                failure,
+                self._num_in_a_row,
+                HEALTHY_SECONDS / 60,
+            )
+            return None
+        pause = min(2.0 ** (self._num_in_a_row - 1), LONGEST_PAUSE_SECONDS) if self._num_in_a_row else 0.0
+        self._num_in_a_row += 1
+        self._lifecycle.restarts += 1
+        self._lifecycle.ready_at = time.monotonic() + pause + self._start_seconds
+        when = f"in {pause:g} s" if pause else "now"
+        log.error(
+            "%s; requests lost: %d; it starts again %s, restart %d of at most %d in a row",
+            failure,
+            len(child.open_requests),
+            when,
+            self._num_in_a_row,
+            self._max_restarts,
+        )
+        return pause
+
+    def _stop(self, sig: int) -> None:
+        """Pass the first signal on for a drain and the second to stop at once; end a server that answers nobody yet."""
+        self._num_signals += 1
+        if self._num_signals == 1:
+            self._stopped.set()
+            self._not_ready.close()
+            self._listener.close()
+        child = self._child
+        if child is None or not child.is_ready:
+            log.info("signal %d: nothing is served yet, the process ends", sig)
+            if child is not None:
+                child.process.kill()
+            return
+        child.tell("signal", sig)
+        if self._num_signals > 1:
+            child.kill_within(KILL_SECONDS)
+
+    def _end(self, child: Child, code: int) -> int:
+        """The exit code after a signal: that of the server, which is 0 unless it broke while it drained."""
+        if not child.is_ready:
+            return 0
+        if code < 0:
+            log.error("%s while it drained", _describe_end(code))
+        return code if code >= 0 else EXIT_FAILED
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _describe_end(code: int) -> str:
+    """How a process ended, in words."""
+    end = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    return f"the server process {end}"
