@@ -26,6 +26,10 @@ class EngineError(GlintError):
     """The native engine refused a call or failed."""
 
 
+class InternalFailure(EngineError):
+    """Something inside the library or the driver went wrong."""
+
+
 class RankFailed(EngineError):
     """A rank failed and the others cannot go on without it: the engine takes no further step and is made anew."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from glint.errors import EngineError, RankFailed
+from glint.errors import EngineError, InternalFailure, RankFailed
 from glint.native import abi
 
 LIBRARY_VARIABLE = "GLINT_ENGINE"
@@ -52,10 +52,6 @@ class EngineBusy(EngineError):
 
 class Unsupported(EngineError):
     """The library or the machine cannot do what was asked."""
-
-
-class InternalFailure(EngineError):
-    """The library found itself in a state that should not be."""
 
 
 _EXCEPTIONS: dict[int, type[EngineError]] = {

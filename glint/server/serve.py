@@ -20,7 +20,7 @@ import uvloop
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine import Engine, StepSummary
-from glint.errors import GlintError, RankFailed
+from glint.errors import GlintError, InternalFailure, RankFailed
 from glint.server.app import make_app
 from glint.server.connection import BoundedConnection
 from glint.server.lifecycle import FrontDoor, Lifecycle, Startup
@@ -28,7 +28,7 @@ from glint.server.limits import Admission
 from glint.server.listener import BACKLOG, listen
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
-from glint.server.problems import MAX_MESSAGE_CHARS
+from glint.server.problems import MAX_MESSAGE_CHARS, Problem
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
@@ -46,6 +46,7 @@ EXIT_FAILED = 1
 FAILED_DRAIN_SECONDS = 2
 LAST_WORD_SECONDS = 1
 GIVE_UP_SECONDS = 4.0
+BREAKDOWNS = (RankFailed, InternalFailure, Problem)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -139,13 +140,13 @@ class Server(uvicorn.Server):
 
     def _fail_to_start(self, problem: Exception) -> None:
         """Say why there is no server; what a user must mend, a supervisor does not try again."""
-        is_known = isinstance(problem, GlintError)
-        log.error("cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not is_known)
-        if self._link is not None and is_known and not isinstance(problem, RankFailed):
-            self._link.tell("refused")
-        self._fail(
-            f"the start failed: {problem}" if isinstance(problem, RankFailed) else "the start failed, see the log"
+        log.error(
+            "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
         )
+        has_broken = isinstance(problem, BREAKDOWNS)
+        if self._link is not None and isinstance(problem, GlintError) and not has_broken:
+            self._link.tell("refused")
+        self._fail(f"the start failed: {problem}" if has_broken else "the start failed, the log says why")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, stop on the second; a server that answers nobody yet stops on the first."""

@@ -61,8 +61,11 @@ def test_token_by_token(servers: tuple[Served, Served]) -> None:
 
 
 def faulty(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The flags of a server on the test build, and the change of the environment that makes one of its ranks fail."""
-    return (*RANKS, "--engine", TEST_LIBRARY, "--max-num-seqs", "4"), {"GLINT_FAULT": fault}
+    """The flags of a server on the test build, and the change of the environment that makes one of its ranks fail.
+
+    The server is one process without a supervisor.
+    """
+    return (*RANKS, "--engine", TEST_LIBRARY, "--max-num-seqs", "4", "--no-restart"), {"GLINT_FAULT": fault}
 
 
 def test_a_rank_that_fails_at_load_is_a_clear_error() -> None:
