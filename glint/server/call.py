@@ -233,7 +233,10 @@ class GeneratingRoute:
                 problem = problem_of(error, call.request_id)
                 await self._refuse(call, problem)
         except asyncio.CancelledError:
-            problem = problem or Problem(503, "the server stopped", code="shutting_down")
+            if problem is None:
+                problem = Problem(503, "the server is shutting down; send the request again", code="shutting_down")
+            if call.status is None:
+                await call.refuse(problem)
             raise
         finally:
             call.close(problem)
