@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from glint.errors import RequestError
+from glint.errors import EngineError, RequestError
 from glint.server.lifecycle import Lifecycle, boot_seconds, process_began
 from glint.server.listener import listen
 from glint.server.not_ready import NotReadyServer
@@ -29,6 +29,7 @@ TICK_SECONDS = 0.5
 HEALTHY_SECONDS = 600.0
 LONGEST_PAUSE_SECONDS = 30.0
 KILL_SECONDS = 10.0
+UNKILLABLE_SECONDS = 60.0
 
 
 def supervise(chosen: argparse.Namespace) -> int:
@@ -53,18 +54,19 @@ class Child:
         self.failure: str | None = None
         self.silent_seconds = 0.0
         self.kill_at: float | None = None
+        self.killed_at: float | None = None
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.link.setblocking(False)
             files = (listener.fileno(), theirs.fileno())
             given = Inheritance(*files, os.getpid(), began, restarts, lost)
+            command = [sys.executable, *sys.orig_argv[1:]]
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
-                self.process = subprocess.Popen(
-                    [sys.executable, *sys.orig_argv[1:]],
-                    pass_fds=files,
-                    env=os.environ | {VARIABLE: given.as_text()},
-                )
+                environment = os.environ | {VARIABLE: given.as_text()}
+                self.process = subprocess.Popen(command, pass_fds=files, env=environment)
+            except OSError as problem:
+                raise EngineError(f"the server process cannot be started: {command[0]}: {problem}") from problem
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -83,6 +85,11 @@ class Child:
     def kill_within(self, seconds: float) -> None:
         """Give the process so long to end by itself."""
         self.kill_at = time.monotonic() + seconds
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.killed_at = time.monotonic()
+        self.process.kill()
 
 
 class Supervisor:
@@ -209,11 +216,17 @@ class Supervisor:
             await asyncio.sleep(TICK_SECONDS)
             if child.is_ready:
                 child.silent_seconds += TICK_SECONDS
-            if child.silent_seconds > self._health_seconds and child.failure is None:
+            now = time.monotonic()
+            if child.killed_at is not None:
+                if now > child.killed_at + UNKILLABLE_SECONDS:
+                    log.error("the server process %d was killed and does not end: the process ends", child.process.pid)
+                    logging.shutdown()
+                    os._exit(EXIT_FAILED)
+            elif child.silent_seconds > self._health_seconds and child.failure is None:
                 child.failure = f"no heartbeat for {child.silent_seconds:g} s, longer than --health-timeout allows"
-                child.process.kill()
-            elif child.kill_at is not None and time.monotonic() > child.kill_at:
-                child.process.kill()
+                child.kill()
+            elif child.kill_at is not None and now > child.kill_at:
+                child.kill()
 
     def _next_pause(self, child: Child, code: int) -> float | None:
         """Seconds until the next start, None where there shall be none; says so in the log."""
@@ -257,7 +270,7 @@ class Supervisor:
         if child is None or not child.is_ready:
             log.info("signal %d: nothing is served yet, the process ends", sig)
             if child is not None:
-                child.process.kill()
+                child.kill()
             return
         child.tell("signal", sig)
         if self._num_signals > 1:

@@ -60,6 +60,16 @@ def test_a_failed_server_says_why() -> None:
     assert "rank 2 of 4 failed" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("seconds", "header"), [(None, "1"), (-5.0, "1"), (0.2, "1"), (29.5, "30"), (900.0, "60")])
+def test_clients_are_told_when_to_try_again(seconds: float | None, header: str) -> None:
+    lifecycle = at("restarting")
+    lifecycle.failure = "the server process was killed by SIGKILL"
+    lifecycle.ready_at = None if seconds is None else time.monotonic() + seconds
+    answer = get(lifecycle, "/v1/models")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, header)
+    assert "killed by SIGKILL; the server is restarting" in answer.json()["error"]["message"]
+
+
 def test_nobody_is_let_in_before_there_is_an_application() -> None:
     lifecycle = at("ready")
     lifecycle.app = None
