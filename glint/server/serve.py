@@ -215,7 +215,7 @@ class Server(uvicorn.Server):
         """End every request and free the engine. False: a step does not end, so neither does the engine."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         has_ended = self._service is None or await self._service.close()
-        if self.server_state.tasks:
+        if self.server_state.tasks and self._lifecycle.failure is None:
             await asyncio.wait(self.server_state.tasks, timeout=LAST_WORD_SECONDS)
         return has_ended
 

@@ -141,16 +141,19 @@ def test_what_is_no_request(line: bytes) -> None:
         assert server.send(line + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
-def test_headers_are_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_are_bounded_in_bytes() -> None:
+    with running() as server, server.connect() as large, pytest.raises((ConnectionResetError, BrokenPipeError)):
+        for _ in range(500):
+            large.sendall(b"GET /" + b"a" * 65536)
+
+
+def test_headers_are_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(not_ready, "HEADER_SECONDS", 0.3)
     monkeypatch.setattr(not_ready, "CLOSE_SECONDS", 0.3)
     with running() as server:
         with server.connect() as slow:
             slow.sendall(b"GET /health HT")
             assert slow.recv(1) == b""
-        with server.connect() as large, pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while True:
-                large.sendall(b"GET /" + b"a" * 65536)
         with server.connect() as stays:
             stays.sendall(b"GET /health HTTP/1.1\r\n\r\n")
             assert receive(stays).startswith(b"HTTP/1.1 200 ")
