@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -167,7 +168,7 @@ def app(arguments: Arguments) -> Application:
     proxy while no replica is there are bounded by as many. Ray's proxies keep the router that they once had for a
     deployment's name, so the name says the routing.
     """
-    settings = read_settings(make_parser().parse_args(["serve", *serve_flags(arguments)]))
+    settings = settings_of(arguments)
     waiting = settings.limits.waiting_requests
     deployment = serve.deployment(
         name=f"glint-{arguments.routing}",
@@ -181,6 +182,16 @@ def app(arguments: Arguments) -> Application:
         request_router_config=ROUTERS[arguments.routing],
     )
     return deployment(serve.ingress()(Glint)).bind(settings)
+
+
+def settings_of(arguments: Arguments) -> ServerSettings:
+    """The settings of every replica.
+
+    Ray's proxy listens, at an address that glint does not know. With a key any host name is taken, as the key keeps web
+    pages out; without one only names of this machine and those of --allowed-hosts.
+    """
+    settings = read_settings(make_parser().parse_args(["serve", *serve_flags(arguments)]))
+    return replace(settings, hosts=settings.hosts or ("*",)) if len(settings.keys) > 0 else settings
 
 
 def serve_flags(arguments: Arguments) -> list[str]:

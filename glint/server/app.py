@@ -1,6 +1,7 @@
 """The routes of the server, with authentication around them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,13 +11,16 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.server import anthropic, responses
-from glint.server.auth import ApiKeys, Authentication, allow_origins
+from glint.server.auth import Authentication, allow_origins
+from glint.server.body import shorten
 from glint.server.call import Call, GeneratingRoute, StreamError
 from glint.server.openai_chat import handle_chat
 from glint.server.openai_text import handle_text
+from glint.server.origin import AllowedHosts, SiteGuard
 from glint.server.outcomes import RequestOutcome
-from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, stream_error
+from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, served_paths, stream_error
 from glint.server.problems import Problem, body_for
+from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 
 Handle = Callable[[Call], Awaitable[None]]
@@ -30,9 +34,10 @@ GENERATING: Sequence[tuple[str, str, Handle, StreamError]] = (
     ("/tokenize", "tok", handle_tokenize, stream_error),
     ("/detokenize", "detok", handle_detokenize, stream_error),
 )
+NEAR = 0.75
 
 
-def make_app(state: ServerState, keys: ApiKeys, guards_metrics: bool, origins: Sequence[str]) -> ASGIApp:
+def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     """The whole application: every route but /health and /ready, which the front door answers."""
     watch = Watch(state)
     generating = {
@@ -40,6 +45,7 @@ def make_app(state: ServerState, keys: ApiKeys, guards_metrics: bool, origins: S
     }
     routes: list[BaseRoute] = [Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()]
     routes += [
+        Route("/", watch.show_routes, methods=["GET"]),
         Route("/v1/models", watch.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", watch.show_model, methods=["GET"]),
         Route("/metrics", watch.show_metrics, methods=["GET"]),
@@ -48,8 +54,10 @@ def make_app(state: ServerState, keys: ApiKeys, guards_metrics: bool, origins: S
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Problem: _answer_problem})
     app.router.redirect_slashes = False
     short_cut = ShortCut(generating, app)
-    guarded = Authentication(short_cut, keys, guards_metrics=guards_metrics, on_refusal=_refusals_of(state))
-    return allow_origins(guarded, origins)
+    record = _refusals_of(state)
+    guarded = Authentication(short_cut, settings.keys, guards_metrics=settings.guards_metrics, on_refusal=record)
+    hosts = AllowedHosts(settings.host, settings.hosts)
+    return SiteGuard(allow_origins(guarded, settings.origins), hosts, settings.origins, record)
 
 
 class ShortCut:
@@ -69,7 +77,7 @@ class ShortCut:
 
 
 def _refusals_of(state: ServerState) -> Callable[[Scope, Problem], None]:
-    """Records a request without a valid key like any other refusal."""
+    """Records a request without a valid key, or of a foreign site, like any other refusal."""
 
     def record(scope: Scope, problem: Problem) -> None:
         outcome = RequestOutcome("-", scope["path"], "refused", problem.code, problem.status)
@@ -81,12 +89,25 @@ def _refusals_of(state: ServerState) -> Callable[[Scope, Problem], None]:
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    known = {404: "there is no such route", 405: f"{request.method} is not allowed here"}
-    problem = Problem(
-        status, known.get(status, "the request cannot be served"), code="not_found" if status == 404 else "refused"
-    )
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    return Response(body_for(request.url.path, problem), status, headers, "application/json")
+    path = request.url.path
+    if status == 404:
+        problem = Problem(404, _describe_unknown(path, served_paths(request)), code="not_found")
+    elif status == 405:
+        allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        headers["Allow"] = allowed
+        message = f"{request.method} is not allowed on {shorten(path)}; use {allowed}"
+        problem = Problem(405, message, code="method_not_allowed")
+    else:
+        problem = Problem(status, "the request cannot be served", code="refused")
+    return Response(body_for(path, problem), status, headers, "application/json")
+
+
+def _describe_unknown(path: str, served: Mapping[str, Sequence[str]]) -> str:
+    """What to say of a path that is none of ours: the one that was probably meant, and where all are listed."""
+    near = get_close_matches(path, [known for paths in served.values() for known in paths], 1, NEAR)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"there is no route {shorten(path)}; {meant}GET / lists all routes"
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:

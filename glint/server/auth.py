@@ -181,14 +181,19 @@ class Authentication:
         await send_problem(send, scope["path"], problem)
 
 
+def check_origins(origins: Sequence[str]) -> None:
+    """Refuse origins that no browser would send."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise RequestError(f"the origin {origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, nor '*'; correct it")
+
+
 def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """Let pages of these origins call the server from a browser; without origins nothing is added.
 
     It goes around `Authentication`: a preflight is answered without a key, every other request still needs one.
     """
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise RequestError(f"the origin {origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, nor '*'; correct it")
+    check_origins(origins)
     if not origins:
         return app
     return CORSMiddleware(

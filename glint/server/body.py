@@ -58,11 +58,12 @@ def _check_headers(headers: Headers, limits: Limits) -> None:
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limits.body_bytes:
         raise _too_large(limits.body_bytes)
-    kind, *parameters = (part.strip() for part in headers.get("content-type", "").split(";"))
-    is_json = not kind or _JSON_TYPE.fullmatch(kind.lower()) is not None
+    content_type = headers.get("content-type", "")
+    kind, *parameters = (part.strip() for part in content_type.split(";"))
+    is_json = _JSON_TYPE.fullmatch(kind.lower()) is not None
     if not is_json or not all(_CHARSET.fullmatch(part) for part in parameters if part.lower().startswith("charset")):
-        shown = shorten(headers["content-type"])
-        message = f"the content type is '{shown}'; send JSON in UTF-8 with Content-Type: application/json"
+        what = f"the content type is '{shorten(content_type)}'" if content_type else "there is no content type"
+        message = f"{what}; send JSON in UTF-8 and say so, with curl: -H 'Content-Type: application/json'"
         raise Problem(415, message, code="unsupported_content_type", headers=_CLOSE)
     encoding = headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":

@@ -5,6 +5,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from glint.server.origin import use_target_host
+
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 * 1024
 STALL_SECONDS = 30.0
@@ -77,6 +79,7 @@ class BoundedConnection(HttpToolsProtocol):
         """The headers are there."""
         self._stop_timer()
         self._is_in_headers = False
+        use_target_host(self.url, self.headers)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

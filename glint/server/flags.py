@@ -82,6 +82,15 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line")
     group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
+        "--allowed-hosts",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="names besides localhost that clients may ask for, such as chat.internal or *.internal; '*' is any "
+        "(default: none with --host on this machine, any with another)",
+    )
+    group.add_argument(
         "--allowed-origins",
         metavar="ORIGIN",
         nargs="+",
@@ -168,6 +177,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         limits=_limits(chosen),
         guards_metrics=not chosen.open_metrics,
         origins=tuple(chosen.allowed_origins),
+        hosts=tuple(chosen.allowed_hosts),
         log_level=chosen.log_level,
         logs_json=chosen.log_json,
         health_seconds=chosen.health_timeout,

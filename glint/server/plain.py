@@ -7,6 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from glint import __version__
+from glint.server.auth import OPEN_PATHS
 from glint.server.call import Call
 from glint.server.fields import SamplingFields, Strict, check_tools, refusal
 from glint.server.generation import Delta, Generation
@@ -159,11 +161,24 @@ def _detokenize(call: Call, tokens: Sequence[int], skip_special_tokens: bool) ->
     return call.state.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
 
+def served_paths(request: Request) -> dict[str, list[str]]:
+    """The paths of all routes by the method that they take."""
+    served: dict[str, list[str]] = {"POST": [], "GET": sorted(OPEN_PATHS)}
+    for route in request.app.routes:
+        served["POST" if "POST" in route.methods else "GET"].append(route.path_format)
+    return served
+
+
 class Watch:
     """Routes that only look: models, metrics and statistics."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
+
+    async def show_routes(self, request: Request) -> Response:
+        """What this is and where to go."""
+        about = {"name": "glint", "version": __version__, "models": self._state.model_names}
+        return _json(about | {"routes": served_paths(request), "documentation": "docs/server.md of glint"})
 
     async def list_models(self, request: Request) -> Response:
         """All names that the model is served under."""

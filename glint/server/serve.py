@@ -47,7 +47,6 @@ FAILED_DRAIN_SECONDS = 2
 LAST_WORD_SECONDS = 1
 GIVE_UP_SECONDS = 4.0
 BREAKDOWNS = (RankFailed, InternalFailure, Problem)
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
@@ -55,14 +54,8 @@ def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
     startup = Startup(None if link is None else link.given.began)
     startup.mark("python and imports")
     max_connections = _raise_file_limit() - SPARE_FILES
-    for warning in settings.keys.warnings:
+    for warning in settings.warnings:
         log.warning(warning)
-    if settings.host not in LOOPBACK and len(settings.keys) == 0:
-        log.warning(
-            "listening on %s without an API key: whoever reaches the port may use the model; set GLINT_API_KEY or "
-            "--api-key-file",
-            settings.host,
-        )
     listener = listen(settings.host, settings.port) if link is None else link.listener
     startup.mark("listen")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -233,8 +226,7 @@ class Server(uvicorn.Server):
         if self._link is not None:
             state.metrics.set_history(self._link.given.restarts, self._link.given.lost)
         state.metrics.set_startup(self._startup.seconds | {"all": self._startup.total_seconds})
-        settings = self._settings
-        self._lifecycle.app = make_app(state, settings.keys, settings.guards_metrics, settings.origins)
+        self._lifecycle.app = make_app(state, self._settings)
         if not self.should_exit:
             self._lifecycle.phase = "ready"
         self._workers.submit(state.compiler.prepare)

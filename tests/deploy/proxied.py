@@ -18,6 +18,7 @@ import httpx
 from tests.deploy.command_lines import DEPLOY
 from tests.e2e.served import free_port
 
+PUBLIC_NAME = "glint.internal"
 CONFIGURATION = DEPLOY / "nginx" / "glint.conf"
 SYSTEM_FOLDERS = "/usr/sbin:/sbin:/usr/local/sbin"
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":" + SYSTEM_FOLDERS)
@@ -55,15 +56,16 @@ class Proxied:
         return f"https://127.0.0.1:{self.port}"
 
     def client(self, seconds: float = 120.0) -> httpx.Client:
-        """A client that trusts the certificate and gives up after so many seconds."""
+        """A client that asks for the public name, trusts the certificate and gives up after so many seconds."""
         trusted = ssl.create_default_context(cafile=str(self.certificate))
-        return httpx.Client(base_url=self.url, verify=trusted, timeout=seconds, trust_env=False)
+        named = {"Host": PUBLIC_NAME}
+        return httpx.Client(base_url=self.url, verify=trusted, timeout=seconds, trust_env=False, headers=named)
 
 
 def make_certificate(folder: Path) -> None:
-    """A certificate for 127.0.0.1 that is its own authority."""
+    """A certificate for the public name and 127.0.0.1 that is its own authority."""
     kind = ["-x509", "-nodes", "-days", "1", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    names = ["-subj", "/CN=glint.internal", "-addext", "subjectAltName=DNS:glint.internal,IP:127.0.0.1"]
+    names = ["-subj", f"/CN={PUBLIC_NAME}", "-addext", f"subjectAltName=DNS:{PUBLIC_NAME},IP:127.0.0.1"]
     files = ["-keyout", str(folder / "glint.key"), "-out", str(folder / "glint.pem")]
     subprocess.run(["openssl", "req", *kind, *names, *files], check=True, capture_output=True)
 

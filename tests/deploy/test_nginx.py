@@ -22,14 +22,15 @@ import pytest
 from glint.server.bounds import Limits
 from glint.server.serve import KEEP_ALIVE_SECONDS
 from tests.deploy.command_lines import seconds
-from tests.deploy.proxied import CONFIGURATION, NGINX, Proxied, proxied
+from tests.deploy.proxied import CONFIGURATION, NGINX, PUBLIC_NAME, Proxied, proxied
 from tests.e2e.raw_http import check_all_free, outcomes_since, read_until, request_bytes, wait_for
-from tests.e2e.served import START_SECONDS, Served, free_port, start
+from tests.e2e.served import START_SECONDS, Served, free_port, served, start
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx (Debian: apt install nginx-light)")
 
 TOKENS = 12
 SLOW_FLAGS = ("--kernels", "plain", "--max-num-seqs", "1", "--max-num-queued-reqs", "1")
+NAME_FLAGS = ("--allowed-hosts", PUBLIC_NAME)
 SHORT: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True}
 LONG = SHORT | {"max_tokens": 1500}
 LIMIT = Limits().body_bytes
@@ -50,7 +51,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     folder, port = tmp_path_factory.mktemp("nginx"), free_port()
     with proxied(folder / "proxy", port) as proxy:
         early = {ask_early(proxy)}
-        server = start(folder / "server.log", *SLOW_FLAGS, port=port, wait=False)
+        server = start(folder / "server.log", *SLOW_FLAGS, *NAME_FLAGS, port=port, wait=False)
         try:
             deadline = time.monotonic() + START_SECONDS
             while (answer := ask_early(proxy))[0] == 503:
@@ -117,6 +118,28 @@ def test_the_openai_client_streams_through_the_proxy(behind: Behind) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] in ("length", "stop")
 
 
+def test_the_public_name_is_one_that_the_server_was_given(behind: Behind, tmp_path: Path) -> None:
+    with behind.proxy.client() as client:
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/v1/models", headers={"Host": "other.internal"}).status_code == 403
+    with (
+        served(tmp_path / "server.log") as nameless,
+        proxied(tmp_path / "proxy", nameless.port) as proxy,
+        proxy.client() as client,
+    ):
+        refused = client.get("/v1/models")
+        assert client.get("/ready").status_code == 200
+    assert refused.status_code == 403
+    assert f"--allowed-hosts {PUBLIC_NAME}" in refused.json()["error"]["message"]
+
+
+def test_pages_under_the_public_name_are_told_from_others(behind: Behind) -> None:
+    """A browser says https of its page while the server is asked over http."""
+    with behind.proxy.client() as client:
+        for origin, status in ((f"https://{PUBLIC_NAME}", 400), ("https://page.test", 403), ("null", 403)):
+            assert client.post("/generate", json={}, headers={"Origin": origin}).status_code == status
+
+
 @contextmanager
 def asking(behind: Behind, body: dict[str, Any]) -> Iterator[socket.socket]:
     """A client that has sent a request through the proxy and leaves at the end of the block."""
@@ -125,7 +148,7 @@ def asking(behind: Behind, body: dict[str, Any]) -> Iterator[socket.socket]:
         socket.create_connection(("127.0.0.1", behind.proxy.port), 60) as plain,
         trusted.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
     ):
-        connection.sendall(request_bytes("/generate", body))
+        connection.sendall(request_bytes("/generate", body, {"Host": PUBLIC_NAME}))
         yield connection
 
 
@@ -199,7 +222,7 @@ def test_the_server_is_told_who_asks_and_keeps_its_connections(tmp_path: Path) -
         thread.start()
         with proxied(tmp_path / "proxy", port) as proxy, proxy.client() as client:
             for _ in range(2):
-                assert client.get("/v1/models", headers={"Host": "glint.internal"}).json() == {}
+                assert client.get("/v1/models").json() == {}
         thread.join(60)
     first, *later = received
     assert first.startswith("GET /health HTTP/1.1\r\n")
@@ -207,7 +230,7 @@ def test_the_server_is_told_who_asks_and_keeps_its_connections(tmp_path: Path) -
         head = dict(line.split(": ", 1) for line in request.lower().splitlines()[1:] if line)
         assert request.startswith("GET /v1/models HTTP/1.1\r\n")
         assert (head["host"], head["x-forwarded-for"], head["x-forwarded-proto"]) == (
-            "glint.internal",
+            PUBLIC_NAME,
             "127.0.0.1",
             "https",
         )

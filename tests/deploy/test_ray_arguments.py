@@ -76,6 +76,22 @@ def test_relative_paths_are_those_of_who_starts_it(ray_app: ModuleType, monkeypa
     assert "/models/glm" in flags and "/keys.txt" in flags
 
 
+@pytest.mark.parametrize(
+    ("key", "flags", "hosts"),
+    [
+        (None, "", ()),
+        (None, "--allowed-hosts chat.internal", ("chat.internal",)),
+        ("key", "", ("*",)),
+        ("key", "--allowed-hosts chat.internal", ("chat.internal",)),
+    ],
+)
+def test_the_names_of_rays_proxy_are_taken_where_a_key_guards(
+    ray_app: ModuleType, sample_model: Path, key: str | None, flags: str, hosts: tuple[str, ...]
+) -> None:
+    given = flags if key is None else f"--api-key {key} {flags}"
+    assert ray_app.settings_of(ray_app.Arguments(model=sample_model, flags=given)).hosts == hosts
+
+
 def test_the_address_is_not_set_by_flags(ray_app: ModuleType) -> None:
     for flags in ("--port 9000", "--host=::"):
         with pytest.raises(RequestError, match="Ray's proxy listens"):
@@ -107,7 +123,7 @@ async def run():
     app = await replica.__serve_build_asgi_app__()
     await replica.check_health()
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://replica", timeout=60) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
         body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
         answers = await asyncio.gather(*(client.post("/generate", json=body) for _ in range(3)))
     print(*(f"{answer.status_code} {answer.json()['error']['code']}" for answer in answers), sep="\\n", flush=True)

@@ -21,6 +21,7 @@ PROGRAM = "/usr/local/glint/bin/glint"
 ENVIRONMENT = {
     "GLINT_MODEL": "/srv/models/GLM-4.7-FP8",
     "GLINT_FLAGS": "--device cuda --tp 8 --served-model-name glm-4.7",
+    "GLINT_HOSTS": "chat.internal *.glint.internal",
     KEYS_VARIABLE: "first,second",
 }
 MARGIN_SECONDS = 30
@@ -86,6 +87,14 @@ def test_glint_takes_the_command() -> None:
     chosen = parse_serve(words)
     assert str(chosen.model_dir) == ENVIRONMENT["GLINT_MODEL"]
     assert (chosen.device, chosen.tp, chosen.host, chosen.port) == ("cuda", 8, "127.0.0.1", 8000)
+    assert chosen.allowed_hosts == ["chat.internal", "*.glint.internal"]
+
+
+def test_the_unit_answers_to_the_name_that_nginx_has() -> None:
+    """What the environment file does not set is the name of the shipped proxy, which passes it on."""
+    (line,) = [line for line in SETTINGS["Environment"] if "GLINT_HOSTS" in line]
+    proxy = (DEPLOY / "nginx" / "glint.conf").read_text()
+    assert f"server_name {line.removeprefix('GLINT_HOSTS=')};" in proxy and "proxy_set_header Host $host;" in proxy
 
 
 def test_a_stop_drains_and_a_failure_restarts() -> None:

@@ -21,7 +21,7 @@ def connect(server: Served, seconds: float = SECONDS) -> socket.socket:
 def request_bytes(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
     """A POST request as it goes over the wire."""
     content = json.dumps(body).encode()
-    lines = {"Host": "test", "Content-Type": "application/json", "Content-Length": str(len(content))} | dict(
+    lines = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(content))} | dict(
         headers or {}
     )
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())

@@ -77,7 +77,7 @@ def test_unknown_routes_and_methods(server: Served) -> None:
 def test_headers_are_bounded(server: Served) -> None:
     for size, expected in ((60_000, b"HTTP/1.1 200 "), (70_000, b"HTTP/1.1 400 "), (400_000, b"HTTP/1.1 400 ")):
         with connect(server) as connection:
-            head = f"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\nX-Long: {'x' * size}\r\n\r\n"
+            head = f"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: {'x' * size}\r\n\r\n"
             try:
                 connection.sendall(head.encode())
             except (BrokenPipeError, ConnectionResetError):
@@ -89,7 +89,7 @@ def test_headers_are_bounded(server: Served) -> None:
 def test_requests_sent_without_waiting_are_all_answered(server: Served) -> None:
     """Many small requests in a row have more bytes than one header may have."""
     count = 2000
-    one = b"GET /health HTTP/1.1\r\nHost: test\r\nX-Pad: " + b"y" * 40 + b"\r\n\r\n"
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Pad: " + b"y" * 40 + b"\r\n\r\n"
     with connect(server) as connection:
         sender = threading.Thread(target=connection.sendall, args=(one * count,))
         sender.start()
@@ -104,7 +104,7 @@ def test_requests_sent_without_waiting_are_all_answered(server: Served) -> None:
 
 def test_many_headers_are_bounded(server: Served) -> None:
     with connect(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
         try:
             for index in range(200_000):
                 connection.sendall(b"X-%d: y\r\n" % index)
@@ -115,7 +115,7 @@ def test_many_headers_are_bounded(server: Served) -> None:
 
 def test_bodies_are_bounded(server: Served) -> None:
     limit = 4 * 2**20
-    head = "POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with connect(server) as connection:
         connection.sendall(f"{head}Content-Length: {limit + 1}\r\n\r\n".encode())
         assert read_until(connection, b"body_too_large").startswith(b"HTTP/1.1 413 ")

@@ -142,7 +142,7 @@ def odd_envelope(draw: st.DrawFn) -> Case:
 
 def raw_case() -> st.SearchStrategy[Case]:
     """Bytes that are no HTTP, or the beginning of it."""
-    start = b"POST /generate HTTP/1.1\r\nHost: a\r\n"
+    start = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
     fixed = [
         b"",
         b"\r\n\r\n",
@@ -153,7 +153,7 @@ def raw_case() -> st.SearchStrategy[Case]:
         b"GET /health\r\n\r\n",
         b"GET  /health  HTTP/1.1\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"GET http://localhost/stats HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
         b"GET /stats HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",

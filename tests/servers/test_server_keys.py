@@ -54,6 +54,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     from glint.server import app as module
     from glint.server.auth import ApiKeys
+    from glint.server.settings import ServerSettings
 
     made: list[Starlette] = []
 
@@ -63,9 +64,15 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
             made.append(self)
 
     monkeypatch.setattr(module, "Starlette", Remembered)
-    module.make_app(None, ApiKeys([]), True, ())
+    module.make_app(None, ServerSettings(Path("folder"), ("model",), ApiKeys([])))
     paths = {route.path for route in made[0].routes if isinstance(route, Route)}
-    assert paths == {path for path, *_ in GENERATING} | {"/v1/models", "/v1/models/{name:path}", "/metrics", "/stats"}
+    assert paths == {path for path, *_ in GENERATING} | {
+        "/",
+        "/v1/models",
+        "/v1/models/{name:path}",
+        "/metrics",
+        "/stats",
+    }
 
 
 @pytest.mark.parametrize("path", [path for path, *_ in GENERATING])
@@ -82,12 +89,12 @@ def test_every_generating_route_needs_a_key(guarded: Guarded, path: str) -> None
 @pytest.mark.parametrize("path", [*WATCHING, "/", "/docs", "/openapi.json", "/health/", "//health", "/ready/x"])
 def test_every_other_path_needs_a_key(guarded: Guarded, path: str) -> None:
     with connect(guarded.server) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         assert read_to_end(connection).startswith(b"HTTP/1.1 401 ")
     with connect(guarded.server) as connection:
-        head = f"GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nx-api-key: {FILE_KEY}\r\n\r\n"
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nx-api-key: {FILE_KEY}\r\n\r\n"
         connection.sendall(head.encode())
-        expected = b"200" if path in WATCHING and path != "/v1/models/any" else b"404"
+        expected = b"200" if path in ("/", *WATCHING) and path != "/v1/models/any" else b"404"
         assert read_to_end(connection).split(b" ")[1] == expected
 
 
@@ -136,5 +143,5 @@ def test_metrics_can_be_opened(tmp_path: Path) -> None:
             )
             assert asked.headers.get("access-control-allow-origin") == expected
             answer = httpx.get(f"{server.url}/v1/models", headers={"Origin": origin}, timeout=30)
-            assert answer.status_code == 401
+            assert answer.status_code == (403 if expected is None else 401)
             assert answer.headers.get("access-control-allow-origin") == expected

@@ -79,15 +79,15 @@ def silent(server: Served) -> socket.socket:
 def in_headers(server: Served) -> socket.socket:
     """Sends the beginning of its headers; `drip` sends the rest byte by byte."""
     connection = connect(server)
-    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
     return connection
 
 
 def in_body(server: Served) -> socket.socket:
     """Sends its headers and the beginning of a body; `drip` sends the rest byte by byte."""
     connection = connect(server)
-    head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
-    connection.sendall(head + b'{"prompt":"')
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(head + b'Content-Length: 100000\r\n\r\n{"prompt":"')
     return connection
 
 
@@ -173,7 +173,7 @@ def test_a_slow_reader_gets_its_whole_answer(quick: Served) -> None:
 def test_an_idle_connection_cannot_be_kept_by_empty_lines(quick: Served) -> None:
     with connect(quick) as connection:
         connection.settimeout(60)
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         read_until(connection, b"seconds_since_last_step")
         connection.sendall(b"\r\n")
         read_to_end(connection)

@@ -1,0 +1,175 @@
+"""Which host names the server answers to, and which web pages may call it from a browser.
+
+A browser sends the name that it asked for as `Host` and the site of the page that asks as `Origin`; a page can change
+neither. So a page of another site shows itself by its Origin, and a page whose own name was led to this machine (DNS
+rebinding) by its Host. Clients other than browsers send no Origin and the name that they were given.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from glint.errors import RequestError
+from glint.server.body import shorten
+from glint.server.problems import Problem, send_problem
+
+ANY = "*"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+MAX_PORT = 65535
+
+_HOST = re.compile(r"(?P<name>[a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[0-9]{0,5}))?", re.IGNORECASE)
+_ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<host>.*)", re.IGNORECASE)
+_ABSOLUTE_TARGET = re.compile(rb"https?://(?P<authority>[^/?#]*)", re.IGNORECASE)
+_CLOSE = {"Connection": "close"}
+
+
+class Host(NamedTuple):
+    """A host as a client names it: a name in lower case or an address in its usual form, and the port if it is said."""
+
+    name: str
+    port: int | None
+
+
+def parse_host(text: str) -> Host | None:
+    """The host that `NAME`, `NAME:PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT` speaks of; None where it is malformed."""
+    match = _HOST.fullmatch(text)
+    if match is None:
+        return None
+    name = match["name"].lower()
+    port = int(match["port"]) if match["port"] else None
+    if port is not None and port > MAX_PORT:
+        return None
+    if name.startswith("["):
+        try:
+            return Host(str(IPv6Address(name[1:-1])), port)
+        except ValueError:
+            return None
+    name = name.removesuffix(".")
+    return Host(name, port) if all(name.split(".")) else None
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address always means the machine itself."""
+    name = name.lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class AllowedHosts:
+    """The host names that a server answers to: those of the machine itself and those that it was given.
+
+    A given name stands for itself with any port, `*.internal` for every name that ends so, `*` for all names. A server
+    that listens to other machines and was given no names answers to all.
+    """
+
+    def __init__(self, bind: str, given: Sequence[str] = ()) -> None:
+        names = [_parse_pattern(pattern) for pattern in given if pattern != ANY]
+        self._takes_all = ANY in given or not (given or is_loopback(bind))
+        self._names = frozenset(names)
+        self._endings = tuple(name for name in names if name.startswith("."))
+
+    def allows(self, name: str) -> bool:
+        """Whether the server answers to a name."""
+        return self._takes_all or is_loopback(name) or name in self._names or name.endswith(self._endings)
+
+
+def _parse_pattern(pattern: str) -> str:
+    """A given name as hosts have it; of `*.internal` the ending `.internal`."""
+    host = parse_host(pattern.removeprefix("*."))
+    if host is None or host.port is not None:
+        raise RequestError(
+            f"--allowed-hosts has {pattern!r}; give names without scheme, port and path, such as chat.internal, "
+            "*.internal or [fd00::1], or '*' for all"
+        )
+    return f".{host.name}" if pattern.startswith("*.") else host.name
+
+
+def is_same_origin(origin: str, host: Host) -> bool:
+    """Whether a page was served under the host that it now calls.
+
+    A proxy may have taken TLS off, so the scheme is the page's own; it says which port is meant where none is given.
+    """
+    match = _ORIGIN.fullmatch(origin)
+    if match is None or (page := parse_host(match["host"])) is None:
+        return False
+    default = DEFAULT_PORTS[match["scheme"].lower()]
+    return (page.name, page.port or default) == (host.name, host.port or default)
+
+
+def use_target_host(target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """Where a request line holds a whole address, as for proxies, its host stands in place of the Host header's."""
+    match = _ABSOLUTE_TARGET.match(target)
+    if match is not None:
+        headers[:] = [(name, match["authority"] if name == b"host" else value) for name, value in headers]
+
+
+class SiteGuard:
+    """ASGI middleware that refuses a request under a foreign Host or of a foreign Origin, before anything is read.
+
+    A request without Origin is none of a page, or one that its page cannot read; a POST of a page always has one.
+    `on_refusal` is told of every request that was refused.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: AllowedHosts,
+        origins: Sequence[str] = (),
+        on_refusal: Callable[[Scope, Problem], None] | None = None,
+    ) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._origins = frozenset(origins)
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it with 400 or 403."""
+        problem = self._find_problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+            return
+        if self._on_refusal is not None:
+            self._on_refusal(scope, problem)
+        await send_problem(send, scope["path"], problem)
+
+    def _find_problem(self, scope: Scope) -> Problem | None:
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
+        host = None
+        if given or scope.get("http_version") != "1.0":
+            host = parse_host(given[0]) if len(given) == 1 else None
+            if host is None:
+                return _malformed(given)
+            if not self._hosts.allows(host.name):
+                return _foreign_host(host.name)
+        if not origins or ANY in self._origins:
+            return None
+        is_own = len(origins) == 1 and host is not None and is_same_origin(origins[0], host)
+        return None if is_own or self._origins.issuperset(origins) else _foreign_origin(origins[0])
+
+
+def _malformed(given: Sequence[str]) -> Problem:
+    what = f"is given {len(given)} times" if len(given) > 1 else f"is '{shorten(given[0])}'" if given else "is missing"
+    message = f"the Host header {what}; send exactly one, with the host and port of the server's address"
+    return Problem(400, message, code="invalid_host", headers=_CLOSE)
+
+
+def _foreign_host(name: str) -> Problem:
+    message = f"the server does not answer to the host '{name}'; to change that, start it with --allowed-hosts {name}"
+    return Problem(403, message, code="host_not_allowed", headers=_CLOSE)
+
+
+def _foreign_origin(origin: str) -> Problem:
+    allowed = shorten(origin) if _ORIGIN.fullmatch(origin) else "'*'"
+    message = (
+        f"the request comes from a web page of '{shorten(origin)}', which is not this server; to let such pages "
+        f"call it, start it with --allowed-origins {allowed}"
+    )
+    return Problem(403, message, code="origin_not_allowed", headers=_CLOSE)
