@@ -205,7 +205,7 @@ class Engine:
         ):
             for token in tokens:
                 if not 0 <= token < vocab_size:
-                    raise RequestError(f"{name} holds token id {token}; ids go from 0 to {vocab_size - 1}")
+                    raise RequestError(f"{name} holds token id {token}; ids go from 0 to {vocab_size - 1}", name)
         if not 0 <= cache_salt < SALT_LIMIT:
             raise RequestError(f"cache_salt is {cache_salt}; it goes from 0 to {SALT_LIMIT - 1}")
         if params.stop and self._tokenizer is None:

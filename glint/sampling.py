@@ -1,13 +1,13 @@
 """How a request's tokens are chosen and when they end."""
 
 from collections.abc import Mapping, Sequence
-from ctypes import c_float
 from dataclasses import dataclass, field
 from typing import Any
 
 from glint.errors import RequestError
 
 MAX_CHOICES = 128
+MIN_POSITIVE = 1e-37
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 SEED_LIMIT = 2**64
@@ -19,10 +19,11 @@ class SamplingParams:
     """What a request asks of sampling, checked at construction.
 
     The defaults sample from the model's own distribution. `temperature` 0 is greedy; `top_k` 0 or -1, `top_p` 1 and
-    `min_p` 0 cut nothing off. `seed` None draws a new seed for every request. `max_tokens` None means until the model
-    stops or the context is full. `logprobs` N gives each token's log-probability and the N best beside it;
-    `prompt_logprobs` the same for the prompt. `stop` strings end the text before them, or after them with
-    `include_stop_str_in_output`. Anything out of range raises `RequestError`.
+    `min_p` 0 cut nothing off. `top_p` and `repetition_penalty` are at least `MIN_POSITIVE`, which a 32-bit float tells
+    from 0. `seed` None draws a new seed for every request. `max_tokens` None means until the model stops or the context
+    is full. `logprobs` N gives each token's log-probability and the N best beside it; `prompt_logprobs` the same for
+    the prompt. `stop` strings end the text before them, or after them with `include_stop_str_in_output`. Anything out
+    of range raises `RequestError`.
     """
 
     n: int = 1
@@ -48,10 +49,10 @@ class SamplingParams:
         self._normalise()
         _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_number("temperature", self.temperature, 0.0, 100.0)
-        _check_number("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
+        _check_number("top_p", self.top_p, MIN_POSITIVE, 1.0)
         _check_integer("top_k", self.top_k, 0, TOKEN_LIMIT - 1, also="or -1 for all tokens")
         _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 1000.0, is_low_open=True)
+        _check_number("repetition_penalty", self.repetition_penalty, MIN_POSITIVE, 1000.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         for token, bias in self.logit_bias.items():
@@ -103,14 +104,13 @@ def _check_integer(name: str, value: Any, low: int, high: int, also: str = "") -
 
 def _check_optional_integer(name: str, value: Any, low: int, high: int) -> None:
     if value is not None:
-        _check_integer(name, value, low, high, also="or None")
+        _check_integer(name, value, low, high)
 
 
-def _check_number(name: str, value: Any, low: float, high: float, is_low_open: bool = False) -> None:
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (is_low_open and c_float(value).value == low):
-        bound = f"above {low:g} and at most {high:g}" if is_low_open else f"a number from {low:g} to {high:g}"
-        raise RequestError(f"{name} is {value!r}; it must be {bound}", _field_of(name))
+    if not is_number or not low <= value <= high:
+        raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}", _field_of(name))
 
 
 def _field_of(name: str) -> str:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from glint.errors import RequestError
+from glint.sampling import MAX_CHOICES
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Limits:
             is_number = isinstance(value, int if field.type is int else int | float) and not isinstance(value, bool)
             if not is_number or not math.isfinite(value) or value <= 0:
                 raise RequestError(f"the limit {field.name} is {value!r}; give a number above zero")
+        if self.choices > MAX_CHOICES:
+            raise RequestError(f"the limit choices (--max-choices) is {self.choices}; give at most {MAX_CHOICES}")
         if self.deadline_seconds > self.max_deadline_seconds:
             raise RequestError(
                 f"the limit deadline_seconds is {self.deadline_seconds}, above max_deadline_seconds "

@@ -98,7 +98,7 @@ class Call:
         if params.prompt_logprobs is not None:
             num_tokens = sum(len(prompt.submission.prompt_tokens) for prompt in prompts)
             count = num_tokens * params.n * (params.prompt_logprobs + 1)
-            check_count("logprobs", count, self.state.limits.logprob_entries, "entries for the prompts")
+            check_count("prompt_logprobs", count, self.state.limits.logprob_entries, "entries for the prompts")
 
     async def reply(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Answer with a JSON body."""

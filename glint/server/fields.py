@@ -1,5 +1,6 @@
 """Fields that bodies of several routes share, and what they mean."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -106,11 +107,14 @@ class SamplingFields(Strict):
         """The model's sampling with what the body asks for, checked against the server's limits."""
         limits = state.limits
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        check_count("n", self.n or 1, limits.choices, "choices")
+        if self.n is not None and not 1 <= self.n <= limits.choices:
+            raise refusal(f"n is {self.n}; it must be an integer from 1 to {limits.choices} (--max-choices)", "n")
         check_count("stop", len(stops), limits.stops)
         check_count("stop", max(map(len, stops), default=0), limits.stop_chars, "characters in a stop string")
         check_count("stop_token_ids", len(self.stop_token_ids or ()), limits.stops)
         check_count("logit_bias", len(self.logit_bias or ()), limits.logit_bias_entries)
+        check_token_ids("stop_token_ids", self.stop_token_ids or (), state)
+        check_token_ids("logit_bias", self.logit_bias or (), state)
         if self.stream_options is not None and not self.stream:
             raise refusal("stream_options is given, but stream is not true", "stream_options")
         own = {
@@ -192,7 +196,14 @@ def unsigned_seed(seed: int | None) -> int | None:
         return seed
     if -SEED_LIMIT // 2 <= seed < 0:
         return seed + SEED_LIMIT
-    raise refusal(f"seed is {seed}; it must fit in 64 bits", "seed")
+    raise refusal(f"seed is {seed}; it must be an integer from {-SEED_LIMIT // 2} to {SEED_LIMIT - 1}", "seed")
+
+
+def check_token_ids(field: str, tokens: Iterable[int], state: ServerState) -> None:
+    """Refuse ids that the vocabulary does not have."""
+    for token in tokens:
+        if not 0 <= token < state.vocab_size:
+            raise refusal(f"{field} holds {token}; token ids go from 0 to {state.vocab_size - 1}", field)
 
 
 class FunctionFields(Strict):

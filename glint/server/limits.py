@@ -42,7 +42,8 @@ def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_se
     if seconds is None:
         return limits.deadline_seconds
     if not 0 < seconds <= limits.max_deadline_seconds:
-        message = f"the field '{field}' is {seconds}; it must be above 0 and at most {limits.max_deadline_seconds:g}"
+        allowed = f"above 0 and at most {limits.max_deadline_seconds:.15g} (--max-request-timeout)"
+        message = f"the field '{field}' is {seconds}; it must be {allowed}"
         raise Problem(400, message, "invalid_value", field)
     return seconds
 

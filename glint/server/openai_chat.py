@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from glint.server.call import Call
+from glint.server.field_names import field_names
 from glint.server.fields import FunctionFields, SamplingFields, Strict, check_tools, refusal
 from glint.server.generation import Delta, Generation
 from glint.server.limits import check_count
@@ -157,7 +158,11 @@ async def handle_chat(call: Call) -> None:
     """Answer a chat completion, streamed or whole."""
     body = await call.read(ChatBody)
     call.user = body.user
-    generation = await call.begin(body.to_wish(call.state))
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    with field_names(names):
+        generation = await call.begin(body.to_wish(call.state))
     if body.stream:
         await _stream(call, generation, body)
     else:

@@ -5,6 +5,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from glint.server.call import Call
+from glint.server.field_names import field_names
 from glint.server.fields import SamplingFields, refusal
 from glint.server.generation import Delta, Generation
 from glint.server.limits import check_count
@@ -34,7 +35,7 @@ class TextBody(SamplingFields, kw_only=True):
         if not prompts:
             raise refusal("prompt is an empty list; give at least one prompt", "prompt")
         if self.best_of not in (None, self.n or 1):
-            raise refusal(f"best_of is {self.best_of}; only the value of n is supported", "best_of")
+            raise refusal(f"best_of is {self.best_of}; it must be n, which is {self.n or 1}", "best_of")
         if self.echo and self.stream:
             raise refusal("echo is not supported in a stream; leave one of them out", "echo")
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -62,7 +63,8 @@ async def handle_text(call: Call) -> None:
     """Answer a text completion, streamed or whole."""
     body = await call.read(TextBody)
     call.user = body.user
-    generation = await call.begin(*body.to_wishes(call))
+    with field_names({"prompt_logprobs": "logprobs"}):
+        generation = await call.begin(*body.to_wishes(call))
     if body.stream:
         await _stream(call, generation, body)
     else:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from glint import __version__
 from glint.server.auth import OPEN_PATHS
 from glint.server.call import Call
-from glint.server.fields import SamplingFields, Strict, check_tools, refusal
+from glint.server.fields import SamplingFields, Strict, check_token_ids, check_tools, refusal
 from glint.server.generation import Delta, Generation
 from glint.server.logprobs import finite
 from glint.server.openai_chat import FunctionTool, TemplateArguments, as_system, check_messages
@@ -154,10 +154,7 @@ async def handle_detokenize(call: Call) -> None:
 
 
 def _detokenize(call: Call, tokens: Sequence[int], skip_special_tokens: bool) -> str:
-    high = call.state.vocab_size
-    for token in tokens:
-        if not 0 <= token < high:
-            raise refusal(f"tokens holds {token}; token ids go from 0 to {high - 1}", "tokens")
+    check_token_ids("tokens", tokens, call.state)
     return call.state.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from glint.errors import RequestError, TextError
-from glint.sampling import SamplingParams
+from glint.sampling import TOKEN_LIMIT, SamplingParams
 from glint.server.body import shorten
 from glint.server.bounds import Limits
 from glint.server.limits import Admission
@@ -70,6 +70,11 @@ class ServerState:
         Without `max_tokens` an answer goes on until the model ends it or the context is full.
         """
         given = {name: value for name, value in changes.items() if value is not None}
+        max_tokens = given.get("max_tokens", 1)
+        if not 1 <= max_tokens < TOKEN_LIMIT:
+            room = f"what the prompt leaves of a context of {self.max_model_len} tokens"
+            message = f"max_tokens is {max_tokens}; it must be an integer from 1 to {room}"
+            raise Problem(400, message, code="invalid_value", param="max_tokens")
         with refusals():
             return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
 

@@ -20,7 +20,7 @@ DEEP = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
             {"prompt": [[5] * 6000] * 4, "n": 2, "echo": True, "logprobs": 20, "max_tokens": 1},
             "logprobs",
         ),
-        ("/generate", {"prompt": [5] * 7000, "n": 4, "prompt_logprobs": 20, "max_tokens": 1}, "logprobs"),
+        ("/generate", {"prompt": [5] * 7000, "n": 4, "prompt_logprobs": 20, "max_tokens": 1}, "prompt_logprobs"),
         ("/v1/completions", {"prompt": "a b " * 1_000_000, "max_tokens": 1}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 1_000_000}]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}, DEEP]}, None),

@@ -58,10 +58,11 @@ def test_bad_integers_are_refused(name: str, value: Any) -> None:
         ("n", 1, 0),
         ("temperature", 0.0, -0.001),
         ("top_p", 1.0, 1.001),
-        ("top_p", 1e-9, 0.0),
-        ("top_p", 1e-9, 1e-60),
+        ("top_p", 1e-37, 0.0),
+        ("top_p", 1e-37, 9.9e-38),
+        ("top_p", 1e-37, 1e-300),
         ("min_p", 1.0, 1.001),
-        ("repetition_penalty", 1e-9, 0.0),
+        ("repetition_penalty", 1e-37, 1e-300),
         ("frequency_penalty", -2.0, -2.001),
         ("presence_penalty", 2.0, 2.001),
         ("seed", 2**64 - 1, 2**64),
@@ -95,7 +96,7 @@ def test_wrong_collections_are_refused(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
 
 
-@given(st.floats(0, 100), st.floats(2**-126, 1), st.floats(0, 1))
+@given(st.floats(0, 100), st.floats(1e-37, 1), st.floats(0, 1))
 def test_every_number_in_range_is_accepted_as_it_is(temperature: float, top_p: float, min_p: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p)
     assert (params.temperature, params.top_p, params.min_p) == (temperature, top_p, min_p)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from glint.errors import RequestError
+from glint.sampling import MAX_CHOICES, SamplingParams
 from glint.server.limits import Admission, Limits, Place, check_count, check_schema, deadline_of
 from glint.server.problems import Problem
 
@@ -40,6 +41,17 @@ def test_every_limit_is_described_and_positive() -> None:
         Limits(body_bytes=1.5)
     with pytest.raises(RequestError, match="max_deadline_seconds"):
         Limits(deadline_seconds=10, max_deadline_seconds=9)
+
+
+def test_no_more_choices_can_be_allowed_than_sampling_has() -> None:
+    assert SamplingParams(n=Limits(choices=MAX_CHOICES).choices).n == MAX_CHOICES
+    with pytest.raises(RequestError, match=f"--max-choices.* is {MAX_CHOICES + 1}; give at most {MAX_CHOICES}"):
+        Limits(choices=MAX_CHOICES + 1)
+
+
+def test_the_longest_deadline_is_told_exactly() -> None:
+    with pytest.raises(Problem, match=r"at most 1234567\.5 \(--max-request-timeout\)"):
+        deadline_of(2e6, Limits(max_deadline_seconds=1234567.5))
 
 
 def test_a_count_above_its_limit_is_named() -> None:

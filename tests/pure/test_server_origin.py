@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -18,6 +21,7 @@ from starlette.types import Message, Scope
 
 from glint.errors import RequestError
 from glint.server.auth import ApiKeys, allow_origins
+from glint.server.connection import BoundedConnection
 from glint.server.origin import AllowedHosts, Host, SiteGuard, is_loopback, is_same_origin, parse_host, use_target_host
 from glint.server.problems import Problem
 from glint.server.settings import ServerSettings
@@ -320,6 +324,28 @@ def test_a_whole_address_in_the_request_line_is_the_host(target: bytes, authorit
     headers = [(b"accept", b"*/*"), (b"host", b"localhost")]
     use_target_host(target, headers)
     assert headers == [(b"accept", b"*/*"), (b"host", authority)]
+
+
+def test_over_a_socket_the_host_of_a_whole_address_is_judged() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = SiteGuard(APP, AllowedHosts("127.0.0.1"))
+    server = uvicorn.Server(uvicorn.Config(app, http=BoundedConnection, ws="none", lifespan="off", log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        for target, host, status in [
+            ("/v1/models", "localhost", b"200"),
+            ("/v1/models", "evil.test", b"403"),
+            ("http://localhost/v1/models", "evil.test", b"200"),
+            ("http://evil.test/v1/models", "localhost", b"403"),
+        ]:
+            with socket.create_connection(listener.getsockname(), timeout=10) as connection:
+                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                assert connection.recv(1000).split()[1] == status, target
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
 
 
 def test_other_connections_pass() -> None:
