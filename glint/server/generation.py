@@ -171,10 +171,20 @@ class Generation:
             self.usage.reasoning_tokens += len(output.token_ids)
         events = parser.push(text) if text else []
         if output.finish_reason is not None:
-            events += parser.finish()
+            events += parser.finish(self._text_behind(output))
         if not self._has_calls[choice] and any(isinstance(event, ToolCallBegun) for event in events):
             self._has_calls[choice] = True
         return events
+
+    def _text_behind(self, output: StepOutput) -> str | None:
+        """What is known of the text behind the end of an answer: a hidden stop string, nothing, or None if it was cut.
+
+        An answer that ends at a stop token is whole, as the text of that token is no part of it.
+        """
+        if output.finish_reason == "length":
+            return None
+        is_hidden = isinstance(output.stop_reason, str) and not self.params.include_stop_str_in_output
+        return str(output.stop_reason) if is_hidden else ""
 
 
 def _ending(output: StepOutput) -> str:

@@ -59,10 +59,14 @@ class CallReader:
                 return False
         return True
 
-    def finish(self) -> None:
-        """End the call at the end of the output: an open value is kept, a key without a value is not."""
-        if self._state is State.NEXT_KEY:
-            self._keep_held()
+    def finish(self, tail: str) -> None:
+        """End the call at the end of the output: an open value is kept, a key without a value is not.
+
+        A tag that may end a value ends it, whole or cut. `tail` is what may be the beginning of a tag: it is text only
+        inside a value, and only where no tag that begins so may end the value.
+        """
+        if self._state is State.VALUE and not any(tag.startswith(tail) for tag in AFTER_TAG):
+            self._json.append(self._writer.add_text(tail))
         self._end()
 
     def take_json(self) -> str:

@@ -17,6 +17,17 @@ Rules, where the format leaves them open:
 - A tag inside a value counts only where the format lets it stand (see `CallReader`), so values may hold tags.
 - What a model leaves out is filled in: a key or value without its opening or closing tag is read as far as that is
   clear, a value without a key gets the empty key, a key without a value is dropped. A key that comes twice counts once.
+
+An output may end anywhere, and no part of a tag is ever taken for text because of it:
+
+- A call that was cut gives its name and the arguments as far as they came, closed to a JSON object: the whole values
+  unchanged, the value that was cut as far as its text came (as a string where that text is not JSON of its type), a
+  key without a value not at all. The finish reason, "length", tells that it was cut.
+- A cut inside the name gives no call and no text; so does `<tool_call>` with nothing behind it. A name counts as whole
+  where space or a tag follows it, or where no other declared tool's name begins with it.
+- The beginning of a tag at the end of a call is dropped wherever the tag could stand there. At the end of reasoning or
+  content it is dropped where the output was cut, and kept where the model itself ended there or something else follows.
+- Where no tools are declared, calls are content and a cut one is as well.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -165,15 +176,20 @@ class OutputParser:
             self._read(token)
         return self._take_events()
 
-    def finish(self) -> list[OutputEvent]:
-        """The events that the end of the output makes certain; call it once, last."""
+    def finish(self, followed_by: str | None = "") -> list[OutputEvent]:
+        """The events that the end of the output makes certain; call it once, last.
+
+        `followed_by` is the text behind the end that is not shown: a stop string, nothing where the model itself
+        ended, None where the output was cut and nobody knows.
+        """
         tail = self._scanner.finish()
-        if tail:
-            self._read(tail)
         if self._state is State.NAME:
-            self._finish_name()
+            tail = self._finish_name(tail)
+        is_read_as_call = self._state is State.CALL and self._use is not CallUse.ECHO
+        if tail and not is_read_as_call and not self._is_cut_tag(tail, followed_by):
+            self._read(tail)
         if self._state is State.CALL:
-            self._call.finish()
+            self._call.finish(tail)
             self._end_call()
         elif self._state is State.CONTENT and self._keeps_blank:
             self._add(ContentText("".join(self._blank)))
@@ -273,12 +289,39 @@ class OutputParser:
                     return name, key
         return written, None
 
-    def _finish_name(self) -> None:
-        name = "".join(self._name).strip()
-        if name in self._tools or self._discards_calls:
+    def _is_cut_tag(self, tail: str, followed_by: str | None) -> bool:
+        """Whether text at the end of reasoning or content is the beginning of a tag that was cut."""
+        if followed_by == "":
+            return False
+        tags = Tag if self._tools or self._discards_calls else THINK_TAGS
+        text = tail + (followed_by or "")
+        return any(tag.startswith(text[: len(tag)]) for tag in tags)
+
+    def _finish_name(self, tail: str) -> str:
+        """Begin or drop the call whose name the output ended in; gives the tail where it is no call, but text."""
+        written = "".join(self._name)
+        name = written.strip()
+        is_whole = bool(tail) or written != written.rstrip()
+        is_whole = is_whole or not any(other != name and other.startswith(name) for other in self._tools)
+        if self._discards_calls or (name in self._tools and is_whole):
             self._begin_call(name, None)
+        elif self._can_become_call(name):
+            self._state = self._outer
+            self._keeps_blank = False
         else:
             self._give_up_name()
+            return tail
+        return ""
+
+    def _can_become_call(self, written: str) -> bool:
+        """Whether more text could have made this the name of a declared tool, perhaps with its first key."""
+        for name in self._tools:
+            key = written.removeprefix(name).strip()
+            if name.startswith(written):
+                return True
+            if written.startswith(name) and ArgumentWriter(self._find_schema(name)).can_begin(key):
+                return True
+        return False
 
     def _give_up_name(self) -> None:
         """What was read is no call: it is text of what it stands in."""
@@ -391,10 +434,16 @@ class OutputCollector:
         return ParsedOutput("".join(self._reasoning), "".join(self._content), calls)
 
 
-def parse_output(text: str, start: OutputStart, tools: Sequence[Tool], discards_calls: bool = False) -> ParsedOutput:
+def parse_output(
+    text: str,
+    start: OutputStart,
+    tools: Sequence[Tool],
+    discards_calls: bool = False,
+    followed_by: str | None = "",
+) -> ParsedOutput:
     """A whole answer read at once: by definition what the events of any division into pieces, joined, give."""
     parser = OutputParser(start, tools, discards_calls)
     collector = OutputCollector()
     collector.add(parser.push(text))
-    collector.add(parser.finish())
+    collector.add(parser.finish(followed_by))
     return collector.result()

@@ -93,12 +93,16 @@ def check_events(pushes: Iterable[list[OutputEvent]]) -> None:
 
 
 def read_pieces(
-    pieces: Iterable[str], start: OutputStart = CONTENT, tools: Sequence[Tool] = TOOLS, discards_calls: bool = False
+    pieces: Iterable[str],
+    start: OutputStart = CONTENT,
+    tools: Sequence[Tool] = TOOLS,
+    discards_calls: bool = False,
+    followed_by: str | None = "",
 ) -> ParsedOutput:
     """What the pieces, pushed one by one, give; checks what holds for all events."""
     parser = OutputParser(start, tools, discards_calls)
     pushes = [parser.push(piece) for piece in pieces]
-    pushes.append(parser.finish())
+    pushes.append(parser.finish(followed_by))
     check_events(pushes)
     collector = OutputCollector()
     for events in pushes:

@@ -153,7 +153,7 @@ def test_unwanted_tags_that_are_no_call_do_not_take_the_answer_with_them() -> No
 
 
 def test_a_call_tag_that_no_name_follows_is_text() -> None:
-    for text in ("<tool_call></tool_call>", "<tool_call>two words</tool_call>", "<tool_call>", "a <tool_call> b"):
+    for text in ("<tool_call></tool_call>", "<tool_call>two words</tool_call>", "a <tool_call> b"):
         assert read(text) == ParsedOutput("", text, ())
     long = "<tool_call>" + "word " * 100 + "</tool_call>"
     assert read(f"{long}{CALL_PARIS}") == ParsedOutput("", long, (PARIS,))
