@@ -18,7 +18,7 @@ from glint.ranks import AllReduce, Exchange
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
 from glint.sizing import size_engine
-from glint.text.chat import render_chat
+from glint.text.chat import render_prompt
 from glint.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -227,13 +227,14 @@ class LLM:
         """Answer one conversation, or several together, and return one result per conversation.
 
         A message is a mapping with "role" and "content". The prompt is the model's own chat template, given
-        `template_arguments`. Without sampling parameters the model's generation_config is followed and the answer ends
-        where the model ends it.
+        `template_arguments`. Control tokens that messages spell are text; with `allow_special_tokens=True` they are
+        control tokens. Without sampling parameters the model's generation_config is followed and the answer ends where
+        the model ends it.
         """
         is_single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if is_single else messages
         gathered = [
-            self._encode(self.render(cast(Sequence[Message], conversation), **template_arguments), is_rendered=True)
+            self._encode_chat(cast(Sequence[Message], conversation), template_arguments)
             for conversation in conversations
         ]
         if sampling_params is None:
@@ -242,7 +243,7 @@ class LLM:
 
     def render(self, messages: Sequence[Message], **template_arguments: Any) -> str:
         """The prompt of a conversation, as the model's chat template writes it."""
-        return render_chat(self._need_tokenizer(), list(messages), **template_arguments)
+        return render_prompt(self._need_tokenizer(), list(messages), **template_arguments).text
 
     def stream(
         self, prompt: str | Iterable[int], sampling_params: SamplingParams | None = None
@@ -251,14 +252,14 @@ class LLM:
 
         The last output has a finish reason. Leaving the loop early aborts the request.
         """
-        token_ids = self._encode(prompt, is_rendered=False).prompt_token_ids if isinstance(prompt, str) else prompt
+        token_ids = self._encode(prompt).prompt_token_ids if isinstance(prompt, str) else prompt
         return self._stream(token_ids, self.default_params() if sampling_params is None else sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_arguments: Any
     ) -> Iterator[StepOutput]:
         """Answer one conversation as `chat` does, and give each step's output as it comes, as `stream` does."""
-        entry = self._encode(self.render(messages, **template_arguments), is_rendered=True)
+        entry = self._encode_chat(messages, template_arguments)
         if sampling_params is None:
             sampling_params = self.default_params(max_tokens=None)
         return self._stream(entry.prompt_token_ids, sampling_params)
@@ -315,7 +316,7 @@ class LLM:
         if prompt_token_ids is not None:
             return [_Gathered(None, _as_list(ids)) for ids in prompt_token_ids]
         texts = [prompts] if isinstance(prompts, str) else prompts or []
-        return [self._encode(text, is_rendered=False) for text in texts]
+        return [self._encode(text) for text in texts]
 
     def _spread_params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -330,11 +331,16 @@ class LLM:
             raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one for all or one for each")
         return params
 
-    def _encode(self, text: str, is_rendered: bool) -> _Gathered:
-        """Turn a text into tokens; a rendered chat brings its special tokens with it."""
+    def _encode_chat(self, messages: Sequence[Message], template_arguments: dict[str, Any]) -> _Gathered:
+        tokenizer = self._need_tokenizer()
+        prompt = render_prompt(tokenizer, list(messages), **template_arguments)
+        return _Gathered(prompt.text, tokenizer.encode_prompt(prompt))
+
+    def _encode(self, text: str) -> _Gathered:
+        """Turn a text into tokens; the special tokens that it spells are special tokens."""
         if not isinstance(text, str):
             raise RequestError(f"a prompt is {text!r}; it must be a text, token ids go to prompt_token_ids")
-        return _Gathered(text, self._need_tokenizer().encode(text, add_special_tokens=not is_rendered))
+        return _Gathered(text, self._need_tokenizer().encode(text, add_special_tokens=True))
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

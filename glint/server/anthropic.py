@@ -18,7 +18,7 @@ from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
 from glint.server.generation import Generation
 from glint.server.limits import check_count, check_schema, deadline_of
 from glint.server.parts import Parts, encode_events
-from glint.server.prepare import render_prompt
+from glint.server.prepare import encode_chat
 from glint.server.problems import Problem, anthropic_body
 from glint.server.state import ServerState
 from glint.server.wish import ChatPrompt, ToolChoice, Wish
@@ -243,7 +243,7 @@ def stream_error(problem: Problem, request_id: str) -> bytes:
 
 
 def _count_tokens(state: ServerState, prompt: ChatPrompt) -> int:
-    return len(state.tokenizer.encode(render_prompt(state.tokenizer, prompt)))
+    return len(encode_chat(state, prompt))
 
 
 async def _reply(call: Call, generation: Generation) -> None:

@@ -104,6 +104,12 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
         help="info writes one line per request, warning only what went wrong (default: info)",
     )
     group.add_argument("--log-json", action="store_true", help="write every line of the log as one JSON object")
+    group.add_argument(
+        "--allow-special-tokens-in-messages",
+        action="store_true",
+        help="let control tokens that messages spell, such as <|user|>, be control tokens: whoever writes a message or "
+        "a tool result can then forge turns (default: they are text)",
+    )
     parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
     group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
@@ -182,6 +188,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         logs_json=chosen.log_json,
         health_seconds=chosen.health_timeout,
         drain_seconds=chosen.shutdown_timeout,
+        allows_special_tokens=chosen.allow_special_tokens_in_messages,
     )
 
 

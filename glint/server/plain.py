@@ -14,7 +14,7 @@ from glint.server.fields import SamplingFields, Strict, check_token_ids, check_t
 from glint.server.generation import Delta, Generation
 from glint.server.logprobs import finite
 from glint.server.openai_chat import FunctionTool, TemplateArguments, as_system, check_messages
-from glint.server.prepare import render_prompt
+from glint.server.prepare import encode_chat
 from glint.server.problems import Problem
 from glint.server.state import ServerState
 from glint.server.usage import openai_usage
@@ -142,7 +142,7 @@ def _tokenize(call: Call, body: TokenizeBody) -> list[int]:
     if body.prompt is not None:
         call.state.check_length(body.prompt, "prompt")
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return tokenizer.encode(render_prompt(tokenizer, body.to_prompt(call.state)))
+    return encode_chat(call.state, body.to_prompt(call.state))
 
 
 async def handle_detokenize(call: Call) -> None:

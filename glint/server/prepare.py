@@ -7,10 +7,10 @@ from glint.sampling import SamplingParams
 from glint.server.service import Submission
 from glint.server.state import ServerState
 from glint.server.wish import ChatPrompt, Wish
-from glint.text.chat import render_chat
+from glint.text import chat
 from glint.text.grammar import Constraint, Grammar, ToolCalls
+from glint.text.guard import PromptText
 from glint.text.output import OutputParser, OutputStart, find_start
-from glint.text.tokenizer import Tokenizer
 from glint.text.tools import Tool
 
 THINK_OPEN = "<think>"
@@ -53,27 +53,33 @@ def prepare(state: ServerState, wish: Wish, cache_salt: int) -> Prepared:
     return Prepared(Submission(content, wish.params, cache_salt, grammar), None, seconds)
 
 
-def render_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
+def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
     """The text of a conversation; with tool choice "none" the tools are not shown to the model."""
     offered = () if prompt.tool_choice.mode == "none" else prompt.tools
-    return render_chat(
-        tokenizer,
+    return chat.render_prompt(
+        state.tokenizer,
         prompt.messages,
         tools=[tool.as_function() for tool in offered] or None,
         enable_thinking=prompt.enable_thinking,
         clear_thinking=prompt.clear_thinking,
+        allow_special_tokens=state.allows_special_tokens,
     )
+
+
+def encode_chat(state: ServerState, prompt: ChatPrompt) -> list[int]:
+    """The tokens of a conversation, as the model is shown them."""
+    return state.tokenizer.encode_prompt(render_prompt(state, prompt))
 
 
 def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt: int, seconds: float) -> Prepared:
     tokenizer = state.tokenizer
-    rendered = render_prompt(tokenizer, prompt)
-    state.check_length(rendered, "messages")
+    rendered = render_prompt(state, prompt)
+    state.check_length(rendered.text, "messages")
     knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
     constraint = _chat_constraint(wish, prompt)
-    start = find_start(rendered, knows_thinking)
+    start = find_start(rendered.marked, knows_thinking)
     if constraint is not None and start is OutputStart.UNDECIDED:
-        rendered += "\n" + THINK_OPEN
+        rendered = rendered.extended("\n" + THINK_OPEN)
         start = OutputStart.REASONING
     begins_after = None
     if constraint is not None and start is OutputStart.REASONING:
@@ -83,7 +89,7 @@ def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt
                 f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
             )
     grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else wish.format_field)
-    tokens = tokenizer.encode(rendered)
+    tokens = tokenizer.encode_prompt(rendered)
     _check_room(state, len(tokens), wish.params, "messages")
     submission = Submission(tokens, wish.params, cache_salt, grammar, begins_after)
     is_silent = prompt.tool_choice.mode == "none"

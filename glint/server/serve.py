@@ -293,6 +293,7 @@ class Server(uvicorn.Server):
             metrics=self._metrics,
             outcomes=OutcomeLog() if self._link is None else ToldOutcomes(self._link),
             workers=self._workers,
+            allows_special_tokens=settings.allows_special_tokens,
         )
 
     def _count_step(self, summary: StepSummary, gaps: list[float]) -> None:

@@ -16,7 +16,8 @@ class ServerSettings:
     `engine_options` are those of `glint.sizing.size_engine`. `model_names` are the names that clients may use, the
     first being the one that answers carry. A server whose work makes no step for `health_seconds` is unhealthy. After
     the first SIGTERM requests in flight have `drain_seconds` to end. `hosts` are names besides those of this machine
-    that the server answers to, `origins` the web pages of other sites that may call it.
+    that the server answers to, `origins` the web pages of other sites that may call it. With `allows_special_tokens`
+    control tokens that messages spell become control tokens.
     """
 
     model_dir: Path
@@ -34,6 +35,7 @@ class ServerSettings:
     logs_json: bool = False
     health_seconds: float = 60.0
     drain_seconds: float = 60.0
+    allows_special_tokens: bool = False
 
     def __post_init__(self) -> None:
         check_origins(self.origins)

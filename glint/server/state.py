@@ -51,6 +51,7 @@ class ServerState:
     metrics: Metrics
     outcomes: OutcomeLog
     workers: Executor
+    allows_special_tokens: bool = False
 
     @property
     def model_name(self) -> str:

@@ -1,10 +1,15 @@
-"""Chat prompts, rendered by the model folder's own template."""
+"""Chat prompts, rendered by the model folder's own template.
+
+Only the template writes control tokens. What users, tools, system messages and tool definitions say is text, whatever
+it spells; the assistant's own text keeps the tags of thinking and calls, on which templates act, and nothing else.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from glint.errors import TextError
+from glint.text.guard import ControlTokens, PromptText, change_strings, choose_mark
 from glint.text.tokenizer import SETTINGS_NAME, TEMPLATE_NAME, Tokenizer
 
 ROLES: Final = ("system", "user", "assistant", "tool")
@@ -17,19 +22,49 @@ _FIELDS: Final = {
 _EMPTY: Final[tuple[Any, ...]] = (None, [], {})
 
 
-def render_chat(
+_OWN_TEXT: Final = ("content", "reasoning_content")
+_PROBE_NAME: Final = "probe_of_the_template_3141592653"
+_PROBE_TOOL: Final = {"type": "function", "function": {"name": _PROBE_NAME, "description": "", "parameters": {}}}
+_PROBE_CALL: Final = {"id": "1", "type": "function", "function": {"name": _PROBE_NAME, "arguments": {}}}
+_TOOLS_TEXT: Final = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{signatures}
+</tools>
+
+For each function call, output the function name and arguments within the following XML format:
+<tool_call>{{function-name}}
+<arg_key>{{arg-key-1}}</arg_key>
+<arg_value>{{arg-value-1}}</arg_value>
+<arg_key>{{arg-key-2}}</arg_key>
+<arg_value>{{arg-value-2}}</arg_value>
+</tool_call>"""
+
+
+def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+    """Gives the text of a conversation, to be read; what is to be encoded is `render_prompt`, with these arguments."""
+    return render_prompt(tokenizer, messages, **arguments).text
+
+
+def render_prompt(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
     enable_thinking: bool | None = None,
     clear_thinking: bool | None = None,
     add_generation_prompt: bool = True,
-) -> str:
-    """Gives the prompt text of a conversation, ready to be encoded without special tokens.
+    allow_special_tokens: bool = False,
+) -> PromptText:
+    """Gives the prompt of a conversation, ready for `Tokenizer.encode_prompt`.
 
-    Messages have the shape of the OpenAI interface and are checked first; text parts are joined, a content of None is
-    empty, tool-call arguments may be JSON text or a mapping. An argument that is None is not passed, so that the
-    template's own default holds. Whatever goes wrong is a TextError that names the message.
+    Messages have the shape of the OpenAI API and are checked first; text parts are joined, an assistant's content of
+    None is empty, tool-call arguments may be JSON text or a mapping. An argument that is None is not passed, so that
+    the template's own default holds. With `allow_special_tokens` control tokens spelled in messages become control
+    tokens. A template that ignores tools gets them in the system message, and calls in the assistant's content, in the
+    format of GLM-4.5. Whatever goes wrong is a TextError that names the message.
     """
     if not tokenizer.has_chat_template:
         raise TextError(
@@ -42,10 +77,104 @@ def render_chat(
     offered = None if not tools else [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     chosen = {"enable_thinking": enable_thinking, "clear_thinking": clear_thinking}
     arguments = {name: value for name, value in chosen.items() if value is not None}
-    return _render(tokenizer, checked, offered, arguments | {"add_generation_prompt": add_generation_prompt})
+    arguments["add_generation_prompt"] = add_generation_prompt
+    if allow_special_tokens:
+        return PromptText(_render(tokenizer, checked, offered, arguments))
+    try:
+        mark = choose_mark([checked, offered])
+        checked = [_mark_message(tokenizer, message, mark) for message in checked]
+        offered = _mark(tokenizer.control_tokens, offered, mark)
+    except RecursionError as error:
+        raise TextError("messages or tools nest too deep; use flatter arguments and schemas") from error
+    return PromptText(_render(tokenizer, checked, offered, arguments), mark)
+
+
+def _mark_message(tokenizer: Tokenizer, message: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The message with a mark inside each control token that is not its own to write."""
+    own = _OWN_TEXT if message["role"] == "assistant" else ()
+    marked = {"role": message["role"]}
+    for field, value in message.items():
+        if field != "role":
+            tokens = tokenizer.foreign_tokens if field in own else tokenizer.control_tokens
+            marked[field] = _mark(tokens, value, mark)
+    return marked
+
+
+def _mark(tokens: ControlTokens, data: Any, mark: str) -> Any:
+    return change_strings(data, lambda text: tokens.mark(text, mark))
 
 
 def _render(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    arguments: dict[str, bool],
+) -> str:
+    if any("tool_calls" in message for message in messages) and not shows_calls(tokenizer):
+        messages = [_with_calls_as_text(message) for message in messages]
+    if tools is None or shows_tools(tokenizer):
+        return _apply(tokenizer, messages, tools, arguments)
+    text = _TOOLS_TEXT.format(signatures="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    rendered = _apply(tokenizer, _with_system_text(messages, text), None, arguments)
+    if text not in rendered:
+        raise TextError(
+            "the chat template of the model shows it neither tools nor a system message that describes them; "
+            "leave tools out, or copy a template that knows tools to the model folder"
+        )
+    return rendered
+
+
+def shows_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the folder's template shows tools to the model; found out once."""
+    return _is_shown(tokenizer, "tools", [{"role": "user", "content": "Q"}], [_PROBE_TOOL])
+
+
+def shows_calls(tokenizer: Tokenizer) -> bool:
+    """Whether the folder's template shows the calls of earlier turns to the model; found out once."""
+    call = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
+    return _is_shown(tokenizer, "calls", [{"role": "user", "content": "Q"}, call], None)
+
+
+def _is_shown(
+    tokenizer: Tokenizer, what: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> bool:
+    """Whether a conversation with an unlikely name in it is rendered with that name; a refusal is no answer: true."""
+    known = tokenizer.template_facts.get(what)
+    if known is None:
+        try:
+            known = _PROBE_NAME in tokenizer.apply_template(messages, tools, add_generation_prompt=True)
+        except Exception:
+            known = True
+        tokenizer.template_facts[what] = known
+    return known
+
+
+def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The messages with a text at the end of the first system message, which is made where there is none."""
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    said = messages[0]["content"]
+    return [messages[0] | {"content": f"{said}\n\n{text}" if said else text}, *messages[1:]]
+
+
+def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [message["content"]] if message["content"] else []
+    return message | {"content": "\n".join([*texts, *(_write_call(**call["function"]) for call in calls)])}
+
+
+def _write_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call as GLM-4.5 writes it."""
+    lines = [f"<tool_call>{name}"]
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines += [f"<arg_key>{key}</arg_key>", f"<arg_value>{text}</arg_value>"]
+    return "\n".join([*lines, "</tool_call>"])
+
+
+def _apply(
     tokenizer: Tokenizer,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
@@ -95,8 +224,9 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
 def _check_content(message: Mapping[str, Any], where: str) -> str:
     content = message.get("content")
     if content is None:
-        if message["role"] != "assistant" and "content" not in message:
-            raise TextError(f"{where}.content is missing; give a string")
+        if message["role"] != "assistant":
+            problem = "null" if "content" in message else "missing"
+            raise TextError(f"{where}.content is {problem}; give a string, which may be empty")
         return ""
     if isinstance(content, str):
         return content

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from glint.errors import TextError
+from glint.text.guard import ControlTokens, PromptText
+from glint.text.tags import Tag
 
 TOKENIZER_NAME: Final = "tokenizer.json"
 SETTINGS_NAME: Final = "tokenizer_config.json"
@@ -21,7 +23,8 @@ class Tokenizer:
     """The tokenizer of a model folder, read by transformers from local files, never from the network.
 
     The files are data: a folder whose settings name code to run is refused, and no other tokenizer stands in for a
-    missing one. Texts are encoded in full, without truncation.
+    missing one. Texts are encoded in full, without truncation. `template_facts` is what was found out about the chat
+    template.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -30,8 +33,10 @@ class Tokenizer:
         self._tokenizer = _load(self.folder)
         self._fast = self._tokenizer.backend_tokenizer
         self._bytes_of: dict[int, bytes] = {}
-        added = self._fast.get_added_tokens_decoder()
-        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.template_facts: dict[str, bool] = {}
+        self._added = self._fast.get_added_tokens_decoder()
+        self._added_ids = frozenset(self._added)
+        self._special_ids = frozenset(index for index, token in self._added.items() if token.special)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -62,6 +67,55 @@ class Tokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
         except (TypeError, UnicodeError) as error:
             raise TextError(f"text cannot be encoded: {error}; give a string of valid Unicode") from error
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        """Gives the token ids of a rendered conversation; only what the template wrote becomes control tokens.
+
+        The same ids as `encode` where nothing is marked. What is marked is text: it becomes the tokens of its letters.
+        """
+        if not prompt.mark or prompt.mark not in prompt.marked:
+            return self.encode(prompt.marked)
+        ids: list[int] = []
+        begin = 0
+        for span in self.control_tokens.find(prompt.marked):
+            ids += self._encode_text(prompt.marked[begin : span.begin], prompt.mark)
+            ids.append(self._fast.token_to_id(span.token))
+            begin = span.end
+        return ids + self._encode_text(prompt.marked[begin:], prompt.mark)
+
+    def _encode_text(self, marked: str, mark: str) -> list[int]:
+        """Encodes text as if there were no added tokens; cut at the marks where the model itself has such a word."""
+        text = marked.replace(mark, "")
+        ids: list[int] = self._textual.encode(text, add_special_tokens=False).ids if text else []
+        if not self._added_ids.isdisjoint(ids):
+            pieces = [piece for piece in marked.split(mark) if piece]
+            ids = [index for piece in pieces for index in self._textual.encode(piece, add_special_tokens=False).ids]
+        return ids
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """All added tokens, special or not."""
+        return ControlTokens(self._added.values(), self._fast.normalizer)
+
+    @cached_property
+    def foreign_tokens(self) -> ControlTokens:
+        """The added tokens that the model itself does not write: all but the tags of thinking and calls."""
+        tags = frozenset(map(str, Tag))
+        return ControlTokens(
+            (token for token in self._added.values() if token.content not in tags), self._fast.normalizer
+        )
+
+    @cached_property
+    def _textual(self) -> Any:
+        """The same tokenizer without added tokens."""
+        from tokenizers import Tokenizer as Fast
+
+        textual = Fast(self._fast.model)
+        if self._fast.normalizer is not None:
+            textual.normalizer = self._fast.normalizer
+        if self._fast.pre_tokenizer is not None:
+            textual.pre_tokenizer = self._fast.pre_tokenizer
+        return textual
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Gives the text of `token_ids`; bytes that are not UTF-8 become U+FFFD, ids without a token become nothing."""

@@ -70,7 +70,9 @@ def test_tools_are_one_json_object_per_line(glm: Tokenizer) -> None:
 def test_text_parts_are_joined_and_none_is_empty(glm: Tokenizer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert render_chat(glm, [{"role": "user", "content": parts}]) == "[gMASK]<sop><|user|>ab<|assistant|><think>"
-    assert render_chat(glm, [{"role": "user", "content": None}]) == "[gMASK]<sop><|user|><|assistant|><think>"
+    assert render_chat(glm, [USER, {"role": "assistant", "content": None}, USER]) == render_chat(
+        glm, [USER, {"role": "assistant", "content": ""}, USER]
+    )
     assert render_chat(glm, [USER | {"refusal": None, "annotations": []}]) == render_chat(glm, [USER])
 
 
@@ -93,6 +95,9 @@ def test_messages_are_not_changed(glm: Tokenizer) -> None:
         ([{"role": "robot", "content": "x"}], "'robot'; use one of system, user, assistant, tool"),
         ([{"role": ["user"], "content": "x"}], "role is"),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
+        ([{"role": "user", "content": None}], r"messages\[0\].content is null; give a string"),
+        ([USER, {"role": "system", "content": None}], r"messages\[1\].content is null"),
+        ([USER, {"role": "tool", "content": None}], r"messages\[1\].content is null"),
         ([{"role": "user", "content": 3}], "content is int"),
         ([{"role": "user", "content": {"type": "text"}}], "content is dict"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], r"content\[0\].*'image_url'"),
