@@ -57,6 +57,11 @@ def test_scripts_for_other_engines_run_unchanged() -> None:
         read("folder", "--max-model", "900")
 
 
+def test_messages_make_control_tokens_only_where_that_is_asked_for() -> None:
+    assert not read("folder").allows_special_tokens
+    assert read("folder", "--allow-special-tokens-in-messages").allows_special_tokens
+
+
 def test_defaults_are_safe() -> None:
     settings = read("models/glm")
     assert (settings.host, settings.port, settings.model_names) == ("127.0.0.1", 8000, ("glm",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -157,8 +158,7 @@ def test_what_transformers_makes_of_a_spelled_token_is_what_the_old_way_gives(
     pair_of: Callable[[str], Pair], layout: str, token: str
 ) -> None:
     pair = pair_of(layout)
-    messages = [{"role": "user", "content": f"a {token} b", "name": "n", "tool_call_id": "i"}]
-    messages = [{key: messages[0][key] for key in ("role", "content", "name")}]
+    messages = [{"role": "user", "content": f"a {token} b", "name": "n"}]
     old = render_prompt(pair.ours, messages, allow_special_tokens=True)
     assert pair.ours.encode_prompt(old) == apply(pair, messages, add_generation_prompt=True)
     new = pair.ours.encode_prompt(render_prompt(pair.ours, messages))
@@ -217,8 +217,9 @@ def test_every_private_use_character_may_be_used_but_one(pair_of: Callable[[str]
 
 def test_broken_unicode_and_deep_data_are_refused_by_name(pair_of: Callable[[str], Pair]) -> None:
     pair = pair_of("glm47")
-    with pytest.raises(TextError, match="valid Unicode"):
-        render_prompt(pair.ours, [{"role": "user", "content": "a\ud800"}])
+    for text in ("a\ud800", "a\ud800<|user|>"):
+        with pytest.raises(TextError, match="valid Unicode"):
+            pair.ours.encode_prompt(render_prompt(pair.ours, [{"role": "user", "content": text}]))
     deep: Any = "x"
     for _ in range(5000):
         deep = [deep]
@@ -229,8 +230,6 @@ def test_broken_unicode_and_deep_data_are_refused_by_name(pair_of: Callable[[str
 
 def test_a_word_of_the_model_that_spells_a_control_token_is_not_used(tmp_path: Any) -> None:
     """Where the vocabulary itself has the word, as some tokenizers' has, the text is cut inside it."""
-    import json
-
     folder = write_layout(tmp_path / "model", "chatml")
     document = json.loads((folder / "tokenizer.json").read_text())
     ids = {token["content"]: token["id"] for token in document["added_tokens"]}
