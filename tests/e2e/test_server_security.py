@@ -75,15 +75,11 @@ def test_unknown_routes_and_methods(server: Served) -> None:
 
 
 def test_headers_are_bounded(server: Served) -> None:
-    for size, expected in ((60_000, b"HTTP/1.1 200 "), (70_000, b"HTTP/1.1 400 "), (400_000, b"HTTP/1.1 400 ")):
+    for size, expected in ((60_000, b"HTTP/1.1 200 "), (70_000, b"HTTP/1.1 431 "), (400_000, b"HTTP/1.1 431 ")):
         with connect(server) as connection:
             head = f"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: {'x' * size}\r\n\r\n"
-            try:
-                connection.sendall(head.encode())
-            except (BrokenPipeError, ConnectionResetError):
-                assert size > 65_536
-            received = read_to_end(connection)
-            assert received.startswith(expected) or (size > 65_536 and not received)
+            connection.sendall(head.encode())
+            assert read_to_end(connection).startswith(expected)
 
 
 def test_requests_sent_without_waiting_are_all_answered(server: Served) -> None:
@@ -104,13 +100,10 @@ def test_requests_sent_without_waiting_are_all_answered(server: Served) -> None:
 
 def test_many_headers_are_bounded(server: Served) -> None:
     with connect(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-        try:
-            for index in range(200_000):
-                connection.sendall(b"X-%d: y\r\n" % index)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        raise AssertionError("two hundred thousand headers were read")
+        lines = b"".join(b"X-%d: y\r\n" % index for index in range(500))
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + lines)
+        answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 431 ") and b"headers_too_large" in answer
 
 
 def test_bodies_are_bounded(server: Served) -> None:
