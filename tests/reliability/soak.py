@@ -1,0 +1,197 @@
+"""Soak: mixed requests with cancellations and bad bodies, for a time or a number of tokens; then some again, alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.reliability import counts
+from tests.reliability.client import Answer, Line, request, run
+from tests.reliability.counts import Ended
+from tests.reliability.mix import Ask, Mix, content_of, error_of
+from tests.reliability.options import Options, divide, spread
+from tests.reliability.report import MemoryTrend, PartReport
+from tests.reliability.target import MemoryWatch, Target
+
+NUM_REMEMBERED = 48
+CHARS_PER_WORD = 6
+PROMPT_SHARE = 0.35
+
+
+@dataclass(frozen=True)
+class Job:
+    """The share of one client process; it ends after its seconds, or once it has its tokens."""
+
+    address: tuple[str, int]
+    model: str
+    max_prompt_words: int
+    seed: str
+    concurrency: int
+    seconds: float
+    tokens: int | None
+    num_remembered: int
+
+
+@dataclass
+class Share:
+    """What one client process saw."""
+
+    ended: list[Ended] = field(default_factory=list)
+    tokens: int = 0
+    remembered: list[tuple[Ask, Any]] = field(default_factory=list)
+    num_candidates: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def do(job: Job) -> Share:
+    """Send requests in a loop of its own; the entry of a client process."""
+    return run(_do(job))
+
+
+async def _do(job: Job) -> Share:
+    share = Share()
+    deadline = time.monotonic() + job.seconds
+
+    async def client(index: int) -> None:
+        source = random.Random(f"{job.seed}/{index}")
+        mix = Mix(source, job.model, job.max_prompt_words)
+        line = Line(*job.address)
+        while time.monotonic() < deadline and (job.tokens is None or share.tokens < job.tokens):
+            ask = mix.draw()
+            answer = await line.exchange(
+                request("POST", ask.path, ask.body), leaves_at=ask.leaves_at, leaves_after=ask.leaves_after
+            )
+            take(share, ask, answer, source, job.num_remembered)
+        line.close()
+
+    await asyncio.gather(*map(client, range(job.concurrency)))
+    return share
+
+
+def take(share: Share, ask: Ask, answer: Answer, source: random.Random, most: int) -> None:
+    """Count how a request ended, and keep some answers of those that can be compared."""
+    kind, problem, documents = judge(ask, answer)
+    share.ended.append(Ended(kind, answer.request_id))
+    if problem is not None:
+        share.problems.append(f"{ask.path} {ask.body[:300]!r}: {problem}")
+    if kind != "finished":
+        return
+    share.tokens += answer.usage_tokens()
+    if ask.is_remembered:
+        share.num_candidates += 1
+        kept = (ask, content_of(documents))
+        if len(share.remembered) < most:
+            share.remembered.append(kept)
+        elif (place := source.randrange(share.num_candidates)) < most:
+            share.remembered[place] = kept
+
+
+def judge(ask: Ask, answer: Answer) -> tuple[counts.Kind, str | None, list[Any]]:
+    """How a request ended for its client, what is wrong with that, and the documents of the answer."""
+    if answer.ending == "left":
+        return "cancelled", None, []
+    if answer.ending != "whole":
+        return "failed", f"the answer is {answer.ending} after {answer.num_bytes} bytes, status {answer.status}", []
+    if answer.status is None or answer.status >= 500:
+        return "failed", f"status {answer.status}: {answer.content()[:200]!r}", []
+    if answer.status >= 400:
+        problem = None if ask.is_bad or answer.status == 429 else f"refused: {answer.content()[:300]!r}"
+        return "refused", problem, []
+    if ask.is_bad:
+        return "finished", "a bad body was served", []
+    documents = answer.documents()
+    error = error_of(documents)
+    if error is not None:
+        return "failed", error, []
+    return "finished", schema_problem(ask, documents), documents
+
+
+def schema_problem(ask: Ask, documents: list[Any]) -> str | None:
+    """Why an answer under a schema does not fit it; one that was cut short is not judged."""
+    if not ask.has_schema:
+        return None
+    content = content_of(documents)
+    ends = [value for name, value in content.items() if name.endswith(("finish_reason", "stop_reason", ".status"))]
+    if not set(ends) <= {"stop", "end_turn", "completed"}:
+        return None
+    texts = [value for name, value in content.items() if name.endswith((".text", ".content"))]
+    for text in texts:
+        try:
+            fits = set(json.loads(text)) == {"colour", "is_warm"}
+        except ValueError:
+            fits = False
+        if not fits:
+            return f"the answer does not fit its schema: {text[:200]!r}"
+    return None
+
+
+async def ask_alone(target: Target, remembered: list[tuple[Ask, Any]]) -> list[str]:
+    """Send requests again, one after the other; what differs."""
+    line = Line(*target.address)
+    wrong = []
+    for ask, before in remembered:
+        answer = await line.exchange(request("POST", ask.path, ask.body))
+        after = content_of(answer.documents()) if answer.status == 200 else answer.status
+        if after != before:
+            wrong.append(f"{ask.path} {ask.body[:400]!r}\n  was {before}\n  is {after}")
+    line.close()
+    return wrong
+
+
+def soak(options: Options) -> PartReport:
+    """Run the part."""
+    num_clients = int(options.pick("concurrency", 24, 256))
+    seconds = options.pick("seconds", 20, 600) if options.tokens is None else options.pick("seconds", 1800, 7200)
+    flags = ("--max-num-queued-reqs", str(2 * num_clients + 16))
+    report = PartReport("soak", "")
+    with options.server("soak", *flags) as target:
+        words = int(target.max_len * PROMPT_SHARE) // CHARS_PER_WORD
+        before = target.wait_idle()
+        num_lines = len(target.outcome_lines() or ())
+        processes = min(options.num_processes, num_clients)
+        sizes = zip(divide(num_clients, processes), divide(NUM_REMEMBERED, processes), strict=True)
+        tokens = None if options.tokens is None else -(-options.tokens // processes)
+        jobs = [
+            Job(target.address, target.model, words, f"{options.seed}/{index}", clients, seconds, tokens, remembered)
+            for index, (clients, remembered) in enumerate(sizes)
+        ]
+        began = time.monotonic()
+        with MemoryWatch(target) as watch:
+            shares = spread(do, jobs)
+        taken = time.monotonic() - began
+        after = target.wait_idle()
+        time.sleep(0.5)
+        lines = target.outcome_lines()
+        lines = None if lines is None else lines[num_lines:]
+        remembered = [one for share in shares for one in share.remembered]
+        wrong = run(ask_alone(target, remembered))
+    report.did = (
+        f"{num_clients} clients in {processes} processes sent chat, completions, messages and responses for "
+        f"{taken:.0f} s: streamed and whole; greedy, seeded and free; penalties, log-probabilities, JSON schemas, stop "
+        f"strings, shared prefixes; clients that leave, and bad bodies."
+    )
+    ended = [one for share in shares for one in share.ended]
+    outcomes = {name: after["requests_by_outcome"][name] - count for name, count in before["requests_by_outcome"].items()}
+    counts.tell(report, ended, lines, outcomes)
+    generated = after["generated_tokens"] - before["generated_tokens"]
+    table = report.table("load", "figure", "value")
+    table.add("requests", len(ended))
+    table.add("requests per second", len(ended) / taken)
+    table.add("generated tokens", generated)
+    table.add("generated tokens per second", generated / taken)
+    table.add("answers compared with the same request alone", len(remembered))
+    report.figures |= {"seconds": taken, "requests": len(ended), "generated_tokens": generated}
+    problems = [problem for share in shares for problem in share.problems]
+    report.problems += [*problems, *wrong]
+    report.promise("no answer is wrong", not problems, len(problems))
+    enough = len(remembered) == NUM_REMEMBERED
+    report.promise(f"{NUM_REMEMBERED} answers equal alone, bit for bit", not wrong and enough, len(remembered) - len(wrong))
+    if options.tokens is not None:
+        report.promise(f"{options.tokens:,} tokens in all", sum(share.tokens for share in shares) >= options.tokens)
+    report.promise("no page is held afterwards", after["pages"]["held"] == 0)
+    MemoryTrend.of(watch.samples).tell(report, options.memory_mib)
+    return report
