@@ -21,13 +21,22 @@ from rich.console import Console
 
 from glint.bench.machine import processor_name
 from tests.reliability.fuzz import fuzz
+from tests.reliability.idle import idle
 from tests.reliability.options import Options
+from tests.reliability.overload import overload
 from tests.reliability.report import PartReport, document
 from tests.reliability.soak import soak
+from tests.reliability.streams import streams
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENING = ROOT / "tests" / "reliability" / "opening.md"
-PARTS: Mapping[str, Callable[[Options], PartReport]] = {"soak": soak, "fuzz": fuzz}
+PARTS: Mapping[str, Callable[[Options], PartReport]] = {
+    "soak": soak,
+    "fuzz": fuzz,
+    "overload": overload,
+    "streams": streams,
+    "idle": idle,
+}
 EXIT_BROKEN = 1
 
 
@@ -38,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [json.loads(path.read_text()) for path in chosen.recorded]
         write_files(chosen, runs)
         return int(any(promise["holds"] is False for run in runs for part in run["parts"] for promise in part["promises"]))
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     with ExitStack() as stack:
         folder = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliability-")))
         options = read_options(chosen, folder)
