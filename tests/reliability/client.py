@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.is_open = False
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self.answer: Answer | None = None
         self._done: asyncio.Future[Answer] | None = None
         self._buffer = b""
         self._length: int | None = None
@@ -117,27 +117,25 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, problem: Exception | None) -> None:
         """End the answer that is under way; one without a length ends so."""
         self.is_open = False
-        if self._answer is not None:
-            has_no_length = bool(self._answer.head) and self._length is None and not self._is_chunked
+        if self.answer is not None:
+            has_no_length = bool(self.answer.head) and self._length is None and not self._is_chunked
             self._end("whole" if problem is None and has_no_length else "cut")
 
-    def send(
-        self, message: bytes, *, keeps_all: bool = True, leaves_at: int | None = None
-    ) -> asyncio.Future[Answer]:
+    def send(self, message: bytes, *, keeps_all: bool = True, leaves_at: int | None = None) -> asyncio.Future[Answer]:
         """Write a request. The client leaves once `leaves_at` bytes of the body are there, where that is given."""
-        assert self._transport is not None and self._answer is None
-        self._answer = Answer()
+        assert self._transport is not None and self.answer is None
+        self.answer = Answer()
         self._done = asyncio.get_running_loop().create_future()
         self._keeps_all, self._leaves_at = keeps_all, leaves_at
         self._has_body = not message.startswith(b"HEAD ")
         self._buffer, self._length, self._is_chunked = b"", None, False
-        self._answer.started = perf_counter()
+        self.answer.started = perf_counter()
         self._transport.write(message)
         return self._done
 
     def data_received(self, data: bytes) -> None:
         """Take in what came; the end of an answer is found from its length or its last chunk."""
-        answer = self._answer
+        answer = self.answer
         if answer is None:
             return
         answer.last = perf_counter()
@@ -147,7 +145,7 @@ class Connection(asyncio.Protocol):
                 return
         if data:
             self._take(answer, data)
-        if self._answer is not None and self._is_complete(answer):
+        if self.answer is not None and self._is_complete(answer):
             self._end("whole")
 
     def _read_head(self, answer: Answer, data: bytes) -> bytes:
@@ -192,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._end(ending)
 
     def _end(self, ending: Ending) -> None:
-        answer, self._answer = self._answer, None
+        answer, self.answer = self.answer, None
         if answer is None or self._done is None:
             return
         answer.ending = ending
@@ -242,6 +240,11 @@ class Line:
             return await done
         finally:
             timer.cancel()
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer that is under way."""
+        return None if self._connection is None else self._connection.answer
 
     def close(self) -> None:
         """Drop the connection."""

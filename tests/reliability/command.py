@@ -20,11 +20,14 @@ from typing import Any
 from rich.console import Console
 
 from glint.bench.machine import processor_name
+from tests.reliability.faults import faults
 from tests.reliability.fuzz import fuzz
 from tests.reliability.idle import idle
+from tests.reliability.kill import kill
 from tests.reliability.options import Options
 from tests.reliability.overload import overload
 from tests.reliability.report import PartReport, document
+from tests.reliability.slow import slow
 from tests.reliability.soak import soak
 from tests.reliability.streams import streams
 
@@ -34,8 +37,11 @@ PARTS: Mapping[str, Callable[[Options], PartReport]] = {
     "soak": soak,
     "fuzz": fuzz,
     "overload": overload,
-    "streams": streams,
+    "faults": faults,
+    "slow": slow,
     "idle": idle,
+    "kill": kill,
+    "streams": streams,
 }
 EXIT_BROKEN = 1
 
@@ -46,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.recorded:
         runs = [json.loads(path.read_text()) for path in chosen.recorded]
         write_files(chosen, runs)
-        return int(any(promise["holds"] is False for run in runs for part in run["parts"] for promise in part["promises"]))
+        return int(
+            any(promise["holds"] is False for run in runs for part in run["parts"] for promise in part["promises"])
+        )
     console = Console(width=None if sys.stdout.isatty() else 160)
     with ExitStack() as stack:
         folder = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliability-")))
@@ -128,7 +136,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/reliability.py",
-        description="Tries a real glint server hard: a soak, fuzzing, overload, faults, slow and idle clients, kill -9. "
+        description="Tries a real glint server hard: soak, fuzzing, overload, faults, slow and idle clients, kill -9. "
         "Prints a table for each part and exits with 1 where a promise does not hold.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
@@ -148,7 +156,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fault-ranks", type=int, default=2, help="--tp of the rank faults (2)")
     parser.add_argument("--processes", type=int, help="client processes (default: half of the processors, up to 8)")
     parser.add_argument("--seed", type=int, default=1, help="draws other requests (1)")
-    parser.add_argument("--only", type=int, metavar="INDEX", help="the fuzzing sends this one case and shows its answer")
+    parser.add_argument("--only", type=int, metavar="INDEX", help="fuzz sends this one body and shows its answer")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and the model here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the document of the run, or of --recorded")

@@ -35,14 +35,20 @@ def by_kind(outcomes: Mapping[str, int]) -> Counter[str]:
     return counts
 
 
+def _kind(line: Mapping[str, str]) -> Kind:
+    return "lost" if line.get("reason") == "lost" else kind_of(line["outcome"])
+
+
 def compare(ended: Sequence[Ended], lines: Iterable[Mapping[str, str]]) -> list[str]:
     """What is wrong between the ends that clients saw and the outcome lines of the same time.
 
     A client that left may have been answered in full before the server knew; nothing else may differ.
     """
     lines = list(lines)
-    kinds = {line["request_id"]: kind_of("lost" if line.get("reason") == "lost" else line["outcome"]) for line in lines}
-    wrong = [f"{name} has {count} lines" for name, count in Counter(x["request_id"] for x in lines).items() if count > 1]
+    kinds = {line["request_id"]: _kind(line) for line in lines}
+    wrong = [
+        f"{name} has {count} lines" for name, count in Counter(x["request_id"] for x in lines).items() if count > 1
+    ]
     if len(lines) != len(ended):
         wrong.append(f"{len(ended)} requests were sent, {len(lines)} outcome lines were written")
     unnamed: Counter[str] = Counter()
@@ -82,5 +88,7 @@ def tell(
     if lines is not None:
         wrong = compare(ended, lines)
         report.problems += wrong
-        report.promise("exactly one outcome line for each request, of the kind that the client saw", not wrong, len(wrong))
+        report.promise(
+            "exactly one outcome line for each request, of the kind that the client saw", not wrong, len(wrong)
+        )
         report.promise("the metrics equal the lines by kind", logged == counted)

@@ -35,7 +35,8 @@ ODD_HEADERS = (
     b"Content-Type: text/plain",
 )
 CHUNKED = (
-    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
     b'8;a=b\r\n{"prompt\r\n15\r\n":"a","max_tokens":1}\r\n0\r\nX-Trailer: a\r\n\r\n'
 )
 
@@ -82,7 +83,7 @@ class Corpus:
         data = source.choice(self.messages) if source.random() < 0.8 else CHUNKED
         if source.random() < 0.15:
             data += source.choice(self.messages)
-        for _ in range(source.choice((1, 2, 3, 5))):
+        for _ in range(source.choice((1, 1, 1, 2, 3))):
             data = _damage(source, data)
         return data
 

@@ -191,7 +191,13 @@ class Load:
 
 
 def make_jobs(
-    options: Options, target: Target, clients: int, seconds: float, tokens: int, rate: float | None = None, label: str = ""
+    options: Options,
+    target: Target,
+    clients: int,
+    seconds: float,
+    tokens: int,
+    rate: float | None = None,
+    label: str = "",
 ) -> list[Job]:
     """A load cut into the client processes of the run."""
     processes = min(options.num_processes, clients)
@@ -203,7 +209,13 @@ def make_jobs(
 
 
 def put_load(
-    options: Options, target: Target, clients: int, seconds: float, tokens: int, rate: float | None = None, label: str = ""
+    options: Options,
+    target: Target,
+    clients: int,
+    seconds: float,
+    tokens: int,
+    rate: float | None = None,
+    label: str = "",
 ) -> Load:
     """Put a load on the server and wait for its end."""
     return Load(spread(do, make_jobs(options, target, clients, seconds, tokens, rate, label)))

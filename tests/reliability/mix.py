@@ -7,10 +7,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-WORDS = (
+_TEXT = (
     "the a river house light under green quickly small stone answers where seven morning paper between "
     "letters walk cold tells garden because three wind old over story water bridge never road"
-).split()
+)
+WORDS = tuple(_TEXT.split())
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"colour": {"enum": ["red", "blue"]}, "is_warm": {"type": "boolean"}},

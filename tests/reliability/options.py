@@ -17,6 +17,8 @@ Job = TypeVar("Job")
 Share = TypeVar("Share")
 MOST_PROCESSES = 8
 SMALL_CACHE_TOKENS = "16384"
+READY_SECONDS = 10.0
+READY_SECONDS_SHORT = 60.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Options:
         return (short if self.short else long) if given is None else float(given)
 
     @property
+    def ready_seconds(self) -> float:
+        """The time in which a server must be ready again; the short form runs where others take the processors too."""
+        return READY_SECONDS_SHORT if self.short else READY_SECONDS
+
+    @property
     def num_processes(self) -> int:
         """Client processes: half of the processors, so that the server has the rest."""
         return self.processes or max(1, min(MOST_PROCESSES, (os.cpu_count() or 2) // 2))
@@ -60,13 +67,14 @@ class Options:
         *flags: str,
         environment: dict[str, str] | None = None,
         module: str = "glint",
+        last_flags: tuple[str, ...] = (),
     ) -> Iterator[Target]:
         """The server of a part: at the given address, or one of our own with these flags and those of the run."""
         if self.url is not None:
             yield Target(self.url)
             return
         sizes = ("--max-total-tokens", SMALL_CACHE_TOKENS) if self.is_small else ()
-        asked = ("--model", str(self.model), *sizes, *flags, *self.serve_flags)
+        asked = ("--model", str(self.model), *sizes, *flags, *self.serve_flags, *last_flags)
         with own_server(self.folder / part, asked, environment, module) as target:
             yield target
 

@@ -31,13 +31,13 @@ COLUMNS = (
 def overload(options: Options) -> PartReport:
     """Run the part."""
     slots = int(options.pick("concurrency", 8, 64))
-    seconds = options.pick("seconds", 4, 30)
+    seconds = options.pick("seconds", 3, 30)
     flags = ("--max-num-seqs", str(slots), "--max-num-queued-reqs", str(max(4, slots // 4)))
     report = PartReport(
         "overload",
         f"1x is a closed loop of as many clients as requests may run ({slots}); the rows below offer 1 to 8 times the "
-        f"requests per second that it served, with exponential arrivals that wait for nobody (open loop), {seconds:g} s "
-        f"each, of which the last 80% count. {max(4, slots // 4)} requests may wait.",
+        f"requests per second that it served, with exponential arrivals that wait for nobody (open loop), {seconds:g} "
+        f"s each, of which the last 80% count. {max(4, slots // 4)} requests may wait.",
     )
     with options.server("overload", *flags) as target:
         tokens = output_tokens(target, 48 if options.short else 128)
@@ -99,4 +99,6 @@ def judge(report: PartReport, base: Load, loads: dict[int, Load], *, judges_spee
 
     report.promise(f"{name} TPOT p50 within 10% of 1x", held(speed <= 1 + ALLOWED_LOSS), f"{100 * speed:.1f}%")
     report.promise(f"{name} tok/s within 10% of 1x", held(share >= 1 - ALLOWED_LOSS), f"{100 * share:.1f}%")
-    report.promise(f"{name} refusals within {REFUSAL_MS:g} ms (p99)", held(late is not None and late <= REFUSAL_MS), late)
+    report.promise(
+        f"{name} refusals within {REFUSAL_MS:g} ms (p99)", held(late is not None and late <= REFUSAL_MS), late
+    )

@@ -145,7 +145,7 @@ async def ask_alone(target: Target, remembered: list[tuple[Ask, Any]]) -> list[s
 def soak(options: Options) -> PartReport:
     """Run the part."""
     num_clients = int(options.pick("concurrency", 24, 256))
-    seconds = options.pick("seconds", 20, 600) if options.tokens is None else options.pick("seconds", 1800, 7200)
+    seconds = options.pick("seconds", 15, 600) if options.tokens is None else options.pick("seconds", 1800, 7200)
     flags = ("--max-num-queued-reqs", str(2 * num_clients + 16))
     report = PartReport("soak", "")
     with options.server("soak", *flags) as target:
@@ -175,7 +175,9 @@ def soak(options: Options) -> PartReport:
         f"strings, shared prefixes; clients that leave, and bad bodies."
     )
     ended = [one for share in shares for one in share.ended]
-    outcomes = {name: after["requests_by_outcome"][name] - count for name, count in before["requests_by_outcome"].items()}
+    outcomes = {
+        name: after["requests_by_outcome"][name] - count for name, count in before["requests_by_outcome"].items()
+    }
     counts.tell(report, ended, lines, outcomes)
     generated = after["generated_tokens"] - before["generated_tokens"]
     table = report.table("load", "figure", "value")
@@ -189,7 +191,9 @@ def soak(options: Options) -> PartReport:
     report.problems += [*problems, *wrong]
     report.promise("no answer is wrong", not problems, len(problems))
     enough = len(remembered) == NUM_REMEMBERED
-    report.promise(f"{NUM_REMEMBERED} answers equal alone, bit for bit", not wrong and enough, len(remembered) - len(wrong))
+    report.promise(
+        f"{NUM_REMEMBERED} answers equal alone, bit for bit", not wrong and enough, len(remembered) - len(wrong)
+    )
     if options.tokens is not None:
         report.promise(f"{options.tokens:,} tokens in all", sum(share.tokens for share in shares) >= options.tokens)
     report.promise("no page is held afterwards", after["pages"]["held"] == 0)

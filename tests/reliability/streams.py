@@ -17,7 +17,15 @@ def streams(options: Options) -> PartReport:
         "bytes and read the last usage alone; the server's processor time is its own figure, of the event loop and of "
         "the engine's Python thread.",
     )
-    columns = ("streams", "tok/s", "TPOT p50 ms", "TTFT p50 ms", "event loop us/token", "engine thread us/token", "failed")
+    columns = (
+        "streams",
+        "tok/s",
+        "TPOT p50 ms",
+        "TTFT p50 ms",
+        "event loop us/token",
+        "engine thread us/token",
+        "failed",
+    )
     with options.server("streams", "--max-num-seqs", str(max(counts))) as target:
         tokens = output_tokens(target, 96 if options.short else 256)
         table = report.table(f"{tokens} greedy tokens per request", *columns)
