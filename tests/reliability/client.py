@@ -71,7 +71,8 @@ class Answer:
         """The body without its chunks; of a body that was cut, what is whole of it."""
         if "chunked" not in self.headers.get("transfer-encoding", ""):
             return bytes(self.body)
-        parts, data = [], bytes(self.body)
+        parts: list[bytes] = []
+        data = bytes(self.body)
         while True:
             line, separator, rest = data.partition(b"\r\n")
             size = int(line, 16) if separator else 0

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -120,15 +121,15 @@ def read_options(chosen: argparse.Namespace, folder: Path) -> Options:
         from tests.e2e.small_glm import write_small_glm
 
         model = write_small_glm(folder / "model")
-    names = ("short", "url", "seconds", "tokens", "bodies", "streams", "concurrency", "seed", "processes", "memory_mib")
-    names += ("min_tokens_per_second", "fault_library", "fault_ranks", "only")
+    own = {"folder", "model", "is_small", "serve_flags", "stream_counts"}
+    same = {one.name: getattr(chosen, one.name) for one in fields(Options) if one.name not in own}
     return Options(
         folder=folder,
         model=model,
         is_small=chosen.model is None,
         serve_flags=tuple(shlex.split(chosen.serve_flags)),
         stream_counts=tuple(map(int, chosen.stream_counts.split(","))),
-        **{name: getattr(chosen, name) for name in names},
+        **same,
     )
 
 

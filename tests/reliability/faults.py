@@ -51,7 +51,7 @@ class Fault:
 
 FAULTS = (
     Fault("queue", "SIGKILL while requests wait", signal.SIGKILL),
-    Fault("prefill", "SIGKILL before any first token", signal.SIGKILL, prompt_share=0.3),
+    Fault("prefill", "SIGKILL before any first token", signal.SIGKILL, prompt_share=0.4),
     Fault("first token", "SIGSEGV at the first token", signal.SIGSEGV),
     Fault("sampling", "SIGKILL amid grammars, penalties, log-probabilities", signal.SIGKILL, is_constrained=True),
     Fault("streaming", "SIGSEGV mid-stream", signal.SIGSEGV),
@@ -128,10 +128,10 @@ def given_of(options: Options, fault: Fault, library: Path) -> dict[str, Any]:
 
 def bodies(target: Target, fault: Fault) -> list[tuple[str, dict[str, Any]]]:
     """The requests that are open at the fault."""
-    words = "word " * int(target.max_len * fault.prompt_share / 5) + "Once upon a time"
+    words = "word " * int(target.max_len * fault.prompt_share / target.tokens_of("word ")) + "Once upon a time"
     made = []
     for index in range(NUM_REQUESTS):
-        body: dict[str, Any] = {"prompt": f"{index} {words}", "max_tokens": target.max_len // 2, "ignore_eos": True}
+        body: dict[str, Any] = {"prompt": f"{index} {words}", "max_tokens": target.max_len // 3, "ignore_eos": True}
         if fault.is_constrained:
             body |= {"logprobs": 5, "repetition_penalty": 1.1, "temperature": 0.7, "seed": index}
             if index % 2:
@@ -143,11 +143,13 @@ def bodies(target: Target, fault: Fault) -> list[tuple[str, dict[str, Any]]]:
 async def strike(target: Target, fault: Fault, bound: float) -> Outcome:
     """Send the requests, wait for the phase, strike, and see what becomes of everything."""
     known = await asyncio.to_thread(target.known_answer)
+    made = bodies(target, fault)
+    await asyncio.sleep(0.5)
     num_before = len(target.outcome_lines() or ())
     lines = [Line(*target.address) for _ in range(NUM_REQUESTS)]
     asked = [
         asyncio.create_task(line.exchange(post(path, body), seconds=PHASE_SECONDS + END_SECONDS))
-        for line, (path, body) in zip(lines, bodies(target, fault), strict=True)
+        for line, (path, body) in zip(lines, made, strict=True)
     ]
     is_by_itself = fault.sig is None
     if is_by_itself:
@@ -184,7 +186,7 @@ async def wait_for_service(
 ) -> tuple[float | None, float | None]:
     """Seconds after the blow until /ready says so, and until the known request has its known answer again."""
     ready: float | None = None
-    while time.monotonic() - struck < most:
+    while time.monotonic() - struck < most and target.served is not None and target.served.process.poll() is None:
         if ready is None and await asyncio.to_thread(target.is_ready):
             ready = time.monotonic() - struck
         if ready is not None and await asyncio.to_thread(target.known_answer, 5.0) == known:

@@ -61,7 +61,10 @@ class Corpus:
     @classmethod
     def make(cls, seed: int, count: int) -> Corpus:
         """Draw the corpus; hypothesis must be there."""
-        from tests.fuzz.routes import BODIES, make_cases
+        try:
+            from tests.fuzz.routes import BODIES, make_cases
+        except ModuleNotFoundError as missing:
+            raise RuntimeError(f"fuzz needs the package {missing.name}; pip install hypothesis") from missing
 
         cases = make_cases(count, seed)
         bodies = [(case.route, case.message.partition(b"\r\n\r\n")[2]) for case in cases if case.route in BODIES]

@@ -20,6 +20,7 @@ SCHEMA: dict[str, Any] = {
 }
 STOPS = (["e"], ["\n", ". "], [" the"], ["zzzz"])
 LENGTHS = (2, 8, 24, 64)
+LONG_LENGTHS = (8, 64, 256, 512)
 NUM_PREFIXES = 4
 BAD_SHARE = 0.05
 LEAVING_SHARE = 0.12
@@ -61,9 +62,12 @@ class Ask:
 class Mix:
     """Draws requests. Lengths in words are such that prompts stay below `max_prompt_words`."""
 
-    def __init__(self, source: random.Random, model: str, max_prompt_words: int) -> None:
+    def __init__(
+        self, source: random.Random, model: str, max_prompt_words: int, lengths: tuple[int, ...] = LENGTHS
+    ) -> None:
         self._source = source
         self._model = model
+        self._lengths = lengths
         self._longest = max(8, max_prompt_words)
         shared = random.Random("prefixes")
         self._prefixes = [self._words(shared, self._longest // 2) for _ in range(NUM_PREFIXES)]
@@ -88,7 +92,7 @@ class Mix:
     def _fields(self, path: str) -> tuple[dict[str, Any], bool, bool]:
         source = self._source
         limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-        fields: dict[str, Any] = {"model": self._model, limit: source.choice(LENGTHS)} | self._prompt(path)
+        fields: dict[str, Any] = {"model": self._model, limit: source.choice(self._lengths)} | self._prompt(path)
         if source.random() < 0.5:
             fields["stream"] = True
             if path in PATHS[:2]:

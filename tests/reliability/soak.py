@@ -12,7 +12,7 @@ from typing import Any
 from tests.reliability import counts
 from tests.reliability.client import Answer, Line, request, run
 from tests.reliability.counts import Ended
-from tests.reliability.mix import Ask, Mix, content_of, error_of
+from tests.reliability.mix import LENGTHS, LONG_LENGTHS, Ask, Mix, content_of, error_of
 from tests.reliability.options import Options, divide, spread
 from tests.reliability.report import MemoryTrend, PartReport
 from tests.reliability.target import MemoryWatch, Target
@@ -29,6 +29,7 @@ class Job:
     address: tuple[str, int]
     model: str
     max_prompt_words: int
+    lengths: tuple[int, ...]
     seed: str
     concurrency: int
     seconds: float
@@ -58,7 +59,7 @@ async def _do(job: Job) -> Share:
 
     async def client(index: int) -> None:
         source = random.Random(f"{job.seed}/{index}")
-        mix = Mix(source, job.model, job.max_prompt_words)
+        mix = Mix(source, job.model, job.max_prompt_words, job.lengths)
         line = Line(*job.address)
         while time.monotonic() < deadline and (job.tokens is None or share.tokens < job.tokens):
             ask = mix.draw()
@@ -145,20 +146,11 @@ async def ask_alone(target: Target, remembered: list[tuple[Ask, Any]]) -> list[s
 def soak(options: Options) -> PartReport:
     """Run the part."""
     num_clients = int(options.pick("concurrency", 24, 256))
-    seconds = options.pick("seconds", 15, 600) if options.tokens is None else options.pick("seconds", 1800, 7200)
-    flags = ("--max-num-queued-reqs", str(2 * num_clients + 16))
     report = PartReport("soak", "")
-    with options.server("soak", *flags) as target:
-        words = int(target.max_len * PROMPT_SHARE) // CHARS_PER_WORD
+    with options.server("soak", "--max-num-queued-reqs", str(2 * num_clients + 16)) as target:
+        jobs = make_jobs(options, target, num_clients)
         before = target.wait_idle()
         num_lines = len(target.outcome_lines() or ())
-        processes = min(options.num_processes, num_clients)
-        sizes = zip(divide(num_clients, processes), divide(NUM_REMEMBERED, processes), strict=True)
-        tokens = None if options.tokens is None else -(-options.tokens // processes)
-        jobs = [
-            Job(target.address, target.model, words, f"{options.seed}/{index}", clients, seconds, tokens, remembered)
-            for index, (clients, remembered) in enumerate(sizes)
-        ]
         began = time.monotonic()
         with MemoryWatch(target) as watch:
             shares = spread(do, jobs)
@@ -169,33 +161,71 @@ def soak(options: Options) -> PartReport:
         lines = None if lines is None else lines[num_lines:]
         remembered = [one for share in shares for one in share.remembered]
         wrong = run(ask_alone(target, remembered))
+        if target.served is not None:
+            traces = target.served.log.read_text().count("Traceback")
+            report.promise("no traceback in the log", traces == 0, traces)
     report.did = (
-        f"{num_clients} clients in {processes} processes sent chat, completions, messages and responses for "
+        f"{num_clients} clients in {len(jobs)} processes sent chat, completions, messages and responses for "
         f"{taken:.0f} s: streamed and whole; greedy, seeded and free; penalties, log-probabilities, JSON schemas, stop "
         f"strings, shared prefixes; clients that leave, and bad bodies."
     )
+    tell(report, shares, before, after, lines, taken)
+    report.problems += wrong
+    is_so = not wrong and len(remembered) == NUM_REMEMBERED
+    report.promise(f"{NUM_REMEMBERED} answers equal alone, bit for bit", is_so, len(remembered) - len(wrong))
+    if options.tokens is not None:
+        report.promise(f"{options.tokens:,} tokens in all", sum(share.tokens for share in shares) >= options.tokens)
+    MemoryTrend.of(watch.samples).tell(report, options.memory_mib)
+    return report
+
+
+def make_jobs(options: Options, target: Target, num_clients: int) -> list[Job]:
+    """The soak cut into the client processes of the run."""
+    seconds = options.pick("seconds", 15, 600) if options.tokens is None else options.pick("seconds", 1800, 7200)
+    words = int(target.max_len * PROMPT_SHARE) // CHARS_PER_WORD
+    lengths = LENGTHS if options.short else LONG_LENGTHS
+    processes = min(options.num_processes, num_clients)
+    tokens = None if options.tokens is None else -(-options.tokens // processes)
+    sizes = zip(divide(num_clients, processes), divide(NUM_REMEMBERED, processes), strict=True)
+    return [
+        Job(
+            address=target.address,
+            model=target.model,
+            max_prompt_words=words,
+            lengths=lengths,
+            seed=f"{options.seed}/{index}",
+            concurrency=clients,
+            seconds=seconds,
+            tokens=tokens,
+            num_remembered=num_remembered,
+        )
+        for index, (clients, num_remembered) in enumerate(sizes)
+    ]
+
+
+def tell(
+    report: PartReport,
+    shares: list[Share],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    lines: list[dict[str, str]] | None,
+    taken: float,
+) -> None:
+    """Add the counts, the load and what was wrong."""
     ended = [one for share in shares for one in share.ended]
-    outcomes = {
-        name: after["requests_by_outcome"][name] - count for name, count in before["requests_by_outcome"].items()
-    }
-    counts.tell(report, ended, lines, outcomes)
+    by_outcome = before["requests_by_outcome"]
+    metrics = {name: after["requests_by_outcome"][name] - count for name, count in by_outcome.items()}
+    counts.tell(report, ended, lines, metrics)
     generated = after["generated_tokens"] - before["generated_tokens"]
     table = report.table("load", "figure", "value")
     table.add("requests", len(ended))
     table.add("requests per second", len(ended) / taken)
     table.add("generated tokens", generated)
+    table.add("tokens of whole answers", sum(share.tokens for share in shares))
     table.add("generated tokens per second", generated / taken)
-    table.add("answers compared with the same request alone", len(remembered))
+    table.add("preemptions", after["preemptions"] - before["preemptions"])
     report.figures |= {"seconds": taken, "requests": len(ended), "generated_tokens": generated}
     problems = [problem for share in shares for problem in share.problems]
-    report.problems += [*problems, *wrong]
+    report.problems += problems
     report.promise("no answer is wrong", not problems, len(problems))
-    enough = len(remembered) == NUM_REMEMBERED
-    report.promise(
-        f"{NUM_REMEMBERED} answers equal alone, bit for bit", not wrong and enough, len(remembered) - len(wrong)
-    )
-    if options.tokens is not None:
-        report.promise(f"{options.tokens:,} tokens in all", sum(share.tokens for share in shares) >= options.tokens)
     report.promise("no page is held afterwards", after["pages"]["held"] == 0)
-    MemoryTrend.of(watch.samples).tell(report, options.memory_mib)
-    return report

@@ -62,6 +62,11 @@ class Target:
             return None
         return list(answer.json()["choices"][0]["token_ids"]) if answer.status_code == 200 else None
 
+    def tokens_of(self, text: str) -> float:
+        """The tokens of a text that is repeated often, by the server's own tokenizer."""
+        answer = httpx.post(f"{self.url}/tokenize", json={"prompt": text * 64}, timeout=60)
+        return float(answer.json()["count"]) / 64
+
     def is_ready(self) -> bool:
         """Whether /ready says so."""
         try:
