@@ -152,7 +152,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, help="clients at once (default: by part)")
     parser.add_argument("--stream-counts", default="64,256", help="streams at once of the part streams (64,256)")
     parser.add_argument("--min-tokens-per-second", type=float, help="what the most streams must get together")
-    parser.add_argument("--memory-mib", type=float, default=16.0, help="growth of memory that is allowed (16)")
+    parser.add_argument("--memory-mib", type=float, help="growth of memory that is allowed (default: 16; short: 48)")
     parser.add_argument("--fault-library", type=Path, help="test build of the engine that --serve-flags runs on")
     parser.add_argument("--fault-ranks", type=int, default=2, help="--tp of the rank faults (2)")
     parser.add_argument("--processes", type=int, help="client processes (default: half of the processors, up to 8)")

@@ -117,13 +117,13 @@ def flags_of(fault: Fault) -> tuple[str, ...]:
 def given_of(options: Options, fault: Fault, library: Path) -> dict[str, Any]:
     """The test build and its environment, for a fault of a rank."""
     if fault.rank_fault is None:
-        return {}
+        return {"is_struck": True}
     layers = json.loads((options.model / "config.json").read_text())["num_hidden_layers"]
     passes = {"load": 1, "step": FAULT_STEPS, "collective": FAULT_STEPS * (2 * layers + 1)}[fault.rank_fault]
     rank = min(1, options.fault_ranks - 1)
     environment = {"GLINT_FAULT": f"{fault.rank_fault}:{rank}:{passes}", "GLINT_FAULT_CHILD": str(fault.child)}
     last = ("--engine", str(library), "--tp", str(options.fault_ranks))
-    return {"environment": environment, "module": SERVER, "last_flags": last}
+    return {"environment": environment, "module": SERVER, "last_flags": last, "is_struck": True}
 
 
 def bodies(target: Target, fault: Fault) -> list[tuple[str, dict[str, Any]]]:

@@ -144,7 +144,7 @@ def fuzz(options: Options) -> PartReport:
         tell(report, shares, num_bodies, num_streams, taken)
         tell_lines(report, target, shares, before["requests_by_outcome"], after["requests_by_outcome"])
         report.promise("no page is held afterwards", after["pages"]["held"] == 0)
-    MemoryTrend.of(watch.samples).tell(report, options.memory_mib)
+    MemoryTrend.of(watch.samples).tell(report, options.memory_bound_mib)
     return report
 
 
@@ -193,6 +193,7 @@ def tell_lines(
     written = Counter(line["request_id"] for line in lines)
     told_ids = [request_id for share in shares for request_id in share.request_ids]
     wrong = [f"{name} has {written[name]} lines" for name in told_ids if written[name] != 1]
+    report.problems += [f"in the log: {line}" for line in lines if line["outcome"] in ("failed", "lost")]
     wrong += [f"{name} has {count} lines" for name, count in written.items() if count != 1 and name not in told_ids]
     report.problems += wrong
     report.promise("exactly one outcome line for each request", not wrong, len(told_ids))

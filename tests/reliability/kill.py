@@ -42,7 +42,7 @@ def kill(options: Options) -> PartReport:
     columns = ("killed", "processes", "gone after s", "left behind", "ready again after s", "known answer")
     table = report.table("kill -9 under load", *columns)
     for who in ("all processes", "the first process"):
-        with options.server(f"kill {who}") as target:
+        with options.server(f"kill {who}", is_struck=True) as target:
             known = target.known_answer()
             pids = process_tree(target.served.process.pid) if target.served else []
             if who == "the first process" and len(pids) == 1:

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from tests.reliability.target import Target, own_server
+from tests.reliability.target import Target, is_alive, own_server
 
 Job = TypeVar("Job")
 Share = TypeVar("Share")
@@ -38,7 +38,7 @@ class Options:
     concurrency: int | None = None
     seed: int = 1
     processes: int | None = None
-    memory_mib: float = 16.0
+    memory_mib: float | None = None
     stream_counts: tuple[int, ...] = (64, 256)
     min_tokens_per_second: float | None = None
     fault_library: Path | None = None
@@ -49,6 +49,11 @@ class Options:
         """The value of a flag: what was given, else that of the short or the long form."""
         given = getattr(self, name)
         return (short if self.short else long) if given is None else float(given)
+
+    @property
+    def memory_bound_mib(self) -> float:
+        """What memory may grow by after the warm-up, which in the short form is too short for every cache to fill."""
+        return self.pick("memory_mib", 48, 16)
 
     @property
     def ready_seconds(self) -> float:
@@ -68,15 +73,22 @@ class Options:
         environment: dict[str, str] | None = None,
         module: str = "glint",
         last_flags: tuple[str, ...] = (),
+        is_struck: bool = False,
     ) -> Iterator[Target]:
-        """The server of a part: at the given address, or one of our own with these flags and those of the run."""
+        """The server of a part: at the given address, or one of our own with these flags and those of the run.
+
+        The engine of a part that does not strike it must live to the end of the part, in the same process.
+        """
         if self.url is not None:
             yield Target(self.url)
             return
         sizes = ("--max-total-tokens", SMALL_CACHE_TOKENS) if self.is_small else ()
         asked = ("--model", str(self.model), *sizes, *flags, *self.serve_flags, *last_flags)
         with own_server(self.folder / part, asked, environment, module) as target:
+            first = target.engine_pid
             yield target
+            if not is_struck and not (is_alive(first) and target.engine_pid == first):
+                raise RuntimeError(f"the engine's process {first} died in the part {part}; its log says why")
 
 
 def spread(work: Callable[[Job], Share], jobs: Sequence[Job]) -> list[Share]:

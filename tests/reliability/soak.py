@@ -175,7 +175,7 @@ def soak(options: Options) -> PartReport:
     report.promise(f"{NUM_REMEMBERED} answers equal alone, bit for bit", is_so, len(remembered) - len(wrong))
     if options.tokens is not None:
         report.promise(f"{options.tokens:,} tokens in all", sum(share.tokens for share in shares) >= options.tokens)
-    MemoryTrend.of(watch.samples).tell(report, options.memory_mib)
+    MemoryTrend.of(watch.samples).tell(report, options.memory_bound_mib)
     return report
 
 
