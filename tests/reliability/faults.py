@@ -18,10 +18,11 @@ from tests.reliability.counts import kind_of
 from tests.reliability.mix import SCHEMA, error_of
 from tests.reliability.options import Options
 from tests.reliability.report import PartReport, Table
-from tests.reliability.target import Target
+from tests.reliability.target import Target, is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_LIBRARY = ROOT / "build" / "libglint_cpu_test.so"
+RANK_FAILED = "the fault that $GLINT_FAULT="
 SERVER = "tests.reliability.faulty_server"
 NUM_REQUESTS = 12
 SLOTS = 4
@@ -60,7 +61,7 @@ FAULTS = (
     Fault("load", "SIGKILL, then a rank fails while the next engine loads", signal.SIGKILL, "load", child=2),
     Fault("stall", "SIGSTOP mid-stream", signal.SIGSTOP, spare_seconds=HEALTH_SECONDS),
 )
-IN_SHORT = ("queue", "prefill", "streaming", "collective", "load", "stall")
+IN_SHORT = ("queue", "streaming", "collective", "load", "stall")
 PHASES: dict[str, Phase] = {
     "queue": lambda stats, answers: stats["requests_waiting"] > 0 and stats["requests_running"] > 0,
     "prefill": lambda stats, answers: stats["requests_running"] > 0 and not any(one.first for one in answers),
@@ -82,6 +83,7 @@ class Outcome:
     wrong: list[str]
     ready_seconds: float | None
     known_seconds: float | None
+    has_happened: bool = True
 
 
 def faults(options: Options) -> PartReport:
@@ -156,9 +158,9 @@ async def strike(target: Target, fault: Fault, bound: float) -> Outcome:
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=PHASE_SECONDS)
     else:
         await wait_for_phase(target, PHASES.get(fault.place, has_streamed), lines)
-    struck = time.monotonic()
+    struck, engine = time.monotonic(), target.engine_pid
     if fault.sig is not None:
-        os.kill(target.engine_pid, fault.sig)
+        os.kill(engine, fault.sig)
     done, late = await asyncio.wait(asked, timeout=END_SECONDS)
     for task in late:
         task.cancel()
@@ -166,7 +168,16 @@ async def strike(target: Target, fault: Fault, bound: float) -> Outcome:
     ready, right = await wait_for_service(target, known, struck, 2 * bound)
     await asyncio.sleep(1.0)
     written = (target.outcome_lines() or [])[num_before:]
-    return judge(answers, len(late), written, ready, right)
+    outcome = judge(answers, len(late), written, ready, right)
+    outcome.has_happened = has_happened(target, fault, engine)
+    return outcome
+
+
+def has_happened(target: Target, fault: Fault, engine: int) -> bool:
+    """Whether the process that was struck is gone, and the rank that was to fail has failed."""
+    assert target.served is not None
+    is_gone = fault.sig is None or not is_alive(engine)
+    return is_gone and (fault.rank_fault is None or RANK_FAILED in target.served.log.read_text())
 
 
 async def wait_for_phase(target: Target, phase: Phase, lines: list[Line]) -> None:
@@ -243,6 +254,7 @@ def tell(report: PartReport, table: Table, fault: Fault, outcome: Outcome, bound
     report.figures[fault.place] = {"ends": outcome.ends, "lines": outcome.lines, "ready": times[0], "known": times[1]}
     report.problems += [f"{fault.place}: {problem}" for problem in outcome.wrong]
     name = fault.place
+    report.promise(f"{name}: the fault has happened", outcome.has_happened)
     report.promise(
         f"{name}: every request ended at its client", outcome.ends["open"] == 0 and outcome.ends["late"] == 0
     )

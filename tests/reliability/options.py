@@ -17,6 +17,7 @@ Job = TypeVar("Job")
 Share = TypeVar("Share")
 MOST_PROCESSES = 8
 SMALL_CACHE_TOKENS = "16384"
+STREAM_TOKENS = 512
 READY_SECONDS = 10.0
 READY_SECONDS_SHORT = 60.0
 
@@ -49,6 +50,10 @@ class Options:
         """The value of a flag: what was given, else that of the short or the long form."""
         given = getattr(self, name)
         return (short if self.short else long) if given is None else float(given)
+
+    def room(self, streams: int) -> tuple[str, ...]:
+        """The flags for so many streams at once on the small model, whose cache is small otherwise."""
+        return ("--max-total-tokens", str(streams * STREAM_TOKENS)) if self.is_small else ()
 
     @property
     def memory_bound_mib(self) -> float:

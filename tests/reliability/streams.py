@@ -10,7 +10,7 @@ from tests.reliability.report import PartReport
 def streams(options: Options) -> PartReport:
     """Run the part."""
     counts = (16,) if options.short else options.stream_counts
-    seconds = options.pick("seconds", 5, 30)
+    seconds = options.pick("seconds", 4, 30)
     report = PartReport(
         "streams",
         f"Closed loops of streams for {seconds:g} s each, read by {options.num_processes} client processes that count "
@@ -26,7 +26,7 @@ def streams(options: Options) -> PartReport:
         "engine thread us/token",
         "failed",
     )
-    with options.server("streams", "--max-num-seqs", str(max(counts))) as target:
+    with options.server("streams", "--max-num-seqs", str(max(counts)), *options.room(max(counts))) as target:
         tokens = output_tokens(target, 96 if options.short else 256)
         table = report.table(f"{tokens} greedy tokens per request", *columns)
         for count in counts:
