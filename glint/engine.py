@@ -18,6 +18,7 @@ from glint.native import abi
 from glint.native.library import NativeEngine, Unsupported, load_progress, open_library
 from glint.request import ActiveRequest, OutputText, StepOutput
 from glint.sampling import SEED_LIMIT, SamplingParams
+from glint.scheduling.share import DEFAULT_SHARE, Share
 from glint.steps import StepLoop, StepSummary
 from glint.text.tokenizer import Tokenizer
 
@@ -129,12 +130,14 @@ class Engine:
         cache_salt: int = 0,
         grammar: Grammar | None = None,
         begins_after: int | None = None,
+        share: Share = DEFAULT_SHARE,
     ) -> list[int]:
         """Queue a request and return the ids of its `params.n` choices.
 
         The choices share one seed and the pages of the prompt. With a grammar every choice follows it by itself, from
-        its first token or from the token behind `begins_after`, and ends where the grammar is complete. Raises
-        `RequestError` where the request cannot be served; then nothing was queued.
+        its first token or from the token behind `begins_after`, and ends where the grammar is complete. `share`
+        says whose request it is, which decides when it is computed and nothing else. Raises `RequestError` where the
+        request cannot be served; then nothing was queued.
         """
         try:
             prompt = tuple(map(index, prompt_tokens))
@@ -161,7 +164,7 @@ class Engine:
                 text=None if self._tokenizer is None else OutputText(self._tokenizer, params),
                 constraint=constraints[choice_index],
             )
-            self._loop.add(request, leader_id=ids[0] if choice_index else None)
+            self._loop.add(request, leader_id=ids[0] if choice_index else None, share=share)
         return ids
 
     def abort(self, request_id: int) -> None:

@@ -9,6 +9,7 @@ from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, Step
 from glint.request import ActiveRequest, StepOutput
 from glint.scheduling.plan import StepPlan
 from glint.scheduling.scheduler import Scheduler
+from glint.scheduling.share import Share
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ class StepLoop:
         """What the last call of `step` did."""
         return self._last_step
 
-    def add(self, request: ActiveRequest, leader_id: int | None) -> None:
+    def add(self, request: ActiveRequest, leader_id: int | None, share: Share) -> None:
         """Queue a request; with a leader it waits for the leader's prompt, to share its pages."""
         self.requests[request.request_id] = request
-        self._scheduler.add(request.request_id, len(request.prompt_tokens), request.max_new_tokens, leader_id)
+        self._scheduler.add(request.request_id, len(request.prompt_tokens), request.max_new_tokens, leader_id, share)
 
     def abort(self, request_id: int) -> None:
         """End a request without a further output. One that has already ended changes nothing."""
@@ -147,6 +148,12 @@ class StepLoop:
         None means that there is nothing to run, or that the step in flight must be collected first.
         """
         while True:
+            yielding_id = self._scheduler.find_yielding()
+            if yielding_id is not None:
+                if self._in_flight is not None:
+                    return None
+                self._scheduler.preempt(yielding_id)
+                self._release(yielding_id)
             plan = self._scheduler.plan(self._available_pages())
             if not plan.items:
                 return None
@@ -259,19 +266,23 @@ class StepLoop:
         return request.native_id
 
     def _make_room(self, plan: StepPlan, shortage: OutOfPages, outputs: list[StepOutput]) -> None:
-        """Preempt the newest request, or fail the only one where it can never fit."""
-        preempted_id = self._scheduler.preempt_newest()
+        """Preempt a request, or fail the only one where it can never fit."""
+        preempted_id = self._scheduler.preempt_for_pages()
         if preempted_id is not None:
-            self.num_preemptions += 1
-            native_id = self.requests[preempted_id].native_id
-            if native_id is not None:
-                self._native.release_pages(native_id)
+            self._release(preempted_id)
             return
         failure = (
             f"the request alone needs {shortage.missing_pages} pages more than the {self._num_pages} there "
             "are; give the page cache more memory or shorten the request"
         )
         outputs.append(self._fail(self.requests[plan.items[0].request_id], failure))
+
+    def _release(self, request_id: int) -> None:
+        """Take the pages of a request that was preempted; the full ones stay in the prefix cache."""
+        self.num_preemptions += 1
+        native_id = self.requests[request_id].native_id
+        if native_id is not None:
+            self._native.release_pages(native_id)
 
     def _fail(self, request: ActiveRequest, failure: str) -> StepOutput:
         self._end(request)

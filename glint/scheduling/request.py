@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass
 
+from glint.scheduling.share import Share
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Request:
     """A request's counts: tokens of its prompt, tokens known so far, tokens computed so far.
 
     Steps in flight are counted as if they were done: the tokens they compute as computed, the tokens they sample as
-    known. So `computed_tokens < known_tokens <= max_known_tokens` holds while there is something to plan. `leader_id`
-    names the request whose prompt this one shares, `prompt_step` the step that computes the last prompt token.
+    known. So `computed_tokens < known_tokens <= max_known_tokens` holds while there is something to plan. `arrival`
+    numbers the requests in the order in which they came. `leader_id` names the request whose prompt this one shares,
+    `prompt_step` the step that computes the last prompt token.
     """
 
     request_id: int
+    arrival: int
+    share: Share
     prompt_tokens: int
     max_known_tokens: int
     leader_id: int | None

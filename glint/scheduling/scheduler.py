@@ -1,31 +1,60 @@
 """The scheduler: which requests advance in a step, and by how much."""
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from itertools import islice
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace, merge
+from itertools import takewhile
 
+from glint.scheduling.key_queue import AgeEntry, KeyQueue, age_entry, drop
 from glint.scheduling.plan import StepItem, StepPlan
 from glint.scheduling.request import Request
+from glint.scheduling.share import DEFAULT_SHARE, Share
 
 
 class Scheduler:
-    """Plans steps under a token budget, in order of arrival, ahead of the results of the steps before.
+    """Plans steps under a token budget, fair between keys, ahead of the results of the steps before.
 
     There are no phases: every request has known and computed tokens, and a step advances some requests. Requests that
-    decode come first, then the chunks of prompts already begun, then waiting requests in order of arrival. A chunk
-    ends at a multiple of `chunk_tokens` positions of its request or at its end, and is computed whole or not at all;
-    only the chunk behind a cached prefix may end elsewhere, since the prefix is found when the step is submitted.
+    decode come first, then chunks of prompts, begun and waiting ones in one order. A chunk ends at a multiple of
+    `chunk_tokens` positions of its request or at its end, and is computed whole or not at all; only the chunk behind a
+    cached prefix may end elsewhere, since the prefix is found when the step is submitted.
 
     A step is planned by `plan`, counted as done by `start_step` once it is submitted, and over with `finish_step`.
     What a step will have done is certain before it ran, except that a request may end early; the engine then removes
     it. So the next step is planned while the last one computes. The scheduler moves no pages: it is told how many are
     available.
 
-    No request waits forever. At most `max_running` requests run, such that every decode and one whole chunk fit into
-    each step: `max_running - 1 + chunk_tokens <= max_step_tokens`. So every decoding request and the oldest prompt
-    advance in every step. Every running request is older than every waiting one; the newest is preempted first and
-    goes back to the head of the queue, so the oldest request always keeps its pages and ends after at most one step
-    for each of its chunks and tokens. Then the next one is the oldest, and a younger one never delays it.
+    Prompt tokens are shared between keys by weight. The clock of a key counts the prompt tokens computed for it,
+    divided by its weight, and the key with the least clock goes first (start-time fair queueing). The clock of the
+    key that went first in the last step is where a key begins that was idle or could not start anything, so nothing
+    is saved up. While a key has prompts, another one gets at most two chunks more than its weight entitles it to: one
+    that it began as the first, and one that filled what was left of a step. Decodes are not counted: each takes a
+    slot, and slots are shared by themselves.
+
+    Within a key the lower priority goes first, then the shorter prompt, then the older. A key that was served without
+    its oldest prompt begins its next turn with the oldest, whatever its priority and size.
+
+    At most `max_running` requests run, such that every decode and one whole chunk fit into each step:
+    `max_running - 1 + chunk_tokens <= max_step_tokens`. Each key with requests is entitled to its share of these
+    slots by weight, and to one at least. A key may take more while the free slots are enough for all that keys below
+    their entitlement wait for. Where no slot is free and a key below its entitlement waits, a key above its own gives
+    one back (`find_yielding`). Afterwards neither is on the other side of its entitlement, so two keys never take
+    slots from each other in turns.
+
+    A request starts where its known tokens fit into the pages beside what the running requests still need. While the
+    oldest waiting request lacks pages, younger ones may run in as many pages as it would need, as long as something
+    older runs. Where pages run out nonetheless, the newest request of the key with the most running requests for its
+    weight is preempted, and never the oldest that runs.
+
+    No request waits forever, whatever arrives. Take the oldest of all, the one to which everything else is younger.
+    If it waits, it is the oldest prompt of its key. Its key comes first again after every other key has had at most
+    two chunks and its share of what this key had; its oldest prompt comes at the latest with the second of its turns.
+    A slot comes free for it, since every running request ends, its key takes no further ones while it is above
+    its entitlement and others wait, and is given one where it is below. If it lacks pages, nothing starts before it,
+    and what runs ends. Once it runs it is not preempted: not for pages, being the oldest, and not for a slot, since
+    only the newest of several goes. It decodes in every step. So it ends, after a number of steps that depends on
+    what was there before it and on the weights, not on what comes later; then the next one is the oldest.
     """
 
     def __init__(self, max_step_tokens: int, max_step_items: int, page_tokens: int) -> None:
@@ -40,11 +69,15 @@ class Scheduler:
         self.max_running = min(max_step_items, max_step_tokens - self.chunk_tokens + 1)
         self._max_step_tokens = max_step_tokens
         self._page_tokens = page_tokens
+        self._requests: dict[int, Request] = {}
         self._running: dict[int, Request] = {}
         self._decodes: dict[int, StepItem] = {}
         self._prompts: dict[int, Request] = {}
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        self._waiting: list[AgeEntry] = []
+        self._queues: dict[str | int, KeyQueue] = {}
+        self._clock = 0.0
         self._is_admission_paused = False
+        self._num_added = 0
         self._num_started = 0
         self._num_finished = 0
 
@@ -61,27 +94,52 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is running or waiting."""
-        return bool(self._running or self._waiting)
+        return bool(self._requests)
 
-    def add(self, request_id: int, prompt_tokens: int, max_new_tokens: int, leader_id: int | None = None) -> None:
+    def add(
+        self,
+        request_id: int,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        leader_id: int | None = None,
+        share: Share = DEFAULT_SHARE,
+    ) -> None:
         """Queue a request of at least one prompt token and one new token.
 
-        With a leader, the request waits until the leader's prompt is computed, to find it in the prefix cache.
+        With a leader, the request waits until the leader's prompt is computed, to find it in the prefix cache. The
+        weight of a key is the one that came with its last request.
         """
-        self._waiting[request_id] = Request(
+        self._num_added += 1
+        request = Request(
             request_id=request_id,
+            arrival=self._num_added,
+            share=share,
             prompt_tokens=prompt_tokens,
             max_known_tokens=prompt_tokens + max_new_tokens,
             leader_id=leader_id,
             known_tokens=prompt_tokens,
         )
+        if share.key not in self._queues:
+            self._forget_idle_keys()
+            self._queues[share.key] = KeyQueue(self._num_added, share.weight, self._clock)
+        queue = self._queues[share.key]
+        queue.weight = share.weight
+        queue.num_requests += 1
+        self._requests[request_id] = request
+        self._wait(request, queue)
 
     def remove(self, request_id: int) -> None:
         """Forget a request that finished or was given up; one that is not known changes nothing."""
-        if self._running.pop(request_id, None) is None:
-            self._waiting.pop(request_id, None)
-        self._decodes.pop(request_id, None)
-        self._prompts.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        queue = self._queue_of(request)
+        queue.num_requests -= 1
+        if request_id in self._running:
+            self._stop(request, queue)
+        else:
+            drop(self._waiting, age_entry(request))
+            queue.discard(request, is_begun=False)
         if not self._running:
             self._is_admission_paused = False
 
@@ -90,17 +148,27 @@ class Scheduler:
 
         A request whose last token is being sampled is not planned again. The pages only matter while requests wait.
         """
-        items = [*self._decodes.values()]
-        budget_tokens = self._max_step_tokens - len(items)
-        for request in self._prompts.values():
-            count = request.next_chunk(self.chunk_tokens)
-            if count <= budget_tokens:
-                items.append(StepItem(request.request_id, count))
-                budget_tokens -= count
-        first_items: list[StepItem] = []
+        decodes = [*self._decodes.values()]
+        if not self._prompts and not self._waiting:
+            return StepPlan(self._num_started + 1, tuple(decodes), 0)
+        draft = _Draft(self._max_step_tokens - len(decodes))
         if self._waiting and not self._is_admission_paused and len(self._running) < self.max_running:
-            first_items = self._admit(budget_tokens, available_pages)
-        return StepPlan(self._num_started + 1, (*items, *first_items), len(first_items))
+            self._open_queue(draft, available_pages)
+        turns = [
+            (max(queue.clock, self._clock), queue.number, queue, self._candidates(queue, draft))
+            for queue in self._queues.values()
+            if queue.begun or (queue.waiting and draft.free_slots)
+        ]
+        heapify(turns)
+        while turns:
+            clock, number, queue, candidates = turns[0]
+            request = next(candidates, None)
+            if request is None:
+                heappop(turns)
+                continue
+            count = self._take(request, queue, draft)
+            heapreplace(turns, (clock + count / queue.weight, number, queue, candidates))
+        return StepPlan(self._num_started + 1, (*decodes, *draft.chunks, *draft.first_items), len(draft.first_items))
 
     def start_step(self, plan: StepPlan, cached_tokens: Mapping[int, int]) -> int:
         """Count the plan just made as submitted and return the number of tokens it computes.
@@ -109,23 +177,20 @@ class Scheduler:
         It may leave less to compute than was planned.
         """
         self._num_started = plan.serial
+        num_decodes = len(self._decodes)
+        prompts = plan.items[num_decodes:]
+        self._serve_keys(prompts)
         for request_id, _ in plan.first_items:
-            request = self._waiting.pop(request_id)
+            request = self._requests[request_id]
             request.computed_tokens = cached_tokens.get(request_id, 0)
-            self._running[request_id] = self._prompts[request_id] = request
-        num_tokens = 0
-        running, decodes = self._running, self._decodes
-        for request_id, advance_tokens in plan.items:
-            request = running[request_id]
-            if request_id not in decodes:
-                num_tokens += self._advance_prompt(request, advance_tokens)
-                continue
-            num_tokens += 1
+            self._begin(request)
+        for request_id, _ in plan.items[:num_decodes]:
+            request = self._running[request_id]
             request.computed_tokens += 1
             request.known_tokens += 1
             if request.known_tokens == request.max_known_tokens:
-                del decodes[request_id]
-        return num_tokens
+                del self._decodes[request_id]
+        return num_decodes + sum(self._advance_prompt(*item) for item in prompts)
 
     def finish_step(self, plan: StepPlan) -> None:
         """Take in that a submitted step was collected; the queue may move again.
@@ -135,72 +200,237 @@ class Scheduler:
         self._num_finished = plan.serial
         self._is_admission_paused = False
 
-    def preempt_newest(self) -> int | None:
-        """Put the newest running request back at the head of the queue and return its id.
+    def find_yielding(self) -> int | None:
+        """The running request whose slot another key is entitled to, None where nobody must yield. Changes nothing.
+
+        It is the newest of the key that has the most running requests for its weight.
+        """
+        if not self._waiting or len(self._running) < self.max_running or self._is_admission_paused:
+            return None
+        entitled = self._entitlements()
+        if not any(queue.waiting and queue.num_running < entitled[queue.number] for queue in self._queues.values()):
+            return None
+        over = [
+            request
+            for request in self._running.values()
+            if (queue := self._queue_of(request)).num_running > entitled[queue.number]
+        ]
+        return self._last_of(over)
+
+    def preempt(self, request_id: int) -> None:
+        """Put a running request back into the queue, without its pages. Called while no step is in flight."""
+        request = self._running[request_id]
+        queue = self._queue_of(request)
+        self._stop(request, queue)
+        request.forget_pages()
+        self._wait(request, queue)
+
+    def preempt_for_pages(self) -> int | None:
+        """Preempt the request that gives its pages where they have run out, and return its id.
 
         Called when a planned step was refused for want of pages while none was in flight; plan again afterwards.
-        Nothing is admitted until a step has finished. None means that the oldest request is alone and still does not
-        fit: it never will.
+        Nothing is admitted until a step has finished. None means that a single request runs and still does not fit:
+        it never will.
         """
         if len(self._running) < 2:
             return None
-        request_id, request = self._running.popitem()
-        self._decodes.pop(request_id, None)
-        self._prompts.pop(request_id, None)
-        request.forget_pages()
-        self._waiting[request_id] = request
-        self._waiting.move_to_end(request_id, last=False)
-        self._is_admission_paused = True
+        oldest = min(self._running.values(), key=age_entry)
+        request_id = self._last_of([request for request in self._running.values() if request is not oldest])
+        if request_id is not None:
+            self.preempt(request_id)
+            self._is_admission_paused = True
         return request_id
 
-    def _advance_prompt(self, request: Request, advance_tokens: int) -> int:
+    def _queue_of(self, request: Request) -> KeyQueue:
+        return self._queues[request.share.key]
+
+    def _last_of(self, requests: list[Request]) -> int | None:
+        """The request that yields first: the newest of the key with the most running requests for its weight."""
+        if not requests:
+            return None
+
+        def rank(request: Request) -> tuple[float, int]:
+            queue = self._queue_of(request)
+            return queue.num_running / queue.weight, request.arrival
+
+        return max(requests, key=rank).request_id
+
+    def _forget_idle_keys(self) -> None:
+        """Drop the keys without requests whose clocks say nothing any more."""
+        for key, queue in list(self._queues.items()):
+            if not queue.num_requests and queue.clock <= self._clock:
+                del self._queues[key]
+
+    def _wait(self, request: Request, queue: KeyQueue) -> None:
+        insort(self._waiting, age_entry(request))
+        queue.add(request)
+
+    def _begin(self, request: Request) -> None:
+        """Give a waiting request its slot."""
+        queue = self._queue_of(request)
+        drop(self._waiting, age_entry(request))
+        queue.begin(request)
+        queue.num_running += 1
+        self._running[request.request_id] = self._prompts[request.request_id] = request
+
+    def _stop(self, request: Request, queue: KeyQueue) -> None:
+        """Take a running request's slot."""
+        del self._running[request.request_id]
+        queue.num_running -= 1
+        self._decodes.pop(request.request_id, None)
+        if self._prompts.pop(request.request_id, None) is not None:
+            queue.discard(request, is_begun=True)
+
+    def _entitlements(self) -> dict[int, int]:
+        """How many slots each key with requests may claim, by the number of its queue."""
+        active = [queue for queue in self._queues.values() if queue.num_requests]
+        total_weight = sum(queue.weight for queue in active)
+        return {queue.number: max(1, self.max_running * queue.weight // total_weight) for queue in active}
+
+    def _open_queue(self, draft: "_Draft", available_pages: int) -> None:
+        """Let waiting requests into a draft: the slots and pages that they may take."""
+        draft.free_slots = self.max_running - len(self._running)
+        draft.entitled = self._entitlements()
+        draft.owed_slots = sum(
+            max(0, min(len(queue.waiting), draft.entitled[queue.number] - queue.num_running))
+            for queue in self._queues.values()
+            if queue.waiting
+        )
+        page = self._page_tokens
+        draft.spare_pages = available_pages - sum(
+            -(-request.known_tokens // page) + -request.computed_tokens // page + 1
+            for request in self._running.values()
+        )
+        first = next((request for _, request in self._waiting if not self._waits_for_leader(request)), None)
+        if first is None or not self._running or self._pages_of(first.known_tokens) <= draft.spare_pages:
+            return
+        younger = [request for request in self._running.values() if request.arrival > first.arrival]
+        draft.blocked = first
+        if len(younger) < len(self._running):
+            held_pages = sum(self._pages_of(request.known_tokens) for request in younger)
+            draft.overtaking_pages = self._pages_of(first.known_tokens) - held_pages
+
+    def _serve_keys(self, prompts: Sequence[StepItem]) -> None:
+        """Count a turn for every key with prompt tokens in a step, and move the common clock to the first of them."""
+        served: dict[int, KeyQueue] = {}
+        with_oldest: set[int] = set()
+        for request_id, _ in prompts:
+            request = self._requests[request_id]
+            queue = self._queue_of(request)
+            served[queue.number] = queue
+            if queue.oldest is request:
+                with_oldest.add(queue.number)
+        if not served:
+            return
+        self._clock = max(self._clock, min(queue.clock for queue in served.values()))
+        for number, queue in served.items():
+            queue.clock = max(queue.clock, self._clock)
+            queue.owes_oldest = number not in with_oldest
+
+    def _advance_prompt(self, request_id: int, advance_tokens: int) -> int:
         """Count a chunk as computed and return its tokens; behind the last known token a new one will be known."""
-        request_id = request.request_id
+        request = self._running[request_id]
+        queue = self._queue_of(request)
         count = min(advance_tokens, request.known_tokens - request.computed_tokens)
         request.computed_tokens += count
+        queue.clock += count / queue.weight
         if request.prompt_step is None and request.computed_tokens >= request.prompt_tokens:
             request.prompt_step = self._num_started
         if request.computed_tokens == request.known_tokens:
             del self._prompts[request_id]
+            queue.discard(request, is_begun=True)
             request.known_tokens += 1
             if request.known_tokens < request.max_known_tokens:
                 self._decodes[request_id] = StepItem(request_id, 1)
         return count
 
-    def _admit(self, budget_tokens: int, available_pages: int) -> list[StepItem]:
-        """The first chunks of the waiting requests that may start now, in order of arrival; none overtakes another.
+    def _candidates(self, queue: KeyQueue, draft: "_Draft") -> Iterator[Request]:
+        """The requests of a key whose next chunk fits into the draft as it is then, in the order of the key.
 
-        A request's known tokens must fit beside what the running requests still need. Cached pages are not counted in
-        its favour, so the estimate errs towards waiting. With nothing running the first always may start.
+        Of the waiting ones none overtakes a better one that does not fit, except one that waits for its leader.
         """
-        items: list[StepItem] = []
-        spare_pages = available_pages - sum(map(self._pages_to_grow, self._running.values()))
-        for request in islice(self._waiting.values(), self.max_running - len(self._running)):
-            count = request.next_chunk(self.chunk_tokens)
-            is_alone = not self._running and not items
-            has_pages = is_alone or self._pages_of(request.known_tokens) <= spare_pages
-            if count > budget_tokens or not has_pages or self._waits_for_leader(request):
-                break
-            items.append(StepItem(request.request_id, count))
-            budget_tokens -= count
-            spare_pages -= self._pages_to_grow(request)
-        return items
+        oldest = queue.oldest if queue.owes_oldest else None
+        if oldest is not None and self._fits(oldest, queue, draft):
+            yield oldest
+        ready = (entry for entry in queue.waiting if not self._waits_for_leader(entry[-1]))
+        for entry in merge(queue.begun, takewhile(lambda entry: self._fits(entry[-1], queue, draft), ready)):
+            request = entry[-1]
+            if request is not oldest and self._fits(request, queue, draft):
+                yield request
+
+    def _fits(self, request: Request, queue: KeyQueue, draft: "_Draft") -> bool:
+        """Whether the next chunk fits into what is left of a draft, and whether a waiting request may start in it.
+
+        Cached pages are not counted in its favour, so the estimate errs towards waiting. With nothing running the
+        first always may start.
+        """
+        if request.next_chunk(self.chunk_tokens) > draft.budget_tokens:
+            return False
+        if request.request_id in self._running:
+            return True
+        if not draft.has_slot(queue) or self._waits_for_leader(request):
+            return False
+        if not self._running and not draft.first_items:
+            return True
+        pages = self._pages_of(request.known_tokens)
+        is_overtaking = draft.blocked is not None and request.arrival > draft.blocked.arrival
+        return pages <= draft.spare_pages and (not is_overtaking or pages <= draft.overtaking_pages)
+
+    def _take(self, request: Request, queue: KeyQueue, draft: "_Draft") -> int:
+        """Put the next chunk of a request into a draft and return its tokens."""
+        count = request.next_chunk(self.chunk_tokens)
+        draft.budget_tokens -= count
+        if request.request_id in self._running:
+            draft.chunks.append(StepItem(request.request_id, count))
+        else:
+            draft.first_items.append(StepItem(request.request_id, count))
+            draft.take_slot(queue)
+            draft.spare_pages -= self._pages_of(request.known_tokens) + 1
+            draft.overtaking_pages -= self._pages_of(request.known_tokens)
+        return count
 
     def _waits_for_leader(self, request: Request) -> bool:
         """Whether the prompt that the request shares is still to come; a leader that left is not waited for."""
-        if request.leader_id is None:
-            return False
-        if request.leader_id in self._waiting:
-            return True
-        leader = self._running.get(request.leader_id)
+        leader = None if request.leader_id is None else self._requests.get(request.leader_id)
         return leader is not None and (leader.prompt_step is None or leader.prompt_step > self._num_finished)
 
     def _pages_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_tokens)
 
-    def _pages_to_grow(self, request: Request) -> int:
-        """Pages that a running request still takes for its known tokens, and one more for those to come."""
-        return self._pages_of(request.known_tokens) - self._pages_of(request.computed_tokens) + 1
+
+@dataclass(slots=True)
+class _Draft:
+    """What is left of a step while it is planned.
+
+    `entitled` and `started` have slots by the number of a queue: those a key may claim, and those it took in this
+    step; `owed_slots` are claimed by keys that wait below their entitlement. `blocked` is the oldest waiting request
+    where it lacks pages, `overtaking_pages` what younger ones may take.
+    """
+
+    budget_tokens: int
+    free_slots: int = 0
+    owed_slots: int = 0
+    spare_pages: int = 0
+    overtaking_pages: int = 0
+    blocked: Request | None = None
+    entitled: dict[int, int] = field(default_factory=dict)
+    started: dict[int, int] = field(default_factory=dict)
+    chunks: list[StepItem] = field(default_factory=list)
+    first_items: list[StepItem] = field(default_factory=list)
+
+    def is_owed(self, queue: KeyQueue) -> bool:
+        """Whether a key is below its entitlement of slots."""
+        return queue.num_running + self.started.get(queue.number, 0) < self.entitled[queue.number]
+
+    def has_slot(self, queue: KeyQueue) -> bool:
+        """Whether a key may take one more slot."""
+        return self.free_slots > 0 and (self.is_owed(queue) or self.free_slots > self.owed_slots)
+
+    def take_slot(self, queue: KeyQueue) -> None:
+        """Give a key one more slot."""
+        self.owed_slots -= self.is_owed(queue)
+        self.free_slots -= 1
+        self.started[queue.number] = self.started.get(queue.number, 0) + 1
 
 
 def _choose_chunk(max_step_tokens: int, max_step_items: int, page_tokens: int) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from glint.scheduling.plan import StepPlan
 from glint.scheduling.scheduler import Scheduler
+from glint.scheduling.share import DEFAULT_SHARE, Share
 
 
 @dataclass
@@ -15,6 +16,7 @@ class Work:
     stops_after: int
     prefix_tokens: int = 0
     arrives_at: int = 0
+    share: Share = DEFAULT_SHARE
     computed_tokens: int = 0
     new_tokens: int = 0
     pending_tokens: int = 0
@@ -35,7 +37,8 @@ class Work:
 class Machine:
     """Runs plans with at most `depth` steps in flight, as the engine drives the scheduler, and checks every rule.
 
-    `serials`, `plans` and `first_scheduled` are what was submitted, in order.
+    `plans` and `first_scheduled` are what was submitted, in order, `prompt_tokens` the prompt tokens that each plan
+    computed by request, `yields` how often a request gave its slot to another key.
     """
 
     scheduler: Scheduler
@@ -49,6 +52,8 @@ class Machine:
     plans: list[StepPlan] = field(default_factory=list)
     first_scheduled: list[int] = field(default_factory=list)
     chunk_ends: dict[int, list[int]] = field(default_factory=dict)
+    prompt_tokens: list[dict[int, int]] = field(default_factory=list)
+    yields: int = 0
 
     def pages_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
@@ -59,7 +64,7 @@ class Machine:
 
     def add(self, request_id: int, leader_id: int | None = None) -> None:
         work = self.works[request_id]
-        self.scheduler.add(request_id, work.prompt_tokens, work.max_new_tokens, leader_id)
+        self.scheduler.add(request_id, work.prompt_tokens, work.max_new_tokens, leader_id, work.share)
 
     def find_cached(self, plan: StepPlan) -> dict[int, int]:
         """Whole pages of the prefix that the cache has; the last known token is always computed."""
@@ -84,9 +89,13 @@ class Machine:
         if sum(grown.values()) > self.available_pages:
             return False
         num_tokens = 0
+        self.prompt_tokens.append({})
         for request_id, end in ends.items():
             work = self.works[request_id]
-            num_tokens += end - cached.get(request_id, work.computed_tokens)
+            count = end - cached.get(request_id, work.computed_tokens)
+            num_tokens += count
+            if work.new_tokens + work.pending_tokens == 0:
+                self.prompt_tokens[-1][request_id] = count
             work.computed_tokens = end
             work.steps_in_flight += 1
             self.chunk_ends.setdefault(request_id, []).append(end)
@@ -104,6 +113,13 @@ class Machine:
     def submit_next(self) -> bool:
         """Submit the next plan; preempt for it only while nothing is in flight."""
         while True:
+            yielding_id = self.scheduler.find_yielding()
+            if yielding_id is not None:
+                if self.in_flight:
+                    return False
+                self.scheduler.preempt(yielding_id)
+                self.take_pages(yielding_id)
+                self.yields += 1
             before = self.scheduler.plan(self.available_pages)
             plan = self.scheduler.plan(self.available_pages)
             assert plan == before, "planning changed the scheduler"
@@ -116,8 +132,12 @@ class Machine:
             self.preempt()
 
     def preempt(self) -> None:
-        request_id = self.scheduler.preempt_newest()
+        request_id = self.scheduler.preempt_for_pages()
         assert request_id is not None, "a request that fits alone was given up"
+        self.take_pages(request_id)
+
+    def take_pages(self, request_id: int) -> None:
+        """A request was preempted: its pages are gone."""
         work = self.works[request_id]
         assert work.steps_in_flight == 0
         work.computed_tokens = 0
@@ -143,6 +163,14 @@ class Machine:
                 work.computed_tokens = 0
         return ended
 
+    def cancel(self, request_id: int) -> None:
+        """The client of a request leaves; what is in flight of it still runs."""
+        work = self.works[request_id]
+        work.stops_after = work.new_tokens
+        self.scheduler.remove(request_id)
+        if work.steps_in_flight == 0:
+            work.computed_tokens = 0
+
     def step(self) -> StepPlan:
         """One call of the engine: keep `depth` steps in flight, then collect the oldest."""
         while len(self.in_flight) < self.depth and self.submit_next():
@@ -159,6 +187,13 @@ class Machine:
             while waiting and (self.works[waiting[0]].arrives_at <= self.num_collected or not self.scheduler.has_work):
                 self.works[waiting[0]].arrives_at = self.num_collected
                 self.add(waiting.pop(0))
+            self.step()
+        while self.in_flight:
+            self.collect()
+
+    def run_to_end_of_queue(self) -> None:
+        """Run what was added by hand until all has ended."""
+        while self.scheduler.has_work:
             self.step()
         while self.in_flight:
             self.collect()
