@@ -4,6 +4,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import Array, addressof, c_uint32, sizeof
+from dataclasses import replace
+from random import Random
 from threading import Lock
 from time import monotonic
 from typing import Any, Final
@@ -40,6 +42,10 @@ JSON_OPTIONS: Final = {"whitespace_pattern": r" |\n {0,24}"}
 SPECIAL_MARK: Final = b"\xff"
 MAX_REASON_LENGTH: Final = 200
 PANIC_MODULE: Final = "pyo3_runtime"
+TRIAL_TEXTS: Final = 2
+TRIAL_TOKENS: Final = 64
+TRIAL_PATTERNS: Final = 8
+TRIAL_STATES_SHARE: Final = 4
 
 
 class GrammarCompiler:
@@ -49,6 +55,10 @@ class GrammarCompiler:
     the same constraint as long as it is among the last ones. The first call also prepares the vocabulary. Text is
     compact JSON or JSON with at most one space, or one line break and 24 spaces, between its parts, so that no model
     can fill an answer with space. Special tokens and the tokens of tool tags are never part of text.
+
+    Patterns may need more states, or more work for one token, than the limits allow, and that shows only while a text
+    grows. So a grammar with patterns is tried out on a few random texts, with a share of the states, before it is
+    used: what fails there is refused. What fails later all the same ends its own request alone.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class GrammarCompiler:
         self._tag_ids = tag_token_ids(tokenizer.token_to_id)
         closed = {*self._eos_token_ids, *self._tag_ids.values()}
         self._open_words = _mask_without(closed, tokenizer.vocab_size, vocab_size)
+        self._unended_words = _mask_without(set(eos_token_ids), tokenizer.vocab_size, vocab_size)
         self._vocabulary: Any = None
         self._vocabulary_lock = Lock()
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
@@ -96,6 +107,11 @@ class GrammarCompiler:
             return known
         source = self._write(constraint)
         name = _NAMES[type(constraint)]
+        if isinstance(constraint, Regex):
+            self._try_out([source], name)
+        elif isinstance(constraint, JsonSchema):
+            strings = [{"type": "string", "pattern": pattern} for pattern in _patterns_of(constraint.schema)]
+            self._try_out([f"start: {_json_rule(schema)}" for schema in strings] + [source] * bool(strings), name)
         grammar = Grammar(lambda: self._build(source), self._eos_token_ids, self._open_words, name)
         with self._grammars_lock:
             self._grammars[key] = grammar
@@ -121,7 +137,9 @@ class GrammarCompiler:
         for tool in constraint.tools:
             single = ToolGrammar(ToolCalls((tool,), True, False), self._tag_ids, _json_rule)
             try:
-                self._validate(single.build(frozenset()), f"the schema of tool {tool.name!r}")
+                source, what = single.build(frozenset()), f"the schema of tool {tool.name!r}"
+                self._validate(source, what)
+                self._try_out([source, source] if _patterns_of(tool.parameters) else [], what)
             except TextError:
                 if tool.is_strict:
                     raise
@@ -138,16 +156,24 @@ class GrammarCompiler:
         if reason:
             raise TextError(f"{what} cannot be used as a grammar: {explain(reason)}")
 
-    def _build(self, source: str) -> Any:
+    def _try_out(self, sources: Sequence[str], what: str) -> None:
+        """Raises TextError where one of the grammars cannot go on in the middle of a random text of its own."""
+        limits = replace(self._limits, max_lexer_states=self._limits.max_lexer_states // TRIAL_STATES_SHARE)
+        for seed, source in enumerate(TRIAL_TEXTS * list(sources)):
+            reason = _follow_random_text(self._build(source, limits), Random(seed), self._unended_words)
+            if reason:
+                raise TextError(f"{what} cannot be used as a grammar: {explain(reason)}")
+
+    def _build(self, source: str, limits: GrammarLimits | None = None) -> Any:
         from llguidance import LLMatcher
 
-        words, limits = self._prepared_vocabulary(), self._library_limits()
-        return _guarded(lambda: LLMatcher(words, SETTINGS + source, log_level=0, limits=limits))
+        words, most = self._prepared_vocabulary(), self._library_limits(limits)
+        return _guarded(lambda: LLMatcher(words, SETTINGS + source, log_level=0, limits=most))
 
-    def _library_limits(self) -> Any:
+    def _library_limits(self, lowered: GrammarLimits | None = None) -> Any:
         from llguidance import LLParserLimits
 
-        limits = self._limits
+        limits = lowered or self._limits
         return LLParserLimits(
             initial_lexer_fuel=limits.initial_fuel,
             step_lexer_fuel=limits.step_fuel,
@@ -210,18 +236,21 @@ class Grammar:
             if self._first is None:
                 self._first = self._build()
             inner = self._first.deep_copy()
-        return Matcher(inner, self._eos_token_ids, self._open_words, begins_after, self._renew)
+        return Matcher(inner, self._eos_token_ids, self._open_words, begins_after, self._build_alone)
 
-    def _renew(self) -> None:
-        """Builds the next matcher anew, as the states that matchers share may be used up."""
+    def _build_alone(self) -> Any:
+        """What follows the grammar with states of its own; those that matchers share are taken to be used up."""
         with self._lock:
             self._first = None
+        return self._build()
 
 
 class Matcher:
     """Follows one text through a grammar, token by token.
 
     Not to be used from two threads at once. Every failure is a TextError, after which the matcher is of no use.
+    Matchers of one grammar share the states that they have found, which are limited. A matcher that finds them used up
+    goes on with states of its own, so a text fails by what it needs itself, never by what others needed.
     """
 
     def __init__(
@@ -230,7 +259,7 @@ class Matcher:
         eos_token_ids: tuple[int, ...],
         open_words: "Array[c_uint32]",
         begins_after: int | None,
-        on_failure: Callable[[], None],
+        build_alone: Callable[[], Any],
     ) -> None:
         self._inner = inner
         self._eos_token_ids = eos_token_ids
@@ -239,7 +268,8 @@ class Matcher:
         self._begins_after = begins_after
         self._is_current = False
         self._is_ended = False
-        self._on_failure = on_failure
+        self._build_alone: Callable[[], Any] | None = build_alone
+        self._taken: list[int] = []
 
     @property
     def is_finished(self) -> bool:
@@ -256,6 +286,8 @@ class Matcher:
             return self._open_words
         if not self._is_current:
             self._inner.unsafe_compute_mask_ptr(addressof(self._words), sizeof(self._words))
+            if self._inner.is_error() and self._goes_on_alone():
+                self._inner.unsafe_compute_mask_ptr(addressof(self._words), sizeof(self._words))
             if self._inner.is_error():
                 raise self._fail("no next token can be found")
             self._is_current = True
@@ -272,14 +304,26 @@ class Matcher:
             return
         if self._is_ended:
             return
-        is_allowed = 0 <= token_id < 32 * len(self._words) and self._inner.consume_token(token_id)
-        if not is_allowed or self._inner.is_error():
+        is_allowed = 0 <= token_id < 32 * len(self._words) and self._takes(token_id)
+        if not is_allowed:
             raise self._fail(f"token {token_id} does not fit")
+        self._taken.append(token_id)
         self._is_current = False
         self._is_ended = self._inner.is_stopped()
 
+    def _takes(self, token_id: int) -> bool:
+        is_taken = self._inner.consume_token(token_id) and not self._inner.is_error()
+        return is_taken or (self._goes_on_alone() and self._takes(token_id))
+
+    def _goes_on_alone(self) -> bool:
+        """Follow the text so far once more, with states of its own; false if that was done before."""
+        build, self._build_alone = self._build_alone, None
+        if build is None:
+            return False
+        self._inner = build()
+        return all(self._inner.consume_token(token_id) for token_id in self._taken) and not self._inner.is_error()
+
     def _fail(self, what: str) -> TextError:
-        self._on_failure()
         return TextError(f"{what}: {explain(self._inner.get_error())}")
 
 
@@ -320,6 +364,39 @@ def _guarded(work: Callable[[], Any]) -> Any:
         raise TextError(f"the constraint cannot be used as a grammar: {explain('')}") from error
 
 
+def _patterns_of(schema: object) -> list[str]:
+    """The patterns that stand anywhere in a schema, the longest ones if there are many."""
+    patterns: set[str] = set()
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Mapping):
+            patterns |= {node["pattern"]} if isinstance(node.get("pattern"), str) else set()
+            pending += node.values()
+        elif isinstance(node, list | tuple):
+            pending += node
+    return sorted(patterns, key=lambda pattern: (-len(pattern), pattern))[:TRIAL_PATTERNS]
+
+
+def _follow_random_text(inner: Any, chance: Random, usable: "Array[c_uint32]") -> str:
+    """Lets a text grow by random tokens of the mask `usable`; gives the library's reason if it cannot go on.
+
+    A grammar that cannot even begin is no matter of this.
+    """
+    words = (c_uint32 * len(usable))()
+    for _ in range(0 if inner.is_error() else TRIAL_TOKENS):
+        inner.unsafe_compute_mask_ptr(addressof(words), sizeof(words))
+        if inner.is_error():
+            return str(inner.get_error())
+        found = [(index, word & usable[index]) for index, word in enumerate(words) if word & usable[index]]
+        if not found:
+            return ""
+        index, word = chance.choice(found)
+        bit = chance.choice([bit for bit in range(32) if word >> bit & 1])
+        inner.consume_token(32 * index + bit)
+    return ""
+
+
 def _texts(tokenizer: Tokenizer) -> Iterator[bytes]:
     for token_id in range(tokenizer.vocab_size):
         word = tokenizer.token_bytes(token_id)
@@ -340,6 +417,7 @@ def explain(reason: str) -> str:
     return text[:MAX_REASON_LENGTH]
 
 
+_ADVICE: Final = "use a simpler pattern, in a JSON schema one between ^ and $"
 _MEANINGS: Final = (
     (r"Unimplemented keys: \[(.*)\]", r"keywords that are not supported: \1; remove them"),
     (r"Unknown format: (.*)", r'the format "\1" is not supported; remove it or use a pattern'),
@@ -349,8 +427,10 @@ _MEANINGS: Final = (
     (r"circular references with sibling keys", "a $ref with keywords beside it refers to itself"),
     (r"lookarounds not supported", "^, $ and word boundaries are not supported inside a regex; anchor only its ends"),
     (r"Pointer '(.*)' does not exist", r'the reference "#\1" points to nothing'),
+    (r"too many states", f"it is too complex: its patterns reach the limit of lexer states; {_ADVICE}"),
+    (r"too many expressions|fuel", f"it is too complex: it reaches the limit of work for one token; {_ADVICE}"),
     (
-        r"(?i)fuel|too many|too big|too large|precomputation|items; max",
+        r"(?i)too many|too big|too large|precomputation|items; max",
         "it is too complex; use a smaller schema or a simpler pattern",
     ),
     (r"NoExtension|no token", "there is no text that fits and that the model has tokens for"),

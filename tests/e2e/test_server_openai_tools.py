@@ -57,7 +57,7 @@ def test_a_tool_loop(client: openai.OpenAI, asked: dict[str, Any], choice: Any) 
     assert [check_weather(call) for call in final.message.tool_calls or []] == [arguments]
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny, 21 degrees."}
     history = [*asked["messages"], message.model_dump(exclude_none=True), result]
-    after = client.chat.completions.create(**asked | {"messages": history, "max_tokens": 8})
+    after = client.chat.completions.create(**asked | {"messages": history, "tools": tools, "max_tokens": 8})
     assert after.choices[0].message.content and after.choices[0].message.tool_calls is None
     assert after.usage is not None and answer.usage is not None
     assert after.usage.prompt_tokens > answer.usage.prompt_tokens

@@ -287,7 +287,8 @@ def test_threads_share_a_compiler(tokenizer: Tokenizer) -> None:
         assert list(pool.map(work, range(48))) == [None] * 48
 
 
-def test_a_used_up_grammar_serves_the_next_request(tokenizer: Tokenizer) -> None:
+def test_a_used_up_grammar_serves_the_next_request(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glint.text.grammar.TRIAL_TEXTS", 0)
     compiler = build_compiler(tokenizer, GrammarLimits(max_lexer_states=60))
     grammar = compiler.compile(Regex("a{100}"))
     with pytest.raises(TextError, match="too complex"):
@@ -295,6 +296,21 @@ def test_a_used_up_grammar_serves_the_next_request(tokenizer: Tokenizer) -> None
     fresh = grammar.start()
     push_text(fresh, tokenizer, 20 * "a")
     assert {tokenizer.token_bytes(token_id)[:1] for token_id in allowed(fresh)} == {b"a"}
+
+
+def test_states_that_others_used_up_end_no_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text needs more than half of the states that there are, and all share them as long as they last."""
+    monkeypatch.setattr("glint.text.grammar.TRIAL_TEXTS", 0)
+    options = tuple(60 * letter for letter in "abcd")
+    compiler = build_compiler(tokenizer, GrammarLimits(max_lexer_states=110))
+    grammar = compiler.compile(Regex("a{60}|b{60}|c{60}|d{60}"))
+    matchers = [grammar.start() for _ in options]
+    for at in range(60):
+        for matcher, option in zip(matchers, options, strict=True):
+            assert {tokenizer.token_bytes(token_id)[:1] for token_id in allowed(matcher)} <= {b"a", b"b", b"c", b"d"}
+            push_text(matcher, tokenizer, option[at])
+    for matcher in matchers:
+        assert allowed(matcher) == end_ids(tokenizer)
 
 
 @pytest.mark.parametrize(
