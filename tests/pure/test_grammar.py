@@ -291,8 +291,11 @@ def test_a_used_up_grammar_serves_the_next_request(tokenizer: Tokenizer, monkeyp
     monkeypatch.setattr("glint.text.grammar.TRIAL_TEXTS", 0)
     compiler = build_compiler(tokenizer, GrammarLimits(max_lexer_states=60))
     grammar = compiler.compile(Regex("a{100}"))
-    with pytest.raises(TextError, match="too complex"):
-        push_text(grammar.start(), tokenizer, 100 * "a")
+    used = grammar.start()
+    with pytest.raises(TextError, match="limit of lexer states"):
+        for _ in range(100):
+            allowed(used)
+            push_text(used, tokenizer, "a")
     fresh = grammar.start()
     push_text(fresh, tokenizer, 20 * "a")
     assert {tokenizer.token_bytes(token_id)[:1] for token_id in allowed(fresh)} == {b"a"}

@@ -70,7 +70,9 @@ def test_patterns_that_fail_in_the_middle_of_a_text_are_refused_before_it(
         compiler.compile(constraint)
 
 
-@pytest.mark.parametrize("pattern", USUAL)
+@pytest.mark.parametrize(
+    "pattern", [*USUAL[:3], *(pytest.param(pattern, marks=pytest.mark.slow) for pattern in USUAL[3:])]
+)
 def test_usual_patterns_are_taken_and_go_on(compiler: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
     for constraint in (Regex(pattern), string_of(f"^{pattern}$")):
         grammar = compiler.compile(constraint)
