@@ -26,6 +26,7 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+LINE_ENDS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029"]
 Body = TypeVar("Body")
 
 
@@ -115,7 +116,7 @@ class Call:
 
     async def send_events(self, events: bytes) -> None:
         """Add to the stream; waits while the client reads slowly."""
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._send({"type": "http.response.body", "body": escape_line_ends(events), "more_body": True})
 
     async def stream(self, generation: Generation, encode: Callable[[Delta], bytes]) -> None:
         """Add what every step brings to the stream, until all choices have ended.
@@ -124,7 +125,7 @@ class Call:
         """
         write: Callable[[bytes], bool] | None = self._scope.get("extensions", {}).get(WRITE_NOW)
         if write is not None:
-            await generation.follow(lambda deltas: write(b"".join(map(encode, deltas))))
+            await generation.follow(lambda deltas: write(escape_line_ends(b"".join(map(encode, deltas)))))
         async for deltas in generation.deltas():
             events = b"".join(map(encode, deltas))
             if events:
@@ -184,6 +185,14 @@ class Call:
             total_seconds=self._ticket.seconds,
             user=self.user,
         )
+
+
+def escape_line_ends(events: bytes) -> bytes:
+    """Events whose JSON has no character, such as U+2028, at which some clients would split a line of a stream."""
+    if not events.isascii():
+        for raw, escaped in LINE_ENDS:
+            events = events.replace(raw, escaped)
+    return events
 
 
 def _client_left() -> Problem:

@@ -114,7 +114,8 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Write the head or a piece of the response; waits while the client reads slowly."""
-        await self._connection.is_writable.wait()
+        if not self._connection.is_writable.is_set():
+            await self._connection.is_writable.wait()
         if self.is_over or self._connection.transport.is_closing():
             return
         if (message["type"] == "http.response.start") == self.has_started:

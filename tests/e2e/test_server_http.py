@@ -203,3 +203,14 @@ def texts_of(stream: str) -> list[str]:
     assert all(line.startswith("data: ") for line in stream.splitlines() if line)
     events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     return [event["choices"][0]["text"] for event in events if event["choices"]]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_a_client_that_splits_lines_at_any_line_end_reads_a_stream(server: Served, path: str) -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    body = {"prompt": "Once", "max_tokens": 30, "stream": True, "structured_outputs": {"choice": [text]}}
+    named = body | ({"model": server.model} if path.startswith("/v1") else {})
+    with httpx.stream("POST", f"{server.url}{path}", json=named, timeout=60) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line and line != "data: [DONE]"]
+    parts = [event["choices"][0]["text"] if path.startswith("/v1") else event.get("text", "") for event in events]
+    assert "".join(parts) == text

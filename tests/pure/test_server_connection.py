@@ -150,6 +150,26 @@ def test_one_byte_at_a_time_gets_the_same_answers() -> None:
     assert answers_to(*(STREAM[at : at + 1] for at in range(len(STREAM)))) == answers_to(STREAM)
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "bound_words"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 300, "256 lines"),
+        (CHUNKED + b"0\r\n" + b"a:b\r\n" * 300, "256 lines"),
+        (CHUNKED + b"0\r\na: " + b"b" * 70_000, "65536 bytes"),
+        (CHUNKED + b"1" + b";a=b" * 20_000, "65536 bytes"),
+        (CHUNKED + b"1\r\nx\r\n" * 20_000 + b"1;" + b"a" * 70_000, "65536 bytes"),
+        (b"\r\n" * 40_000, "65536 bytes"),
+    ],
+)
+def test_what_is_no_body_is_bounded(sent: bytes, bound_words: str) -> None:
+    answer = answers_to(sent)
+    assert answer.startswith(b"HTTP/1.1 431 ") and error_of(answer)["code"] == "headers_too_large"
+    assert bound_words in error_of(answer)["message"]
+
+
 class Listening:
     """A server of connections in this process, with the connections that it made."""
 
