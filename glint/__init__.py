@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from glint.errors import CheckpointError, EngineError, GlintError, RankFailed, RequestError, TextError
     from glint.llm import LLM, Choice, Completion
     from glint.sampling import SamplingParams
+    from glint.scheduling.share import Share
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "RankFailed",
     "RequestError",
     "SamplingParams",
+    "Share",
     "TextError",
 ]
 
@@ -31,6 +33,7 @@ _MODULES = {
     "Choice": "glint.llm",
     "Completion": "glint.llm",
     "SamplingParams": "glint.sampling",
+    "Share": "glint.scheduling.share",
     "CheckpointError": "glint.errors",
     "EngineError": "glint.errors",
     "GlintError": "glint.errors",

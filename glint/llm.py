@@ -17,6 +17,7 @@ from glint.errors import RequestError
 from glint.ranks import AllReduce, Exchange
 from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
+from glint.scheduling.share import DEFAULT_SHARE, Share
 from glint.sizing import size_engine
 from glint.text.chat import render_prompt
 from glint.text.tokenizer import Tokenizer
@@ -205,17 +206,18 @@ class LLM:
         prompt_token_ids: Iterable[Iterable[int]] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = False,
+        shares: Share | Sequence[Share] = DEFAULT_SHARE,
     ) -> list[Completion]:
         """Complete all prompts together and return one result per prompt, in their order.
 
         Prompts are texts or token ids, not both. Sampling parameters are one for all or one per prompt; without them
         the model's generation_config is followed. A bad prompt raises `RequestError` before anything runs; a prompt
         that fails while running has the finish reason "failed" and harms no other. `progress` shows a bar when
-        standard error is a terminal.
+        standard error is a terminal. `shares`, one for all or one per prompt, decide which prompts are computed first.
         """
         gathered = self._read_prompts(prompts, prompt_token_ids)
         params = self._spread_params(sampling_params, len(gathered))
-        return self._run(gathered, params, progress)
+        return self._run(gathered, params, progress, shares)
 
     def chat(
         self,
@@ -279,14 +281,23 @@ class LLM:
         finally:
             self.engine.abort(request_id)
 
-    def _run(self, gathered: list[_Gathered], params: Sequence[SamplingParams], progress: bool) -> list[Completion]:
+    def _run(
+        self,
+        gathered: list[_Gathered],
+        params: Sequence[SamplingParams],
+        progress: bool,
+        shares: Share | Sequence[Share] = DEFAULT_SHARE,
+    ) -> list[Completion]:
         self._check_idle()
+        spread = [shares] * len(gathered) if isinstance(shares, Share) else shares
+        if len(spread) != len(gathered):
+            raise RequestError(f"{len(spread)} shares for {len(gathered)} prompts; give one for all or one for each")
         owners: dict[int, _Gathered] = {}
         unfinished: set[int] = set()
         try:
-            for index, (entry, wishes) in enumerate(zip(gathered, params, strict=True)):
+            for index, (entry, wishes, share) in enumerate(zip(gathered, params, spread, strict=True)):
                 try:
-                    ids = self.engine.submit(entry.prompt_token_ids, wishes)
+                    ids = self.engine.submit(entry.prompt_token_ids, wishes, share=share)
                 except RequestError as problem:
                     raise RequestError(f"prompt {index}: {problem}") from problem
                 entry.outputs = {request_id: [] for request_id in ids}

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.errors import RequestError
+from glint.scheduling.share import MAX_WEIGHT, Share
 from glint.server.problems import Problem, send_problem
 
 KEYS_VARIABLE = "GLINT_API_KEY"
@@ -24,6 +25,7 @@ NUM_SALTS = 2**63
 MAX_TOKEN_BYTES = 4096
 
 _KEY = re.compile(r"[!-~]+")
+_WEIGHT = re.compile(r"weight=([0-9]{1,9})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
 
 
@@ -31,10 +33,15 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
 class Tenant:
     """Whoever holds one API key. Tenants with different salts never share pages of the prefix cache.
 
-    `cache_salt` is below 2**63, and 0 only where the server has no keys.
+    `cache_salt` is below 2**63, and 0 only where the server has no keys. Tenants share the engine by their weights.
     """
 
     cache_salt: int
+    weight: int = 1
+
+    def share(self, priority: int = 0) -> Share:
+        """For whom the engine computes a request of this tenant."""
+        return Share(self.cache_salt, self.weight, priority)
 
 
 class ApiKeys:
@@ -43,30 +50,37 @@ class ApiKeys:
     The salts of the tenants are drawn anew in every process, so they tell nothing about the keys.
     """
 
-    def __init__(self, keys: Iterable[str], *, warnings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, keys: Iterable[str], *, weights: Mapping[str, int] | None = None, warnings: Sequence[str] = ()
+    ) -> None:
+        """Keep the keys; one that is not among the weights has weight 1."""
         secret = secrets.token_bytes(32)
         self.warnings = tuple(warnings)
         self._digests: dict[bytes, int] = {}
+        self._tenants: dict[int, Tenant] = {}
         for key in keys:
             digest = hashlib.sha256(_checked(key).encode()).digest()
             salt = hmac.digest(secret, key.encode(), "sha256")
-            self._digests[digest] = 1 + int.from_bytes(salt[:16]) % (NUM_SALTS - 1)
+            cache_salt = 1 + int.from_bytes(salt[:16]) % (NUM_SALTS - 1)
+            self._digests[digest] = cache_salt
+            self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1))
 
     @classmethod
     def load(cls, given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
         """Gather the keys given as flags, in a file with one key per line, and in GLINT_API_KEY between commas.
 
-        `warnings` says what is unsafe about where they were found.
+        In the file a weight may follow a key. `warnings` says what is unsafe about where they were found.
         """
         keys = list(given)
+        weights: dict[str, int] = {}
         warnings = []
         if file is not None:
-            lines, warning = _read_file(file)
-            keys += lines
+            weights, warning = _read_file(file)
+            keys += weights
             warnings += [warning] if warning else []
         if KEYS_VARIABLE in environment:
             keys += [key.strip() for key in environment[KEYS_VARIABLE].split(",")]
-        return cls(keys, warnings=warnings)
+        return cls(keys, weights=weights, warnings=warnings)
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -77,7 +91,7 @@ class ApiKeys:
         salt = 0
         for known, its_salt in self._digests.items():
             salt |= its_salt * hmac.compare_digest(known, digest)
-        return Tenant(salt) if salt else None
+        return self._tenants.get(salt)
 
 
 def _checked(key: str) -> str:
@@ -93,19 +107,36 @@ def _checked(key: str) -> str:
     return key
 
 
-def _read_file(file: Path) -> tuple[list[str], str | None]:
+def _read_file(file: Path) -> tuple[dict[str, int], str | None]:
+    """The keys of a file with their weights, and what is unsafe about the file."""
     try:
         mode = file.stat().st_mode
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         message = f"the key file {file} cannot be read: {error}; give a text file with a key per line"
         raise RequestError(message) from error
-    keys = [line.strip() for line in text.split("\n") if line.strip()]
+    keys: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if words := line.split():
+            keys[words[0]] = _read_weight(words[1:], f"line {number} of the key file {file}")
     if not keys:
         raise RequestError(f"the key file {file} holds no key; write one key per line")
     is_exposed = bool(mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH))
     warning = f"other users of this machine have access to the key file {file}; run: chmod 600 {file}"
     return keys, warning if is_exposed else None
+
+
+def _read_weight(words: Sequence[str], where: str) -> int:
+    """The weight that stands behind a key in a key file, 1 where nothing does."""
+    if not words:
+        return 1
+    found = _WEIGHT.fullmatch(words[0])
+    if len(words) > 1 or found is None or not 1 <= int(found[1]) <= MAX_WEIGHT:
+        raise RequestError(
+            f"{where} has something behind its key that is no weight; write the key alone, or KEY weight=N with N "
+            f"from 1 to {MAX_WEIGHT}; keys have no spaces"
+        )
+    return int(found[1])
 
 
 def tenant_of(scope: Scope) -> Tenant:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from glint.server.auth import tenant_of
+from glint.server.auth import Tenant, tenant_of
 from glint.server.body import decode, read_json
 from glint.server.connection import WRITE_NOW
 from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
@@ -53,6 +53,11 @@ class Call:
         """The path that was called."""
         return str(self._scope["path"])
 
+    @property
+    def tenant(self) -> Tenant:
+        """Whose key the call carries."""
+        return tenant_of(self._scope)
+
     async def read(self, kind: type[Body]) -> Body:
         """The body, checked against its type; from now on a client that leaves ends the call."""
         try:
@@ -76,15 +81,14 @@ class Call:
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long on a worker thread, unless the client has left before it begins."""
-        return await self.state.work(self._if_wanted, function, *arguments)
+        return await self.state.work(self.tenant.share(), self._if_wanted, function, *arguments)
 
     async def _prepare(self, wish: Wish) -> Prepared:
         """What the engine needs of a wish; what takes no time is done on the spot, not on a worker thread."""
-        cache_salt = tenant_of(self._scope).cache_salt
         if wish.takes_long:
-            return await self.work(prepare, self.state, wish, cache_salt)
-        with self.state.preparing():
-            return prepare(self.state, wish, cache_salt)
+            return await self.work(prepare, self.state, wish, self.tenant)
+        with self.state.preparing(self.tenant.share()):
+            return prepare(self.state, wish, self.tenant)
 
     def _if_wanted(self, function: Callable[..., Result], *arguments: Any) -> Result:
         if self._has_left:

@@ -101,6 +101,7 @@ class SamplingFields(Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     deadline_seconds: float | None = None
+    priority: int | None = None
     user: str | None = None
 
     def to_params(self, state: ServerState, **changes: Any) -> SamplingParams:

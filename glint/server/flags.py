@@ -79,7 +79,7 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="key that clients must send; may be repeated (also: $GLINT_API_KEY, several between commas)",
     )
-    group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line")
+    group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line, or KEY weight=N")
     group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
         "--allowed-hosts",

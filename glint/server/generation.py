@@ -72,7 +72,7 @@ class Generation:
         """Pass the bounded queue and hand the request to the engine."""
         submissions = [prompt.submission for prompt in self.prompts]
         lengths = [len(submission.prompt_tokens) for submission in submissions for _ in range(self.params.n)]
-        self._place = self._state.admission.admit(lengths)
+        self._place = self._state.admission.admit(lengths, submissions[0].share)
         deadline = asyncio.get_running_loop().time() + self._seconds - self._seconds_gone
         try:
             async with asyncio.timeout_at(deadline):

@@ -6,8 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from glint.scheduling.share import DEFAULT_SHARE, Share
 from glint.server.bounds import Limits
 from glint.server.problems import Problem
 
@@ -48,33 +50,47 @@ def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_se
     return seconds
 
 
+@dataclass(slots=True)
+class _Held:
+    """What one key has in the queue: requests that wait or are being read, and prompt tokens that wait."""
+
+    weight: int
+    preparing: int = 0
+    waiting: int = 0
+    tokens: int = 0
+
+
 class Admission:
     """The bookkeeping of the bounded queue, in requests and in prompt tokens. For one thread.
 
     It counts the requests that wait for their first step, and while they are prepared those that are yet to wait; a
     request that has started no longer counts, even when it is preempted later. What is refused changes nothing.
+
+    One key may fill the queue, but keeps no other out: a key that has less than its share of the queue, by weight
+    among the keys that have something in it, is let in until the queue is twice as long as its bounds say.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._departures: deque[tuple[float, int]] = deque(maxlen=NUM_REMEMBERED_DEPARTURES)
+        self._held: dict[str | int, _Held] = {}
         self.num_preparing = 0
         self.num_waiting = 0
         self.num_running = 0
         self.waiting_tokens = 0
 
     @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self, share: Share = DEFAULT_SHARE) -> Iterator[None]:
         """Count a request while its prompt is read; refuses it before any work while there is no room for one more."""
-        self._check_room(self.num_preparing + 1, 1)
-        self.num_preparing += 1
+        self._check_room(share, 1, 1, is_prepared=False)
+        self._count(share, preparing=1)
         try:
             yield
         finally:
-            self.num_preparing -= 1
+            self._count(share, preparing=-1)
 
-    def admit(self, prompt_tokens: Sequence[int]) -> "Place":
+    def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "Place":
         """Let requests with these prompt lengths wait, all or none of them.
 
         Raises a 429 with Retry-After while the queue is full, and a 400 where even an empty queue has no room.
@@ -87,19 +103,46 @@ class Admission:
                 f"{limits.waiting_requests} with {limits.waiting_tokens}: split it into smaller requests"
             )
             raise Problem(400, message, "request_exceeds_queue")
-        self._check_room(num_requests, num_tokens)
-        self.num_waiting += num_requests
-        self.waiting_tokens += num_tokens
-        return Place(self, prompt_tokens)
+        self._check_room(share, num_requests, num_tokens, is_prepared=True)
+        self._count(share, waiting=num_requests, tokens=num_tokens)
+        return Place(self, prompt_tokens, share)
 
-    def _check_room(self, num_requests: int, num_tokens: int) -> None:
-        excess_requests = self.num_waiting + num_requests - self._limits.waiting_requests
-        excess_tokens = self.waiting_tokens + num_tokens - self._limits.waiting_tokens
-        if excess_requests > 0 or excess_tokens > 0:
-            seconds = self._retry_seconds(excess_requests, excess_tokens)
+    def _count(self, share: Share, preparing: int = 0, waiting: int = 0, tokens: int = 0) -> None:
+        """Change what is in the queue, of all and of one key."""
+        self.num_preparing += preparing
+        self.num_waiting += waiting
+        self.waiting_tokens += tokens
+        held = self._held.setdefault(share.key, _Held(share.weight))
+        held.preparing += preparing
+        held.waiting += waiting
+        held.tokens += tokens
+        if not (held.preparing or held.waiting):
+            del self._held[share.key]
+
+    def _check_room(self, share: Share, num_requests: int, num_tokens: int, *, is_prepared: bool) -> None:
+        """Refuse what has no room; what is being read counts against a request that is yet to be read."""
+        limits = self._limits
+        held = self._held.get(share.key, _Held(share.weight))
+        weights = sum(other.weight for key, other in self._held.items() if key != share.key) + share.weight
+        requests = self.num_waiting + num_requests + (0 if is_prepared else self.num_preparing)
+        own_requests = held.waiting + num_requests + (0 if is_prepared else held.preparing)
+        tokens, own_tokens = self.waiting_tokens + num_tokens, held.tokens + num_tokens
+        full = [
+            (what, limit, limit * share.weight // weights)
+            for what, limit, total, own in (
+                ("requests", limits.waiting_requests, requests, own_requests),
+                ("prompt tokens", limits.waiting_tokens, tokens, own_tokens),
+            )
+            if total > limit and (total > 2 * limit or own > limit * share.weight // weights)
+        ]
+        if full:
+            what, limit, fair = full[0]
+            seconds = self._retry_seconds(requests - limits.waiting_requests, tokens - limits.waiting_tokens)
+            own = "" if weights == share.weight else f"; this key may hold {fair} {what} while others wait"
             message = (
-                f"the server is at its limit: {self.num_waiting} requests with {self.waiting_tokens} prompt tokens "
-                f"are waiting and {self.num_preparing} are being read; try again in {seconds} s"
+                f"the server is at its limit of {limit} {what} in the queue: {self.num_waiting} requests with "
+                f"{self.waiting_tokens} prompt tokens are waiting and {self.num_preparing} are being read{own}; "
+                f"try again in {seconds} s"
             )
             raise Problem(429, message, "queue_full", headers={"Retry-After": str(seconds)})
 
@@ -119,9 +162,8 @@ class Admission:
         ]
         return math.ceil(min(max(MIN_RETRY_SECONDS, *waits), MAX_RETRY_SECONDS))
 
-    def _leave(self, tokens: int, *, is_starting: bool) -> None:
-        self.num_waiting -= 1
-        self.waiting_tokens -= tokens
+    def _leave(self, share: Share, tokens: int, *, is_starting: bool) -> None:
+        self._count(share, waiting=-1, tokens=-tokens)
         self.num_running += is_starting
         self._departures.append((self._clock(), tokens))
 
@@ -136,8 +178,9 @@ class Place:
     `close` was called.
     """
 
-    def __init__(self, admission: Admission, prompt_tokens: Sequence[int]) -> None:
+    def __init__(self, admission: Admission, prompt_tokens: Sequence[int], share: Share) -> None:
         self._admission = admission
+        self._share = share
         self._waiting = dict(enumerate(prompt_tokens))
         self._running: set[int] = set()
 
@@ -146,13 +189,13 @@ class Place:
         tokens = self._waiting.pop(index, None)
         if tokens is not None:
             self._running.add(index)
-            self._admission._leave(tokens, is_starting=True)
+            self._admission._leave(self._share, tokens, is_starting=True)
 
     def ended(self, index: int) -> None:
         """The completion is over, whether it has started or not."""
         tokens = self._waiting.pop(index, None)
         if tokens is not None:
-            self._admission._leave(tokens, is_starting=False)
+            self._admission._leave(self._share, tokens, is_starting=False)
         elif index in self._running:
             self._running.remove(index)
             self._admission._end()

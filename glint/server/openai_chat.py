@@ -79,7 +79,8 @@ class ChatBody(SamplingFields, kw_only=True):
         state.check_model(self.model)
         prompt = self.to_prompt(state)
         params = self.to_params(state, max_tokens=self._max_tokens(), logprobs=self._logprobs())
-        return Wish(prompt, params, self.to_deadline(state), self.to_constraint(), self.format_field)
+        deadline, constraint = self.to_deadline(state), self.to_constraint()
+        return Wish(prompt, params, deadline, constraint, self.format_field, self.priority or 0)
 
     def _max_tokens(self) -> int | None:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):

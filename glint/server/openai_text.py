@@ -46,7 +46,10 @@ class TextBody(SamplingFields, kw_only=True):
             prompt_logprobs=self.logprobs if self.echo else None,
         )
         deadline, constraint = self.to_deadline(state), self.to_constraint()
-        return [Wish(TextPrompt(prompt), params, deadline, constraint, self.format_field) for prompt in prompts]
+        return [
+            Wish(TextPrompt(prompt), params, deadline, constraint, self.format_field, self.priority or 0)
+            for prompt in prompts
+        ]
 
     def _prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):

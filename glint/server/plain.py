@@ -35,7 +35,8 @@ class GenerateBody(SamplingFields, kw_only=True):
         params = self.to_params(
             state, max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs
         )
-        return Wish(TextPrompt(self.prompt), params, self.to_deadline(state), self.to_constraint(), self.format_field)
+        deadline, constraint = self.to_deadline(state), self.to_constraint()
+        return Wish(TextPrompt(self.prompt), params, deadline, constraint, self.format_field, self.priority or 0)
 
 
 async def handle_generate(call: Call) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
+from glint.scheduling.share import Share
+from glint.server.auth import Tenant
 from glint.server.service import Submission
 from glint.server.state import ServerState
 from glint.server.wish import ChatPrompt, Wish
@@ -39,18 +41,19 @@ class Prepared:
     deadline_seconds: float
 
 
-def prepare(state: ServerState, wish: Wish, cache_salt: int) -> Prepared:
+def prepare(state: ServerState, wish: Wish, tenant: Tenant) -> Prepared:
     """What the engine and the parser need of a wish; blocks where the wish takes long."""
     seconds = wish.deadline_seconds
+    share = tenant.share(wish.priority)
     if isinstance(wish.prompt, ChatPrompt):
-        return _prepare_chat(state, wish, wish.prompt, cache_salt, seconds)
+        return _prepare_chat(state, wish, wish.prompt, tenant.cache_salt, share)
     content = wish.prompt.content
     if isinstance(content, str):
         state.check_length(content, "prompt")
         content = state.tokenizer.encode(content, add_special_tokens=True)
     grammar = _compile(state, wish.constraint, wish.format_field)
     _check_room(state, len(content), wish.params, "prompt")
-    return Prepared(Submission(content, wish.params, cache_salt, grammar), None, seconds)
+    return Prepared(Submission(content, wish.params, tenant.cache_salt, grammar, share=share), None, seconds)
 
 
 def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
@@ -71,7 +74,7 @@ def encode_chat(state: ServerState, prompt: ChatPrompt) -> list[int]:
     return state.tokenizer.encode_prompt(render_prompt(state, prompt))
 
 
-def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt: int, seconds: float) -> Prepared:
+def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt: int, share: Share) -> Prepared:
     tokenizer = state.tokenizer
     rendered = render_prompt(state, prompt)
     state.check_length(rendered.text, "messages")
@@ -91,10 +94,10 @@ def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt
     grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else wish.format_field)
     tokens = tokenizer.encode_prompt(rendered)
     _check_room(state, len(tokens), wish.params, "messages")
-    submission = Submission(tokens, wish.params, cache_salt, grammar, begins_after)
+    submission = Submission(tokens, wish.params, cache_salt, grammar, begins_after, share)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
-    return Prepared(submission, parser, seconds)
+    return Prepared(submission, parser, wish.deadline_seconds)
 
 
 def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:

@@ -4,7 +4,7 @@ Nothing is stored: `store` is false in every answer, and a conversation is sent 
 text in items of its own, which a client sends back as they are; with `include` "reasoning.encrypted_content" they
 carry the same text a second time for clients that keep only that field. There are no summaries and no tools but
 functions. Every prompt is cached by itself, so `prompt_cache_key` is taken and needs no work. `top_k`, `min_p`,
-`repetition_penalty`, `seed`, `clear_thinking` and `deadline_seconds` are additions.
+`repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds` and `priority` are additions.
 """
 
 import time
@@ -119,6 +119,7 @@ class ResponsesBody(Strict):
     safety_identifier: str | None = None
     user: str | None = None
     deadline_seconds: float | None = None
+    priority: int | None = None
 
     def to_wish(self, state: ServerState) -> Wish:
         """What the body asks for, in our own words."""
@@ -135,7 +136,7 @@ class ResponsesBody(Strict):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, state.limits)
-        return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state))
+        return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state), priority=self.priority or 0)
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation that the model is to go on with."""

@@ -12,6 +12,7 @@ from glint.engine import Engine, StepSummary
 from glint.errors import EngineError, GlintError, RankFailed
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
+from glint.scheduling.share import DEFAULT_SHARE, Share
 from glint.server.problems import Problem
 from glint.text.grammar import Grammar
 
@@ -22,13 +23,17 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Submission:
-    """What the engine needs of a request. `begins_after` is the token after which the grammar holds."""
+    """What the engine needs of a request. `begins_after` is the token after which the grammar holds.
+
+    `share` says whose request it is.
+    """
 
     prompt_tokens: Sequence[int]
     params: SamplingParams
     cache_salt: int = 0
     grammar: Grammar | None = None
     begins_after: int | None = None
+    share: Share = DEFAULT_SHARE
 
 
 class Answer:
@@ -222,6 +227,7 @@ class EngineService:
                     submission.cache_salt,
                     submission.grammar,
                     submission.begins_after,
+                    submission.share,
                 )
         except GlintError as problem:
             self._abort(ids)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from glint.errors import RequestError, TextError
 from glint.sampling import TOKEN_LIMIT, SamplingParams
+from glint.scheduling.share import Share
 from glint.server.body import shorten
 from glint.server.bounds import Limits
 from glint.server.limits import Admission
@@ -86,15 +87,15 @@ class ServerState:
             raise Problem(400, message, code="context_length_exceeded", param=field)
 
     @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self, share: Share) -> Iterator[None]:
         """Around what is done for a request before it waits: what is wrong with the request raises a `Problem`.
 
         A full queue refuses it before it begins, so that the work that waits for a thread is bounded.
         """
-        with refusals(), self.admission.preparing():
+        with refusals(), self.admission.preparing(share):
             yield
 
-    async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def work(self, share: Share, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long on a worker thread, as part of preparing a request."""
-        with self.preparing():
+        with self.preparing(share):
             return await asyncio.get_running_loop().run_in_executor(self.workers, function, *arguments)

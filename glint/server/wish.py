@@ -38,13 +38,17 @@ class TextPrompt:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a route asks for, in the words of no interface. `format_field` is the field that named the constraint."""
+    """What a route asks for, in the words of no interface. `format_field` is the field that named the constraint.
+
+    A lower `priority` goes before other requests of the same key.
+    """
 
     prompt: ChatPrompt | TextPrompt
     params: SamplingParams
     deadline_seconds: float
     constraint: Constraint | None = None
     format_field: str = "response_format"
+    priority: int = 0
 
     @property
     def takes_long(self) -> bool:

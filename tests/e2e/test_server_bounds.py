@@ -33,6 +33,25 @@ def test_what_is_too_much_is_refused(server: Served, path: str, body: dict[str, 
     assert answer.json()["error"]["param"] == param
 
 
+ASKED = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "hi", "max_tokens": 1}),
+    ("/generate", {"prompt": [5, 6], "max_tokens": 1}),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+def test_a_priority_is_a_whole_number_within_bounds(server: Served, path: str, body: dict[str, Any]) -> None:
+    for priority in (-1000, 0, 1000, None):
+        answer = httpx.post(f"{server.url}{path}", json=body | {"priority": priority}, timeout=60)
+        assert answer.status_code == 200, answer.text
+    for priority in (-1001, 1001, 2**70, 0.5, "high", True):
+        answer = httpx.post(f"{server.url}{path}", json=body | {"priority": priority}, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "priority"
+
+
 def test_a_developer_is_a_system_for_every_route(server: Served) -> None:
     counts = [
         httpx.post(

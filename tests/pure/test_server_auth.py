@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glint.errors import RequestError
+from glint.scheduling.share import Share
 from glint.server import auth
 from glint.server.auth import ApiKeys, Authentication, Tenant, allow_origins, tenant_of
 from glint.server.problems import Problem
@@ -247,6 +248,27 @@ def test_keys_come_from_flags_file_and_environment(tmp_path: Path) -> None:
         assert keys.find(key) is not None
     assert keys.find(b"") is None and keys.find(b"file") is None
     assert len(ApiKeys.load([], None, {})) == 0
+
+
+def test_a_weight_may_stand_behind_a_key_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("plain\nheavy   weight=3 \r\nweight=7\na=b=weight=2\tweight=100\n")
+    keys = ApiKeys.load(["plain", "flag"], file, {"GLINT_API_KEY": "heavy"})
+    tenants = [keys.find(key) for key in (b"plain", b"heavy", b"weight=7", b"a=b=weight=2", b"flag")]
+    assert [tenant.weight for tenant in tenants if tenant is not None] == [1, 3, 1, 100, 1]
+    assert len({tenant.share().key for tenant in tenants if tenant is not None}) == 5
+    assert tenants[1] is not None and tenants[1].share(-2) == Share(tenants[1].cache_salt, 3, -2)
+
+
+@pytest.mark.parametrize("behind", ["weight=0", "weight=101", "weight=", "weight=-1", "weight=1 weight=1", "word", "3"])
+def test_what_is_no_weight_is_refused_without_showing_the_key(tmp_path: Path, behind: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"good\n\nsecret {behind}\n")
+    with pytest.raises(RequestError) as caught:
+        ApiKeys.load([], file, {})
+    message = str(caught.value)
+    assert f"line 3 of the key file {file}" in message and "KEY weight=N with N from 1 to 100" in message
+    assert "secret" not in message and "word" not in message
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])

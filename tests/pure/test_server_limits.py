@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from glint.errors import RequestError
 from glint.sampling import MAX_CHOICES, SamplingParams
+from glint.scheduling.share import Share
 from glint.server.limits import Admission, Limits, Place, check_count, check_schema, deadline_of
 from glint.server.problems import Problem
 
@@ -128,6 +129,52 @@ def test_a_request_is_read_only_while_one_more_and_one_more_token_have_room() ->
     with pytest.raises(Problem) as caught, admission.preparing():
         raise AssertionError("there is no room for a token")
     assert (caught.value.status, caught.value.code, admission.num_preparing) == (429, "queue_full", 0)
+
+
+def refusal_of_key(admission: Admission, key: str, weight: int, *prompt_tokens: int) -> Problem:
+    with pytest.raises(Problem) as caught:
+        admission.admit(prompt_tokens, Share(key, weight))
+    return caught.value
+
+
+def test_a_key_may_fill_the_queue_and_keeps_no_other_out() -> None:
+    admission = Admission(Limits(waiting_requests=8, waiting_tokens=100))
+    places = [admission.admit([5], Share("first")) for _ in range(8)]
+    assert "limit of 8 requests in the queue: 8 requests with 40" in refusal_of_key(admission, "first", 1, 5).message
+    for _ in range(4):
+        with admission.preparing(Share("second")):
+            pass
+        admission.admit([5], Share("second"))
+    problem = refusal_of_key(admission, "second", 1, 5)
+    assert (problem.status, problem.code) == (429, "queue_full")
+    assert "this key may hold 4 requests while others wait" in problem.message
+    with pytest.raises(Problem), admission.preparing(Share("second")):
+        raise AssertionError("it was let in")
+    for _ in range(4):
+        admission.admit([1], Share("third", 2))
+    assert admission.num_waiting == 16
+    assert refusal_of_key(admission, "fourth", 100, 1).status == 429, "the queue is longer than twice its bounds"
+    for place in places:
+        place.close()
+    admission.admit([5], Share("fourth"))
+
+
+def test_the_share_of_a_key_is_bounded_in_tokens_too() -> None:
+    admission = Admission(Limits(waiting_requests=8, waiting_tokens=100))
+    admission.admit([100], Share("first"))
+    admission.admit([30], Share("second", 3))
+    assert "may hold 75 prompt tokens while others" in refusal_of_key(admission, "second", 3, 46).message
+    admission.admit([45], Share("second", 3))
+
+
+def test_requests_that_are_read_for_one_key_leave_room_for_another() -> None:
+    admission = Admission(Limits(waiting_requests=2))
+    with admission.preparing(Share("first")), admission.preparing(Share("first")):
+        with pytest.raises(Problem), admission.preparing(Share("first")):
+            raise AssertionError("it was let in")
+        with admission.preparing(Share("second")):
+            assert admission.num_preparing == 3
+    assert admission.num_preparing == 0
 
 
 def test_what_fits_no_queue_is_the_fault_of_the_request() -> None:

@@ -40,7 +40,7 @@ class Counting:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    def submit(self, tokens: Any, params: SamplingParams, salt: int, grammar: Any, begins_after: Any) -> list[int]:
+    def submit(self, tokens: Any, params: SamplingParams, *others: Any) -> list[int]:
         if tokens[0] == 13:
             raise RequestError("prompt holds token 13", "prompt")
         ids = list(range(self._next_id, self._next_id + params.n))
