@@ -13,7 +13,7 @@ from tests.e2e.served import Served, served
 
 LONG_KEY, SHORT_KEY = "long=key", "short-key"
 NUM_LONG = 40
-LONG_TOKENS = 3000
+LONG_TOKENS = 400
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     file = folder / "keys"
     file.write_text(f"{LONG_KEY}\n{SHORT_KEY} weight=2\n")
     file.chmod(0o600)
-    with served(folder / "server.log", "--api-key-file", str(file), "--open-metrics") as running:
+    with served(folder / "server.log", "--api-key-file", str(file), "--max-num-batched-tokens", "128") as running:
         yield running
 
 
