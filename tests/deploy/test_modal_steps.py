@@ -196,9 +196,7 @@ def test_a_file_that_is_broken_at_its_source_is_found_by_glint_check(tmp_path: P
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_the_hub_refuses_ends_at_the_first_question_with_the_reason(
-    hub: Hub, tmp_path: Path, status: int
-) -> None:
+def test_what_the_hub_refuses_ends_at_the_first_question_with_the_reason(hub: Hub, tmp_path: Path, status: int) -> None:
     hub.refusals = [status] * 100
     code, text = fetch(hub, tmp_path)
     assert code != 0
