@@ -101,7 +101,8 @@ def test_every_other_path_needs_a_key(guarded: Guarded, path: str) -> None:
 def test_health_and_readiness_are_open(guarded: Guarded) -> None:
     for path in ("/health", "/ready"):
         answer = guarded.client.get(path)
-        assert answer.status_code == 200 and set(answer.json()) == {"status", "phase", "seconds_since_last_step"}
+        shown = {"status", "phase", "seconds_since_last_step", "restarts"}
+        assert answer.status_code == 200 and set(answer.json()) == shown
 
 
 def test_a_request_without_a_key_has_its_line(guarded: Guarded) -> None:
