@@ -28,7 +28,6 @@ WRITE_NOW = "glint.write_now"
 EVENT = b"data: " + b"x" * 92 + b"\n\n"
 EVENTS = 300
 FLOOD_BYTES = 20 * 2**20
-NUM_IDLE = 1000
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAA\r\n"
 FIGURES: dict[str, float] = {"left": 0, "unread": 0, "cost": 0}
@@ -59,7 +58,7 @@ async def stream(scope: Any, send: Any, asked: dict[str, str]) -> None:
     if "alone" in asked:
         FIGURES["unread"] = 1
         try:
-            for _ in range(100_000):
+            for _ in range(10_000):
                 await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
         finally:
             FIGURES["unread"] = 0
@@ -159,10 +158,10 @@ def leave_unread() -> str:
 
 def idle_kilobytes() -> str:
     """The memory of an idle connection that has had one answer."""
-    before, connections = figures()["memory"], [connect(GET + b"\r\n") for _ in range(NUM_IDLE)]
+    before, connections = figures()["memory"], [connect(GET + b"\r\n") for _ in range(1000)]
     for connection in connections:
         connection.recv(4096)
-    return f"{(figures()['memory'] - before) / 1024 / NUM_IDLE:.1f}"
+    return f"{(figures()['memory'] - before) / 1024 / len(connections):.1f}"
 
 
 def cost(count: int, options: str = "") -> float:

@@ -408,7 +408,7 @@ class BoundedConnection(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         """A response is complete: go on with the next request, or close."""
         self._server_state.total_requests += 1
-        if not exchange.keeps_alive or not exchange.is_received:
+        if not exchange.keeps_alive:
             return self.close()
         self._exchanges.popleft()
         if self._exchanges:
