@@ -232,9 +232,7 @@ class Scheduler:
         Nothing is admitted until a step has finished. None means that a single request runs and still does not fit:
         it never will.
         """
-        if len(self._running) < 2:
-            return None
-        oldest = min(self._running.values(), key=age_entry)
+        oldest = min(self._running.values(), key=age_entry, default=None)
         request_id = self._last_of([request for request in self._running.values() if request is not oldest])
         if request_id is not None:
             self.preempt(request_id)

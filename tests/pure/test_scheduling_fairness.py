@@ -232,6 +232,22 @@ def test_keys_that_return_with_one_request_after_another_do_not_keep_others_wait
         machine.step()
 
 
+def test_what_a_key_had_is_not_forgotten_when_it_leaves() -> None:
+    machine = machine_of(Scheduler(12, 4, page_tokens=4), page_tokens=4, depth=1)
+    first = add(machine, 8, 1, Share("first"))
+    second = add(machine, 24, 1, Share("second", weight=2))
+    machine.step()
+    assert machine.works[first].is_finished
+    third = add(machine, 8, 1, Share("third"))
+    machine.step()
+    again = add(machine, 8, 1, Share("first"))
+    machine.step()
+    machine.step()
+    assert [list(counts) for counts in machine.prompt_tokens] == [[first], [second], [third], [second]]
+    machine.step()
+    assert again in machine.prompt_tokens[-1]
+
+
 def test_idleness_is_not_saved_up() -> None:
     machine = machine_of(Scheduler(12, 4, page_tokens=4), page_tokens=4, depth=1)
     add(machine, 8, 1, Share("idle"))
@@ -276,6 +292,17 @@ def test_a_key_with_all_slots_gives_those_to_which_another_is_entitled() -> None
     assert all(machine.works[request_id].times_preempted == 0 for request_id in others)
 
 
+def test_a_slot_that_cannot_be_divided_stays_where_it_is() -> None:
+    machine = machine_of(Scheduler(64, 7, page_tokens=4), page_tokens=4)
+    for key in ("first", "second"):
+        for _ in range(9):
+            add(machine, 4, 1000, Share(key))
+        for _ in range(40):
+            machine.step()
+    running = Counter(machine.works[item.request_id].share.key for item in machine.plans[-1].items)
+    assert (running, machine.yields) == ({"first": 4, "second": 3}, 3)
+
+
 def test_a_free_slot_is_kept_for_a_key_below_its_entitlement() -> None:
     scheduler = Scheduler(13, 4, page_tokens=4)
     for request_id in range(3):
@@ -318,8 +345,11 @@ def test_a_short_prompt_overtakes_one_that_lacks_pages_in_as_many_pages_as_that_
         plan = scheduler.plan(5)
         scheduler.start_step(plan, {})
     assert scheduler.num_running == 3
+    scheduler.remove(3)
+    assert [item.request_id for item in scheduler.plan(4).first_items] == [4]
     scheduler.remove(0)
-    assert scheduler.plan(4).first_items == (), "the oldest of all was overtaken"
+    assert scheduler.plan(3).first_items == (), "the oldest of all was overtaken"
+    assert [item.request_id for item in scheduler.plan(9).first_items] == [1, 4, 5]
 
 
 def test_where_pages_run_out_the_key_with_most_running_requests_gives_its_newest() -> None:
@@ -329,6 +359,14 @@ def test_where_pages_run_out_the_key_with_most_running_requests_gives_its_newest
     scheduler.start_step(scheduler.plan(100), {})
     preempted = [scheduler.preempt_for_pages() for _ in range(5)]
     assert preempted == [3, 4, 1, 2, None]
+
+
+def test_the_oldest_that_runs_keeps_its_pages_whatever_its_weight() -> None:
+    scheduler = Scheduler(64, 16, page_tokens=4)
+    scheduler.add(0, 4, 9, share=Share("light"))
+    scheduler.add(1, 4, 9, share=Share("heavy", weight=3))
+    scheduler.start_step(scheduler.plan(100), {})
+    assert [scheduler.preempt_for_pages() for _ in range(2)] == [1, None]
 
 
 @pytest.mark.parametrize(
