@@ -299,6 +299,9 @@ class Scheduler:
             -(-request.known_tokens // page) + -request.computed_tokens // page + 1
             for request in self._running.values()
         )
+        if self._running and draft.spare_pages < 1:
+            draft.free_slots = 0
+            return
         first = next((request for _, request in self._waiting if not self._waits_for_leader(request)), None)
         if first is None or not self._running or self._pages_of(first.known_tokens) <= draft.spare_pages:
             return
@@ -351,8 +354,8 @@ class Scheduler:
         if oldest is not None and self._fits(oldest, queue, draft):
             yield oldest
         ready = (entry for entry in queue.waiting if not self._waits_for_leader(entry[-1]))
-        for entry in merge(queue.begun, takewhile(lambda entry: self._fits(entry[-1], queue, draft), ready)):
-            request = entry[-1]
+        starting = takewhile(lambda entry: self._fits(entry[-1], queue, draft), ready)
+        for *_, request in merge(queue.begun, starting) if queue.begun else starting:
             if request is not oldest and self._fits(request, queue, draft):
                 yield request
 
