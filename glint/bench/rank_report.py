@@ -262,15 +262,19 @@ def _load_json(load: Projection) -> dict[str, Any]:
 def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
     touched = report.touched_bytes(row)
     rate = touched / row.median_ms * 1e3
-    return asdict(row) | asdict(report.decode_exchanges(row)) | {
-        "expected_experts_per_layer": expected_experts(report.shape, row.batch),
-        "bytes_per_step": report.bytes_of_parts(row),
-        "bytes_per_second": rate,
-        "share_of_ceiling": rate / report.ceiling_bytes_per_second,
-        "tokens_per_second_of_this_rank": row.batch / row.median_ms * 1e3,
-        "projected_ms": report.decode_ms(row),
-        "projected_tokens_per_second": row.batch / report.decode_ms(row) * 1e3,
-    }
+    return (
+        asdict(row)
+        | asdict(report.decode_exchanges(row))
+        | {
+            "expected_experts_per_layer": expected_experts(report.shape, row.batch),
+            "bytes_per_step": report.bytes_of_parts(row),
+            "bytes_per_second": rate,
+            "share_of_ceiling": rate / report.ceiling_bytes_per_second,
+            "tokens_per_second_of_this_rank": row.batch / row.median_ms * 1e3,
+            "projected_ms": report.decode_ms(row),
+            "projected_tokens_per_second": row.batch / report.decode_ms(row) * 1e3,
+        }
+    )
 
 
 def write_json(path: Path, report: RankReport, projection: ProjectedLoad | None) -> None:

@@ -14,7 +14,7 @@ from glint.server.body import decode, read_json
 from glint.server.connection import WRITE_NOW
 from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
 from glint.server.limits import check_count
-from glint.server.outcomes import Outcome, RequestOutcome
+from glint.server.outcomes import Outcome, RequestOutcome, Ticket
 from glint.server.prepare import Prepared, prepare
 from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
 from glint.server.state import Result, ServerState
@@ -36,7 +36,7 @@ class Call:
     def __init__(self, state: ServerState, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
         self.request_id = f"{prefix}-{secrets.token_hex(12)}"
-        self._ticket = state.outcomes.begin(self.request_id, str(scope["path"]), state.metrics.record)
+        self._ticket = Ticket(self.request_id, str(scope["path"]), state.outcomes.write, state.metrics.record)
         self.created = int(time.time())
         self.generation: Generation | None = None
         self.status: int | None = None
@@ -59,7 +59,12 @@ class Call:
         return tenant_of(self._scope)
 
     async def read(self, kind: type[Body]) -> Body:
-        """The body, checked against its type; from now on a client that leaves ends the call."""
+        """The body, checked against its type; from now on a client that leaves ends the call.
+
+        While the queue is full nothing is read: what a refusal costs is taken from those who are served.
+        """
+        self.state.admission.check_room(self.tenant.share())
+        self.state.outcomes.admit(self.request_id, self.route)
         try:
             body = decode(await read_json(self._scope, self._receive, self.state.limits), kind)
         except ClientDisconnect as gone:

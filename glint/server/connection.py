@@ -64,6 +64,7 @@ class Exchange:
         self._sends_body = scope["method"] != "HEAD"
         self._sends_chunks = False
         self._bytes_left: int | None = None
+        self._head = b""
 
     async def run(self) -> None:
         """Let the application answer; where it cannot, answer for it or cut the response off."""
@@ -76,9 +77,10 @@ class Exchange:
             self._connection.close()
         except Exception:
             log.exception("a request to %s failed inside the server", self.path)
-            if self.has_started:
+            if self.has_started and not self._head:
                 self._connection.close()
             else:
+                self.has_started, self._head, self._bytes_left = False, b"", None
                 await send_problem(self.send, self.path, Problem(500, "internal error", code="internal_error"))
 
     def leave(self) -> None:
@@ -129,11 +131,15 @@ class Exchange:
         """Write a piece of a response that has begun; whether the client keeps up with what is written."""
         connection = self._connection
         if events and not self.is_over and not connection.transport.is_closing():
-            connection.transport.write(self._frame(events))
+            connection.transport.write(self._take_head() + self._frame(events))
         return connection.is_writable.is_set()
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write the head. A client of HTTP/1.0 knows no chunks: the end of the connection ends what has no length."""
+        """Begin the response. A client of HTTP/1.0 knows no chunks: the end of the connection ends what has no length.
+
+        The head leaves with the first piece of the body; one without a length, whose body may take long, at once after
+        all that is due now.
+        """
         self._waits_for_continue = False
         self._sends_body = self._sends_body and status not in (204, 304)
         lines = [f"HTTP/1.1 {status} {PHRASES.get(status, '')}\r\n".encode()]
@@ -157,7 +163,17 @@ class Exchange:
         elif self._is_http_10:
             lines.append(b"connection: keep-alive\r\n")
         self.has_started = True
-        self._connection.transport.write(b"".join((*lines, b"\r\n")))
+        self._head = b"".join((*lines, b"\r\n"))
+        if self._bytes_left is None:
+            self._connection.loop.call_soon(self._write_head)
+
+    def _write_head(self) -> None:
+        if self._head and not self._connection.transport.is_closing():
+            self._connection.transport.write(self._take_head())
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
 
     def _write(self, body: bytes, has_more: bool) -> None:
         if self._bytes_left is not None:
@@ -165,7 +181,7 @@ class Exchange:
             if self._bytes_left < 0 or (self._bytes_left > 0 and not has_more):
                 raise RuntimeError("the application sent a body of another length than its Content-Length says")
         last = b"0\r\n\r\n" if self._sends_chunks and not has_more else b""
-        self._connection.transport.write(self._frame(body) + last)
+        self._connection.transport.write(self._take_head() + self._frame(body) + last)
         if not has_more:
             self.leave()
             self._connection.answered(self)
@@ -203,7 +219,7 @@ class BoundedConnection(asyncio.Protocol):
         self._config = config
         self._server_state = server_state
         self._connections = cast(set[Any], server_state.connections)
-        self._loop = _loop or asyncio.get_running_loop()
+        self.loop = _loop or asyncio.get_running_loop()
         self._parser = self._make_parser()
         self._exchanges: deque[Exchange] = deque()
         self._unread = bytearray()
@@ -385,7 +401,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def _run(self, exchange: Exchange) -> None:
         tasks = self._server_state.tasks
-        task = self._loop.create_task(exchange.run())
+        task = self.loop.create_task(exchange.run())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -450,7 +466,7 @@ class BoundedConnection(asyncio.Protocol):
         if self._awaited_timer is not None:
             self._awaited_timer.cancel()
         self._awaited = awaited
-        self._awaited_timer = None if awaited is None else self._loop.call_later(seconds, self._give_up)
+        self._awaited_timer = None if awaited is None else self.loop.call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:
         if self._awaited == "body" or (self._awaited == "head" and self._bytes_since_body > 0):
@@ -481,7 +497,7 @@ class BoundedConnection(asyncio.Protocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         unread = self.transport.get_write_buffer_size()
-        self._stall_timer = self._loop.call_later(STALL_SECONDS, self._check_reading, unread)
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._check_reading, unread)
 
     def _check_reading(self, unread_before: int) -> None:
         if self.transport.get_write_buffer_size() < unread_before:

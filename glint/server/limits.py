@@ -83,12 +83,16 @@ class Admission:
     @contextmanager
     def preparing(self, share: Share = DEFAULT_SHARE) -> Iterator[None]:
         """Count a request while its prompt is read; refuses it before any work while there is no room for one more."""
-        self._check_room(share, 1, 1, is_prepared=False)
+        self.check_room(share)
         self._count(share, preparing=1)
         try:
             yield
         finally:
             self._count(share, preparing=-1)
+
+    def check_room(self, share: Share = DEFAULT_SHARE) -> None:
+        """Refuse a request of which nothing is known yet, with a 429, while there is no room for one more."""
+        self._check_room(share, 1, 1, is_prepared=False)
 
     def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "Place":
         """Let requests with these prompt lengths wait, all or none of them.

@@ -71,9 +71,8 @@ class OutcomeLog:
     def __init__(self) -> None:
         self._logger = logging.getLogger(LOGGER_NAME)
 
-    def begin(self, request_id: str, route: str, *sinks: OutcomeSink) -> "Ticket":
-        """The ticket of a request that has arrived; its outcome is written here and told to the sinks."""
-        return Ticket(request_id, route, self.write, *sinks)
+    def admit(self, request_id: str, route: str) -> None:
+        """Take in that a request is not refused at once; it is yet to end."""
 
     def write(self, outcome: RequestOutcome) -> None:
         """Write the line, as an error where the request failed."""

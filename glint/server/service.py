@@ -114,8 +114,10 @@ class Answer:
 class EngineService:
     """Runs an engine on its own thread; all methods are called on the event loop.
 
-    Commands wait for the end of the step that is running. Each step's outputs reach the event loop in one call. An
-    engine that fails ends every answer with a problem and calls `on_failure` with the reason; it is not used again.
+    Commands wait for the end of the step that is running. Each step's outputs reach the event loop in one call, and
+    the next ones only when it has taken them in: an event loop that is behind slows the engine down, and never has more
+    than one step to write between two looks at its sockets. An engine that fails ends every answer with a problem and
+    calls `on_failure` with the reason; it is not used again.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class EngineService:
         self._queued: set[asyncio.Future[None]] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_up = threading.Event()
+        self._may_deliver = threading.Semaphore()
         self._is_closing = False
         self._failure: str | None = None
         self._busy_since: float | None = None
@@ -283,9 +286,11 @@ class EngineService:
             self._last_serial = summary.serial
             self._last_step_at = now
         self._cpu_seconds = time.thread_time()
+        self._may_deliver.acquire()
         self._loop.call_soon_threadsafe(self._deliver, outputs, summary, now)
 
     def _deliver(self, outputs: list[StepOutput], summary: StepSummary, now: float) -> None:
+        self._may_deliver.release()
         gaps: list[float] = []
         touched: dict[Answer, None] = {}
         for request_id in summary.started_ids:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-from glint.server.outcomes import OutcomeLog, OutcomeSink, RequestOutcome, Ticket
+from glint.server.outcomes import OutcomeLog, RequestOutcome
 
 VARIABLE = "GLINT_SUPERVISOR"
 RECORD_BYTES = 64 * 1024
@@ -134,10 +134,9 @@ class ToldOutcomes(OutcomeLog):
         super().__init__()
         self._link = link
 
-    def begin(self, request_id: str, route: str, *sinks: OutcomeSink) -> Ticket:
-        """The ticket of a request, which the supervisor now knows of."""
+    def admit(self, request_id: str, route: str) -> None:
+        """Let the supervisor know of the request."""
         self._link.tell("begin", request_id, route)
-        return super().begin(request_id, route, *sinks)
 
     def write(self, outcome: RequestOutcome) -> None:
         """Hand the outcome to the supervisor."""

@@ -494,9 +494,31 @@ def test_an_application_that_fails_is_answered_for_or_cut_off() -> None:
     answer = run(lambda: ask(broken()))
     assert answer.startswith(b"HTTP/1.1 500 ") and error_of(answer)["code"] == "internal_error"
     assert b"secret" not in answer
-    for body in ({"body": b"he", "more_body": True}, {"body": b"he"}, {"body": b"hello again"}):
-        answer = run(lambda body=body: ask(broken(HEAD, {"type": "http.response.body", **body})))
-        assert answer.startswith(b"HTTP/1.1 200 ") and len(answer.partition(b"\r\n\r\n")[2]) < 5
+    begun = {"type": "http.response.body", "body": b"he", "more_body": True}
+    answer = run(lambda: ask(broken(HEAD, begun)))
+    assert answer.startswith(b"HTTP/1.1 200 ") and len(answer.partition(b"\r\n\r\n")[2]) < 5
+    for body in (b"he", b"hello again"):
+        answer = run(lambda body=body: ask(broken(HEAD, {"type": "http.response.body", "body": body})))
+        assert answer.startswith(b"HTTP/1.1 500 ") and error_of(answer)["code"] == "internal_error"
+
+
+def test_a_stream_says_that_it_begins_before_its_first_piece() -> None:
+    """A body that has a length leaves with its head in one segment; a stream's head does not wait for its body."""
+    piece = asyncio.Event()
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await piece.wait()
+        await send({"type": "http.response.body", "body": b"late"})
+
+    async def ask() -> bytes:
+        async with Listening(stream) as server:
+            reader, _ = await server.connect(REQUESTS[-1])
+            head = await reader.readuntil(b"\r\n\r\n")
+            piece.set()
+            return head + await reader.read()
+
+    assert run(ask).endswith(b"\r\n\r\n4\r\nlate\r\n0\r\n\r\n")
 
 
 def test_a_client_that_asks_first_is_told_to_continue() -> None:

@@ -33,6 +33,7 @@ class Counting:
         self.aborted: list[int] = []
         self.is_held = False
         self.is_closed = False
+        self.num_steps = 0
         self.last_step: StepSummary | None = None
         self._next_id = 0
 
@@ -56,6 +57,7 @@ class Counting:
     def step(self) -> list[StepOutput]:
         self.is_held = not self.gate.is_set()
         self.gate.wait(10)
+        self.num_steps += 1
         outputs = []
         started = tuple(request_id for request_id in self.running)
         for request_id, (token, left) in list(self.running.items()):
@@ -149,6 +151,20 @@ def test_many_answers_at_once_lose_nothing() -> None:
         answers = await asyncio.gather(*(made.submit(100 * index, count=20) for index in range(1, 40)))
         for index, tokens in enumerate(await asyncio.gather(*(read(answer) for answer in answers)), start=1):
             assert tokens == {0: list(range(100 * index, 100 * index + 20))}
+
+    run(test)
+
+
+def test_an_event_loop_that_is_behind_slows_the_engine_down() -> None:
+    async def test(made: Running) -> None:
+        answer = await made.submit(100, count=10**6)
+        await answer.take()
+        before = made.engine.num_steps
+        time.sleep(0.2)
+        assert made.engine.num_steps <= before + 2
+        await until(lambda: made.engine.num_steps > before + 20)
+        assert len(await answer.take()) >= 20
+        made.service.cancel(answer)
 
     run(test)
 

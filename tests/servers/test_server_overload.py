@@ -130,3 +130,29 @@ def test_prompts_that_are_still_being_read_count_as_well(bounded: Served, path: 
     assert {one.status for one in ended} == {status, 429} and len(refused) >= 2 * WAITING
     assert refused[len(refused) // 2] < max(one.seconds for one in ended if one.status == status)
     check_all_free(bounded)
+
+
+def test_a_full_queue_reads_nothing(bounded: Served) -> None:
+    """What is wrong with a body is not looked for while the queue is full, and is told when it is not."""
+    wrong = b'{"prompt": '
+
+    async def run() -> tuple[httpx.Response, httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        headers = {"Content-Type": "application/json"}
+        async with httpx.AsyncClient(base_url=bounded.url, timeout=180, limits=limits) as client:
+            asking = []
+            long = body_of(0) | {"max_tokens": 2000, "stream": True}
+            while (await client.get("/stats")).json()["requests_waiting"] < WAITING:
+                asking.append(asyncio.create_task(client.post("/generate", json=long)))
+                await asyncio.sleep(0.05)
+            refused = await client.post("/generate", content=wrong, headers=headers)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            while (await client.get("/stats")).json()["requests_waiting"]:
+                await asyncio.sleep(0.02)
+            return refused, await client.post("/generate", content=wrong, headers=headers)
+
+    full, empty = asyncio.run(run())
+    assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+    assert (empty.status_code, empty.json()["error"]["code"]) == (400, "invalid_json")
