@@ -28,9 +28,9 @@ class Scheduler:
     Prompt tokens are shared between keys by weight. The clock of a key counts the prompt tokens computed for it,
     divided by its weight, and the key with the least clock goes first (start-time fair queueing). The clock of the
     key that went first in the last step is where a key begins that was idle or could not start anything, so nothing
-    is saved up. While a key has prompts, another one gets at most two chunks more than its weight entitles it to: one
-    that it began as the first, and one that filled what was left of a step. Decodes are not counted: each takes a
-    slot, and slots are shared by themselves.
+    is saved up; of equals the one goes first that was not served for longest. While a key has prompts, another one
+    gets at most two chunks more than its weight entitles it to: one that it began as the first, and one that filled
+    what was left of a step. Decodes are not counted: each takes a slot, and slots are shared by themselves.
 
     Within a key the lower priority goes first, then the shorter prompt, then the older. A key that was served without
     its oldest prompt begins its next turn with the oldest, whatever its priority and size.
@@ -44,17 +44,18 @@ class Scheduler:
 
     A request starts where its known tokens fit into the pages beside what the running requests still need. While the
     oldest waiting request lacks pages, younger ones may run in as many pages as it would need, as long as something
-    older runs. Where pages run out nonetheless, the newest request of the key with the most running requests for its
-    weight is preempted, and never the oldest that runs.
+    older runs. Once nothing older runs, its pages are kept for it. With nothing running it starts in any case. Where
+    pages run out nonetheless, the newest request of the key with the most running requests for its weight is
+    preempted, and never the oldest that runs.
 
     No request waits forever, whatever arrives. Take the oldest of all, the one to which everything else is younger.
     If it waits, it is the oldest prompt of its key. Its key comes first again after every other key has had at most
     two chunks and its share of what this key had; its oldest prompt comes at the latest with the second of its turns.
-    A slot comes free for it, since every running request ends, its key takes no further ones while it is above
-    its entitlement and others wait, and is given one where it is below. If it lacks pages, nothing starts before it,
-    and what runs ends. Once it runs it is not preempted: not for pages, being the oldest, and not for a slot, since
-    only the newest of several goes. It decodes in every step. So it ends, after a number of steps that depends on
-    what was there before it and on the weights, not on what comes later; then the next one is the oldest.
+    A slot comes free for it, since every running request ends, its key takes no further ones while it is above its
+    entitlement and others wait, and is given one where it is below. Nothing that starts before it takes the pages
+    that it needs, and what runs ends. Once it runs it is not preempted: not for pages, being the oldest, and not for
+    a slot, since only the newest of several goes. It decodes in every step. So it ends, after a number of steps that
+    depends on what was there before it and on the weights, not on what comes later; then the next one is the oldest.
     """
 
     def __init__(self, max_step_tokens: int, max_step_items: int, page_tokens: int) -> None:
@@ -155,19 +156,21 @@ class Scheduler:
         if self._waiting and not self._is_admission_paused and len(self._running) < self.max_running:
             self._open_queue(draft, available_pages)
         turns = [
-            (max(queue.clock, self._clock), queue.number, queue, self._candidates(queue, draft))
+            (max(queue.clock, self._clock), queue.clock, queue.number, queue, self._candidates(queue, draft))
             for queue in self._queues.values()
             if queue.begun or (queue.waiting and draft.free_slots)
         ]
         heapify(turns)
         while turns:
-            clock, number, queue, candidates = turns[0]
+            clock, raw, number, queue, candidates = turns[0]
             request = next(candidates, None)
             if request is None:
                 heappop(turns)
                 continue
             count = self._take(request, queue, draft)
-            heapreplace(turns, (clock + count / queue.weight, number, queue, candidates))
+            heapreplace(turns, (clock + count / queue.weight, raw, number, queue, candidates))
+        if draft.first is not None and not self._running and not draft.first_items:
+            self._take(draft.first, self._queue_of(draft.first), draft)
         return StepPlan(self._num_started + 1, (*decodes, *draft.chunks, *draft.first_items), len(draft.first_items))
 
     def start_step(self, plan: StepPlan, cached_tokens: Mapping[int, int]) -> int:
@@ -303,13 +306,16 @@ class Scheduler:
             draft.free_slots = 0
             return
         first = next((request for _, request in self._waiting if not self._waits_for_leader(request)), None)
-        if first is None or not self._running or self._pages_of(first.known_tokens) <= draft.spare_pages:
+        if first is None:
             return
+        needed_pages = self._pages_of(first.known_tokens)
         younger = [request for request in self._running.values() if request.arrival > first.arrival]
-        draft.blocked = first
-        if len(younger) < len(self._running):
-            held_pages = sum(self._pages_of(request.known_tokens) for request in younger)
-            draft.overtaking_pages = self._pages_of(first.known_tokens) - held_pages
+        if len(younger) == len(self._running):
+            draft.first = first
+            draft.overtaking_pages = draft.spare_pages - needed_pages - 1
+        elif needed_pages > draft.spare_pages:
+            draft.first = first
+            draft.overtaking_pages = needed_pages - sum(self._pages_of(request.known_tokens) for request in younger)
 
     def _serve_keys(self, prompts: Sequence[StepItem]) -> None:
         """Count a turn for every key with prompt tokens in a step, and move the common clock to the first of them."""
@@ -348,22 +354,30 @@ class Scheduler:
     def _candidates(self, queue: KeyQueue, draft: "_Draft") -> Iterator[Request]:
         """The requests of a key whose next chunk fits into the draft as it is then, in the order of the key.
 
-        Of the waiting ones none overtakes a better one that does not fit, except one that waits for its leader.
+        Of the waiting ones none overtakes a better one that does not fit, except one that waits for its leader; the
+        oldest is tried in any case. A key that owes its oldest a turn has none where too little is left of the step:
+        it keeps its clock and comes first in a later one.
         """
-        oldest = queue.oldest if queue.owes_oldest else None
-        if oldest is not None and self._fits(oldest, queue, draft):
-            yield oldest
+        oldest, is_taken = queue.oldest, False
+        if queue.owes_oldest:
+            if oldest.next_chunk(self.chunk_tokens) > draft.budget_tokens:
+                return
+            if self._fits(oldest, queue, draft):
+                is_taken = True
+                yield oldest
         ready = (entry for entry in queue.waiting if not self._waits_for_leader(entry[-1]))
         starting = takewhile(lambda entry: self._fits(entry[-1], queue, draft), ready)
         for *_, request in merge(queue.begun, starting) if queue.begun else starting:
-            if request is not oldest and self._fits(request, queue, draft):
+            if not (is_taken and request is oldest) and self._fits(request, queue, draft):
+                is_taken = is_taken or request is oldest
                 yield request
+        if not is_taken and self._fits(oldest, queue, draft):
+            yield oldest
 
     def _fits(self, request: Request, queue: KeyQueue, draft: "_Draft") -> bool:
         """Whether the next chunk fits into what is left of a draft, and whether a waiting request may start in it.
 
-        Cached pages are not counted in its favour, so the estimate errs towards waiting. With nothing running the
-        first always may start.
+        Cached pages are not counted in its favour, so the estimate errs towards waiting.
         """
         if request.next_chunk(self.chunk_tokens) > draft.budget_tokens:
             return False
@@ -371,10 +385,8 @@ class Scheduler:
             return True
         if not draft.has_slot(queue) or self._waits_for_leader(request):
             return False
-        if not self._running and not draft.first_items:
-            return True
         pages = self._pages_of(request.known_tokens)
-        is_overtaking = draft.blocked is not None and request.arrival > draft.blocked.arrival
+        is_overtaking = draft.first is not None and request.arrival > draft.first.arrival
         return pages <= draft.spare_pages and (not is_overtaking or pages <= draft.overtaking_pages)
 
     def _take(self, request: Request, queue: KeyQueue, draft: "_Draft") -> int:
@@ -386,6 +398,8 @@ class Scheduler:
         else:
             draft.first_items.append(StepItem(request.request_id, count))
             draft.take_slot(queue)
+            if request is draft.first:
+                draft.first = None
             draft.spare_pages -= self._pages_of(request.known_tokens) + 1
             draft.overtaking_pages -= self._pages_of(request.known_tokens)
         return count
@@ -404,8 +418,8 @@ class _Draft:
     """What is left of a step while it is planned.
 
     `entitled` and `started` have slots by the number of a queue: those a key may claim, and those it took in this
-    step; `owed_slots` are claimed by keys that wait below their entitlement. `blocked` is the oldest waiting request
-    where it lacks pages, `overtaking_pages` what younger ones may take.
+    step; `owed_slots` are claimed by keys that wait below their entitlement. `first` is the oldest waiting request
+    where it lacks pages or nothing older runs, `overtaking_pages` what younger ones may take.
     """
 
     budget_tokens: int
@@ -413,7 +427,7 @@ class _Draft:
     owed_slots: int = 0
     spare_pages: int = 0
     overtaking_pages: int = 0
-    blocked: Request | None = None
+    first: Request | None = None
     entitled: dict[int, int] = field(default_factory=dict)
     started: dict[int, int] = field(default_factory=dict)
     chunks: list[StepItem] = field(default_factory=list)

@@ -211,6 +211,42 @@ def test_nobody_waits_for_ever_under_endless_arrivals(
     run_under_siege(machine, target_id, arrive)
 
 
+def test_short_prompts_do_not_fill_what_is_too_little_for_an_oldest_that_is_due() -> None:
+    scheduler = Scheduler(16, 3, page_tokens=1)
+    assert scheduler.chunk_tokens == 13
+    scheduler.add(0, 26, 1, share=Share("long", priority=1))
+    scheduler.add(1, 4, 1, share=Share("long"))
+    scheduler.start_step(scheduler.plan(1000), {})
+    assert scheduler.num_running == 1, "the shorter one begins"
+    scheduler.remove(1)
+    scheduler.add(2, 4, 1, share=Share("long"))
+    scheduler.add(3, 12, 1, share=Share("other"))
+    plan = scheduler.plan(1000)
+    assert plan.items == (StepItem(3, 12),), "a short prompt took the turn of the oldest"
+    scheduler.start_step(plan, {})
+    assert scheduler.plan(1000).items[0] == StepItem(0, 13)
+
+
+def test_of_keys_that_wait_for_the_only_slot_none_is_forgotten() -> None:
+    machine = machine_of(Scheduler(2, 1, page_tokens=1), page_tokens=1)
+    for key in (1, 2):
+        for _ in range(20):
+            add(machine, 4, 6, Share(key))
+    machine.step()
+    target_id = add(machine, 3, 4, Share(0))
+    while not machine.works[target_id].is_finished:
+        machine.step()
+    assert sum(work.is_finished for work in machine.works.values()) <= 4
+
+
+def test_an_oldest_is_tried_where_a_better_one_of_its_key_has_no_room() -> None:
+    scheduler = Scheduler(6, 1, page_tokens=1)
+    scheduler.add(0, 24, 1, share=Share("first"))
+    scheduler.add(1, 14, 1, share=Share("first"))
+    scheduler.add(2, 4, 1, share=Share("second"))
+    assert scheduler.plan(36).items == (StepItem(0, 5),)
+
+
 @pytest.mark.parametrize("urgency", [0, -1000])
 def test_a_long_prompt_gets_every_second_turn_of_its_key(urgency: int) -> None:
     machine = machine_of(Scheduler(20, 4, page_tokens=4), page_tokens=4)
@@ -350,6 +386,20 @@ def test_a_short_prompt_overtakes_one_that_lacks_pages_in_as_many_pages_as_that_
     scheduler.remove(0)
     assert scheduler.plan(3).first_items == (), "the oldest of all was overtaken"
     assert [item.request_id for item in scheduler.plan(9).first_items] == [1, 4, 5]
+
+
+def test_nothing_that_starts_takes_the_pages_of_the_oldest_of_all() -> None:
+    machine = machine_of(Scheduler(2, 2, page_tokens=1), page_tokens=1, num_pages=30)
+    add(machine, 8, 5, Share(1, 3))
+    machine.step()
+    target_id = add(machine, 24, 4, Share(0, 1, 1000))
+
+    def arrive() -> None:
+        if sum(not work.is_finished for work in list(machine.works.values())[-40:]) < 40:
+            add(machine, 8, 5, Share(0))
+            add(machine, 8, 5, Share(1, 3))
+
+    assert run_under_siege(machine, target_id, arrive) < 200
 
 
 def test_where_pages_run_out_the_key_with_most_running_requests_gives_its_newest() -> None:
