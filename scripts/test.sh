@@ -10,11 +10,11 @@ runs the tests that need nothing but Python, a C++ compiler and PyPI: lint, type
 tests/e2e. Prints the time and the number of tests of each part; what was downloaded is timed apart. Exits non-zero if
 any part fails.
 
-  --all  what CI runs: also sweeps marked slow, tests/reference (PyTorch), tests/servers, tests/deploy, the sanitizer
-         builds (address and undefined behaviour, threads), the fuzz targets under a new seed, the instruction sets of
-         the other architecture under emulation, and the CUDA kernels compiled. A part whose tool is missing fails and
-         names the package; a skipped test is a failure, unless the processor lacks instructions or it is about
-         llama_cpp
+  --all  what CI runs: also sweeps marked slow, tests/reference (PyTorch), tests/servers, the short form of
+         scripts/reliability.py, tests/deploy, the sanitizer builds (address and undefined behaviour, threads), the
+         fuzz targets under a new seed, the instruction sets of the other architecture under emulation, and the CUDA
+         kernels compiled. A part whose tool is missing fails and names the package; a skipped test is a failure,
+         unless the processor lacks instructions or it is about llama_cpp
 TEXT
 }
 
@@ -146,6 +146,10 @@ servers() {
   GLINT_FUZZ_SEED="$seed" GLINT_SOAK_SECONDS=120 pytest tests/servers
 }
 
+reliability() {
+  .venv/bin/python scripts/reliability.py --short --seed "$RANDOM"
+}
+
 fuzz() {
   local seed="$RANDOM"
   echo "seed $seed"
@@ -189,6 +193,7 @@ run_part "end to end" pytest tests/e2e
 if "$run_all"; then
   run_part "reference" pytest tests/reference
   run_part "servers" servers
+  run_part "reliability" reliability
   run_part "deployment" pytest tests/deploy
   run_part "sanitize address,undefined" sanitized address,undefined libasan.so sanitize
   run_part "sanitize thread" sanitized thread libtsan.so threads
