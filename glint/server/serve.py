@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import uvicorn
 import uvloop
@@ -25,7 +25,7 @@ from glint.server.app import make_app
 from glint.server.connection import BoundedConnection
 from glint.server.lifecycle import FrontDoor, Lifecycle, Startup
 from glint.server.limits import Admission
-from glint.server.listener import BACKLOG, listen
+from glint.server.listener import Acceptor, listen
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
 from glint.server.problems import MAX_MESSAGE_CHARS, Problem
@@ -101,7 +101,6 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            backlog=BACKLOG,
             limit_concurrency=max_connections,
             timeout_graceful_shutdown=round(settings.drain_seconds) + LAST_WORD_SECONDS,
         )
@@ -170,6 +169,14 @@ class Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on the sockets; they are closed as uvicorn's own servers are."""
+        await super().startup(sockets=[])
+        self.servers = cast(Any, [Acceptor(listener, self._make_connection) for listener in sockets or []])
+
+    def _make_connection(self) -> BoundedConnection:
+        return BoundedConnection(self.config, self.server_state, {})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain. When the time is up, answers that are still open end with an error that says so."""
