@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from glint.server.outcomes import OutcomeLog, RequestOutcome
 
 VARIABLE = "GLINT_SUPERVISOR"
@@ -86,7 +88,7 @@ class SupervisorLink:
     def tell(self, word: str, *values: Any) -> None:
         """Send a record, from any thread; it is with the kernel when this returns, unless the supervisor is behind."""
         with self._lock:
-            self._waiting.append(json.dumps([word, *values]).encode())
+            self._waiting.append(msgspec.json.encode([word, *values]))
             self._send_waiting()
 
     def _send_waiting(self) -> None:

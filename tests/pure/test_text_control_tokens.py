@@ -91,9 +91,10 @@ def conversations(texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[
 
 
 def harmless(value: Any) -> Any:
-    """The same data with a word in place of each text."""
+    """The same data with a word in place of each text; templates tell an empty one from others."""
     if isinstance(value, str):
-        return value if value in ("user", "system", "assistant", "tool", "function", "f") else "word"
+        is_kept = not value.strip() or value in ("user", "system", "assistant", "tool", "function", "f")
+        return value if is_kept else "word"
     if isinstance(value, list):
         return [harmless(member) for member in value]
     if isinstance(value, dict):
