@@ -324,7 +324,10 @@ class Logprob(Structure):
 
 
 class ItemResult(Structure):
-    """What a step did for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts."""
+    """What a step did for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts.
+
+    The tokens of all items of a step lie in one array.
+    """
 
     _fields_ = [
         ("request_id", c_uint64),

@@ -17,6 +17,7 @@ from glint.native import abi
 LIBRARY_VARIABLE = "GLINT_ENGINE"
 NCCL_VARIABLE = "GLINT_NCCL"
 BUILD_COMMANDS = {"cpu": "scripts/build.sh", "cuda": "scripts/build.sh --cuda (it needs nvcc of the CUDA toolkit 13)"}
+_TOKEN_BYTES = 4
 _LOGPROB = struct.Struct("=iiif")
 _STEP_ITEM = struct.Struct("=Qiiii")
 _ITEM_RESULT = struct.Struct("=QiiiiiiQ")
@@ -312,17 +313,22 @@ def _read_results(results: abi.StepResults) -> StepOutcome:
         raw = ctypes.string_at(results.logprobs, results.logprob_count * _LOGPROB.size)
         for item, position, token, logprob in _LOGPROB.iter_unpack(raw):
             logprobs[item].setdefault(position, {})[token] = logprob
-    records = _ITEM_RESULT.iter_unpack(ctypes.string_at(results.items, count * _ITEM_RESULT.size))
-    items = [
-        ItemOutcome(request_id, _read_tokens(address, num_tokens), finish, failure, cached, computed, entries)
-        for (request_id, num_tokens, finish, failure, cached, computed, _, address), entries in zip(
-            records, logprobs, strict=True
-        )
-    ]
+    records = [*_ITEM_RESULT.iter_unpack(ctypes.string_at(results.items, count * _ITEM_RESULT.size))]
+    first, tokens = _read_tokens([(record[-1], record[1]) for record in records if record[1]])
+    items = []
+    for (request_id, num_tokens, finish, failure, cached, computed, _, address), entries in zip(
+        records, logprobs, strict=True
+    ):
+        begin = (address - first) // _TOKEN_BYTES
+        new = tuple(tokens[begin : begin + num_tokens]) if num_tokens else ()
+        items.append(ItemOutcome(request_id, new, finish, failure, cached, computed, entries))
     return StepOutcome(tuple(items), results.pages_free, results.pages_held, results.pages_cached)
 
 
-def _read_tokens(address: int, count: int) -> tuple[int, ...]:
-    if count == 1:
-        return (ctypes.c_int32.from_address(address).value,)
-    return tuple((ctypes.c_int32 * count).from_address(address)) if count else ()
+def _read_tokens(places: Sequence[tuple[int, int]]) -> tuple[int, memoryview]:
+    """Copy the tokens of all items, which lie in one array, at once: where they begin, and what is there."""
+    if not places:
+        return 0, memoryview(b"")
+    first = min(address for address, _ in places)
+    end = max(address + count * _TOKEN_BYTES for address, count in places)
+    return first, memoryview(ctypes.string_at(first, end - first)).cast("i")
