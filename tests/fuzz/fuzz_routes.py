@@ -27,7 +27,7 @@ CONCURRENCY = 12
 LONGEST_SHOWN = 1500
 INTERNALS = re.compile(rb'Traceback|File "|site-packages|\.py\b|0x[0-9a-f]{8}|<class |object at ')
 NAMED_BESIDES_FIELDS = ("body", "the field ", "the prompt", "schema", "pattern", "grammar", "message", "tool")
-NO_HTTP = b"Invalid HTTP request received."
+NO_HTTP = "invalid_http"
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ def judge(case: Case, reply: Reply) -> Iterator[str]:
 
 def judge_refusal(case: Case, reply: Reply) -> Iterator[str]:
     """A refusal is JSON whose message names what is wrong, unless the request was no HTTP at all."""
-    if reply.body == NO_HTTP:
-        return
     try:
         error = json.loads(reply.body)["error"]
         message = str(error["message"])
     except (ValueError, KeyError, TypeError):
         yield "the refusal has no message"
+        return
+    if error.get("code") == NO_HTTP:
         return
     names = [*BODIES[case.route].__struct_fields__, *NAMED_BESIDES_FIELDS]
     if error.get("param") is None and not any(name in message for name in names):

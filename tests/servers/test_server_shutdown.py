@@ -31,6 +31,7 @@ UNREAD: dict[str, Any] = {
     "top_logprobs": 20,
 }
 END_SECONDS = 60.0
+CHOICES = 16
 DEFECT = """
 import sys, warnings
 from glint.server import serve
@@ -63,14 +64,17 @@ def serving(log: Path, *flags: str) -> Iterator[Served]:
 
 
 def open_requests(server: Served, held: ExitStack) -> tuple[socket.socket, socket.socket, socket.socket]:
-    """A stream, an answer that is waited for, a body that does not come, and beside them a stream that nobody reads."""
+    """A stream, an answer that is waited for, a body that does not come, and beside them a stream that nobody reads.
+
+    The first two have many choices, so that they are not done before the end comes.
+    """
     streaming, whole, body, unread = (held.enter_context(connect(server, END_SECONDS)) for _ in range(4))
-    streaming.sendall(request_bytes("/generate", LONG | {"stream": True}))
+    streaming.sendall(request_bytes("/generate", LONG | {"stream": True, "n": CHOICES}))
     read_until(streaming, b"data: ")
-    whole.sendall(request_bytes("/generate", LONG))
+    whole.sendall(request_bytes("/generate", LONG | {"n": CHOICES}))
     body.sendall(request_bytes("/generate", LONG)[:-5])
     unread.sendall(request_bytes("/v1/chat/completions", UNREAD))
-    wait_for(lambda: server.stats()["requests_running"] == 3, "three requests run")
+    wait_for(lambda: server.stats()["requests_running"] == 2 * CHOICES + 1, "all requests run")
     return streaming, whole, body
 
 
