@@ -22,7 +22,7 @@ CHECK_EVERY = 1000
 CASE_SECONDS = 60.0
 CLIENTS = 32
 SHOWN = 600
-NO_ID = "-"
+NO_ID = '"-"'
 
 
 @dataclass(frozen=True)
