@@ -25,6 +25,7 @@ from glint.scheduling.share import Share
 from glint.server import auth
 from glint.server.auth import ApiKeys, Authentication, Tenant, allow_origins, tenant_of
 from glint.server.problems import Problem
+from tests.pure.asgi_client import call
 
 KEYS = ("sk-first", "sk-second!")
 
@@ -36,16 +37,6 @@ async def echo(request: Request) -> JSONResponse:
 
 PATHS = ["/health", "/ready", "/metrics", "/stats", "/v1/models", "/v1/chat/completions", "/v1/messages"]
 APP = Starlette(routes=[Route(path, echo, methods=["GET", "POST"]) for path in PATHS])
-
-
-def call(app: ASGIApp, path: str, method: str = "GET", **headers: str) -> httpx.Response:
-    async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            return await client.request(method, path, headers=named)
-
-    return asyncio.run(run())
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import uvicorn
 from hypothesis import given
@@ -25,6 +24,7 @@ from glint.server.connection import BoundedConnection
 from glint.server.origin import AllowedHosts, Host, SiteGuard, is_loopback, is_same_origin, parse_host, use_target_host
 from glint.server.problems import Problem
 from glint.server.settings import ServerSettings
+from tests.pure.asgi_client import call
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,6 @@ async def reached(request: Request) -> JSONResponse:
 APP = Starlette(routes=[Route("/v1/models", reached, methods=["GET", "POST"])])
 
 
-def call(app: Any, method: str = "GET", path: str = "/", **headers: str) -> httpx.Response:
-    async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            return await client.request(method, path, headers=named)
-
-    return asyncio.run(run())
-
-
 def guard(*origins: str, bind: str = "127.0.0.1", hosts: tuple[str, ...] = ("chat.internal",)) -> SiteGuard:
     return SiteGuard(allow_origins(APP, origins), AllowedHosts(bind, hosts), origins)
 
@@ -241,7 +231,7 @@ def guard(*origins: str, bind: str = "127.0.0.1", hosts: tuple[str, ...] = ("cha
 )
 def test_which_pages_may_call(method: str, allowed: tuple[str, ...], origin: str | None, status: int) -> None:
     headers = {} if origin is None else {"origin": origin}
-    answer = call(guard(*allowed), method, "/v1/models", host="chat.internal", **headers)
+    answer = call(guard(*allowed), "/v1/models", method, host="chat.internal", **headers)
     assert answer.status_code == (405 if method == "OPTIONS" and status == 200 else status)
     if status == 403 and method != "HEAD":
         error = answer.json()["error"]
@@ -253,10 +243,10 @@ def test_which_pages_may_call(method: str, allowed: tuple[str, ...], origin: str
 def test_a_preflight_of_an_allowed_page_is_answered() -> None:
     asked = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}
     app = guard("https://page.test")
-    answer = call(app, "OPTIONS", "/v1/models", host="chat.internal", origin="https://page.test", **asked)
+    answer = call(app, "/v1/models", "OPTIONS", host="chat.internal", origin="https://page.test", **asked)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://page.test")
-    assert call(app, "OPTIONS", "/v1/models", host="evil.test", origin="https://page.test", **asked).status_code == 403
-    assert call(app, "OPTIONS", "/v1/models", host="chat.internal", origin="https://b.test", **asked).status_code == 403
+    assert call(app, "/v1/models", "OPTIONS", host="evil.test", origin="https://page.test", **asked).status_code == 403
+    assert call(app, "/v1/models", "OPTIONS", host="chat.internal", origin="https://b.test", **asked).status_code == 403
 
 
 def status_of(headers: list[tuple[bytes, bytes]], version: str = "1.1") -> tuple[int, str | None, list[str]]:
