@@ -91,7 +91,8 @@ def faults(options: Options) -> PartReport:
     report = PartReport(
         "faults",
         f"{NUM_REQUESTS} requests, half of them streamed, on {SLOTS} slots; the engine's process is struck in the "
-        "named phase. Times count from the blow, or for a rank fault from the first request that is told of it.",
+        "named phase. Times count from the blow, for a rank fault from the first request that is told of it, and for "
+        "two faults in a row from the second.",
     )
     if options.url is not None:
         report.promise("not run: the server at --url is not ours to break", None)
@@ -165,6 +166,8 @@ async def strike(target: Target, fault: Fault, bound: float) -> Outcome:
     for task in late:
         task.cancel()
     answers = [task.result() for task in done]
+    if fault.child > 1:
+        struck = await wait_for_rank_fault(target)
     ready, right = await wait_for_service(target, known, struck, 2 * bound)
     await asyncio.sleep(1.0)
     written = (target.outcome_lines() or [])[num_before:]
@@ -173,11 +176,26 @@ async def strike(target: Target, fault: Fault, bound: float) -> Outcome:
     return outcome
 
 
+async def wait_for_rank_fault(target: Target) -> float:
+    """When the log said that the rank has failed which fails in a later engine."""
+    deadline = time.monotonic() + PHASE_SECONDS
+    while time.monotonic() < deadline:
+        if has_rank_failed(target):
+            return time.monotonic()
+        await asyncio.sleep(0.02)
+    raise RuntimeError(f"no rank failed within {PHASE_SECONDS:g} s")
+
+
+def has_rank_failed(target: Target) -> bool:
+    """Whether the log names the fault."""
+    assert target.served is not None
+    return RANK_FAILED in target.served.log.read_text()
+
+
 def has_happened(target: Target, fault: Fault, engine: int) -> bool:
     """Whether the process that was struck is gone, and the rank that was to fail has failed."""
-    assert target.served is not None
     is_gone = fault.sig is None or not is_alive(engine)
-    return is_gone and (fault.rank_fault is None or RANK_FAILED in target.served.log.read_text())
+    return is_gone and (fault.rank_fault is None or has_rank_failed(target))
 
 
 async def wait_for_phase(target: Target, phase: Phase, lines: list[Line]) -> None:
