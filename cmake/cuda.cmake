@@ -13,14 +13,16 @@ set(cuda_flags -std=c++20 -O3 --expt-relaxed-constexpr --Werror all-warnings -Xp
   -Xcompiler -fvisibility=hidden -I${CMAKE_SOURCE_DIR}/native -I${CMAKE_SOURCE_DIR}/native/include)
 
 set(hopper_sources
-  ${cuda_folder}/attention_hopper.cu
-  ${cuda_folder}/kernels/dense_product.cu
-  ${cuda_folder}/kernels/expert_down.cu
-  ${cuda_folder}/kernels/expert_gate_up.cu)
-file(GLOB portable_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cu ${cuda_folder}/kernels/*.cu)
+  ${cuda_folder}/kernels/attention/attention_hopper.cu
+  ${cuda_folder}/kernels/gemm/dense_product.cu
+  ${cuda_folder}/kernels/moe/expert_down.cu
+  ${cuda_folder}/kernels/moe/expert_gate_up.cu)
+file(GLOB portable_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cu ${cuda_folder}/memory/*.cu ${cuda_folder}/weights/*.cu
+  ${cuda_folder}/comm/*.cu ${cuda_folder}/kernels/*/*.cu)
 list(REMOVE_ITEM portable_sources ${hopper_sources})
 file(GLOB bench_sources CONFIGURE_DEPENDS ${cuda_folder}/bench/*.cu)
-file(GLOB cuda_host_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cpp)
+file(GLOB cuda_host_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cpp ${cuda_folder}/memory/*.cpp
+  ${cuda_folder}/weights/*.cpp ${cuda_folder}/comm/*.cpp)
 file(GLOB cuda_test_kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/native/testing/cuda/*.cu)
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/native/testing/cuda/*.cpp)
 
@@ -87,7 +89,8 @@ foreach(program IN ITEMS products_check step_check portable_check collectives_ch
   set_target_properties(${program} PROPERTIES LINKER_LANGUAGE CXX)
 endforeach()
 target_sources(step_check PRIVATE native/cpu/sampling.cpp)
-set(collectives_sources nccl rank_group watchdog collectives open_collectives peer_sum device_memory)
+set(collectives_sources comm/nccl comm/rank_group comm/watchdog comm/collectives comm/open_collectives comm/peer_sum
+  memory/device_memory)
 list(TRANSFORM collectives_sources PREPEND ${cuda_folder}/)
 list(TRANSFORM collectives_sources APPEND .cpp)
 target_sources(collectives_check PRIVATE ${collectives_sources})

@@ -8,8 +8,8 @@
 #include "cuda/bandwidth.h"
 #include "cuda/check.h"
 #include "cuda/layers.h"
-#include "cuda/loader.h"
-#include "cuda/router.h"
+#include "cuda/weights/loader.h"
+#include "cuda/kernels/router/router.h"
 
 namespace glint {
 

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "cuda/activations.h"
-#include "cuda/device_memory.h"
-#include "cuda/exchange.h"
+#include "cuda/memory/activations.h"
+#include "cuda/memory/device_memory.h"
+#include "cuda/comm/exchange.h"
 #include "cuda/graphs.h"
-#include "cuda/placement.h"
-#include "cuda/staging.h"
+#include "cuda/weights/placement.h"
+#include "cuda/memory/staging.h"
 #include "model/ops.h"
 #include "model/slices.h"
 

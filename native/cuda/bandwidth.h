@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/device_memory.h"
+#include "cuda/memory/device_memory.h"
 
 namespace glint::cuda {
 

@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "cuda/layers.h"
-#include "cuda/portable.h"
-#include "cuda/quantise.h"
-#include "cuda/router.h"
-#include "cuda/rows.h"
+#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/quantise.h"
+#include "cuda/kernels/router/router.h"
+#include "cuda/kernels/norm/rows.h"
 
 namespace glint {
 

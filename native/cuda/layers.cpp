@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "cuda/check.h"
-#include "cuda/portable.h"
-#include "cuda/quantise.h"
-#include "cuda/rows.h"
+#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/quantise.h"
+#include "cuda/kernels/norm/rows.h"
 
 namespace glint {
 

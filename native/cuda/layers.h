@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/backend.h"
-#include "cuda/portable.h"
+#include "cuda/kernels/gemm/portable.h"
 
 namespace glint::cuda {
 

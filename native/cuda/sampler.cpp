@@ -2,7 +2,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
-#include "cuda/copies.h"
+#include "cuda/memory/copies.h"
 
 namespace glint {
 

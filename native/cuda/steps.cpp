@@ -4,7 +4,7 @@
 #include "base/faults.h"
 #include "cuda/backend.h"
 #include "cuda/check.h"
-#include "cuda/copies.h"
+#include "cuda/memory/copies.h"
 #include "cuda/layers.h"
 
 namespace glint {

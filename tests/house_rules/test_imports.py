@@ -130,12 +130,12 @@ def test_an_allowed_import_passes(module: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "name", "count"),
     [
-        ("native/cpu/attention.cpp", "cuda/attention.h", 1),
-        ("native/cuda/attention.cu", "../cpu/attention.h", 1),
-        ("native/cuda/attention.cu", "native/cpu/attention.h", 1),
+        ("native/cpu/attention.cpp", "cuda/kernels/attention/attention.h", 1),
+        ("native/cuda/kernels/attention/attention.cu", "../cpu/attention.h", 1),
+        ("native/cuda/kernels/attention/attention.cu", "native/cpu/attention.h", 1),
         ("native/base/fp8.h", "engine/pages.h", 1),
         ("native/cpu/attention.cpp", "cpu/team.h", 0),
-        ("native/cuda/attention.cu", "cuda.h", 0),
+        ("native/cuda/kernels/attention/attention.cu", "cuda.h", 0),
     ],
 )
 def test_includes(path: str, name: str, count: int) -> None:

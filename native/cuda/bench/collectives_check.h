@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "cuda/check.h"
-#include "cuda/collectives.h"
-#include "cuda/device_memory.h"
-#include "cuda/peer_sum.h"
+#include "cuda/comm/collectives.h"
+#include "cuda/memory/device_memory.h"
+#include "cuda/comm/peer_sum.h"
 
 namespace glint::cuda::bench {
 

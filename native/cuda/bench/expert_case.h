@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/bench/measure.h"
-#include "cuda/experts.h"
+#include "cuda/kernels/moe/experts.h"
 
 namespace glint::cuda::bench {
 

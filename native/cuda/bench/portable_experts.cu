@@ -3,8 +3,8 @@
 #include <random>
 
 #include "cuda/bench/portable_check.h"
-#include "cuda/experts.h"
-#include "cuda/quantise.h"
+#include "cuda/kernels/moe/experts.h"
+#include "cuda/kernels/gemm/quantise.h"
 
 namespace glint::cuda::bench {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "base/fp8.h"
-#include "cuda/attention.h"
+#include "cuda/kernels/attention/attention.h"
 #include "cuda/bench/step_check.h"
 
 namespace glint::cuda::bench {

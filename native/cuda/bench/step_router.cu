@@ -1,6 +1,6 @@
 #include "base/fp8.h"
 #include "cuda/bench/step_check.h"
-#include "cuda/router.h"
+#include "cuda/kernels/router/router.h"
 
 namespace glint::cuda::bench {
 

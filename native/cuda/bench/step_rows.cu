@@ -1,7 +1,7 @@
 #include "base/fp8.h"
 #include "cuda/bench/step_check.h"
-#include "cuda/quantise.h"
-#include "cuda/rows.h"
+#include "cuda/kernels/gemm/quantise.h"
+#include "cuda/kernels/norm/rows.h"
 
 namespace glint::cuda::bench {
 

@@ -1,6 +1,6 @@
 #include "cpu/sampling.h"
 #include "cuda/bench/step_check.h"
-#include "cuda/sampling.h"
+#include "cuda/kernels/sampling/sampling.h"
 
 namespace glint::cuda::bench {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/experts.h"
+#include "cuda/kernels/moe/experts.h"
 #include "testing/cuda/runner.h"
 
 namespace glint::testing {

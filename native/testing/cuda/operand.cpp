@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/contract.h"
-#include "cuda/quantise.h"
+#include "cuda/kernels/gemm/quantise.h"
 
 namespace glint::testing {
 

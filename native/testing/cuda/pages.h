@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/attention.h"
+#include "cuda/kernels/attention/attention.h"
 #include "testing/cases.h"
 #include "testing/cuda/runner.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
-#include "cuda/quantise.h"
+#include "cuda/kernels/gemm/quantise.h"
 #include "model/weights.h"
 #include "testing/cuda/experts.h"
 

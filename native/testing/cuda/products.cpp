@@ -1,7 +1,7 @@
 #include "base/contract.h"
 #include "cuda/check.h"
-#include "cuda/portable.h"
-#include "cuda/products.h"
+#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/products.h"
 #include "model/weights.h"
 #include "testing/cuda/operand.h"
 

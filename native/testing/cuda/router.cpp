@@ -1,4 +1,4 @@
-#include "cuda/router.h"
+#include "cuda/kernels/router/router.h"
 #include "testing/cuda/runner.h"
 
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "cuda/quantise.h"
-#include "cuda/rows.h"
+#include "cuda/kernels/gemm/quantise.h"
+#include "cuda/kernels/norm/rows.h"
 #include "testing/cuda/operand.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "cuda/device_memory.h"
+#include "cuda/memory/device_memory.h"
 #include "include/glint.h"
 #include "testing/guarded.h"
 

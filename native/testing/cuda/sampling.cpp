@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "cuda/sampling.h"
+#include "cuda/kernels/sampling/sampling.h"
 #include "model/sampling.h"
 #include "testing/cases.h"
 #include "testing/cuda/runner.h"

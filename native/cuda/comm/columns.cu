@@ -1,0 +1,63 @@
+#include <algorithm>
+
+#include "cuda/comm/exchange.h"
+#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/launch.h"
+
+namespace glint::cuda {
+
+namespace {
+
+constexpr unsigned kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) join_columns_kernel(const JoinColumnsCall call) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int64_t part = blockIdx.z;
+  const int64_t row = blockIdx.y;
+  const float* in = call.in + (part * call.rows + row) * call.cols;
+  float* out = call.out + (row * call.num_parts + part) * call.cols;
+  for (int64_t col = blockIdx.x * kThreads + threadIdx.x; col < call.cols; col += int64_t{gridDim.x} * kThreads) {
+    out[col] = in[col];
+  }
+}
+
+__device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t num_pieces) {
+  auto* g_words = static_cast<uint32_t*>(rows);
+  for (int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x; word < words; word += int64_t{gridDim.x} * kThreads) {
+    const uint32_t value = g_words[word];
+    for (int32_t piece = 1; piece < num_pieces; ++piece) g_words[piece * words + word] = value;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    repeat_rows_kernel(const SharedRows shared, int64_t rows_per_piece, int32_t num_pieces) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  constexpr int64_t kWordBytes = sizeof(uint32_t);
+  repeat_words(shared.first, rows_per_piece * shared.row_bytes / kWordBytes, num_pieces);
+  if (shared.second == nullptr) return;
+  repeat_words(shared.second, rows_per_piece * shared.second_row_bytes / kWordBytes, num_pieces);
+}
+
+}
+
+void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream) {
+  constexpr unsigned kBlocks = 264;
+  launch_dependent(repeat_rows_kernel, {kBlocks, kThreads, 0}, stream, shared, rows_per_piece, num_pieces);
+}
+
+void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream) {
+  constexpr int64_t kColumnsPerThread = 4;
+  constexpr int64_t kMostRows = 65535;
+  require_argument(call.rows <= kMostRows, "logits of ", call.rows, " rows are joined; at most ", kMostRows);
+  if (call.rows == 0) return;
+  const int64_t wide = (call.cols + kThreads * kColumnsPerThread - 1) / (kThreads * kColumnsPerThread);
+  launch_dependent(join_columns_kernel,
+                   {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(call.rows),
+                         static_cast<unsigned>(call.num_parts)),
+                    kThreads, 0},
+                   stream, call);
+}
+
+}

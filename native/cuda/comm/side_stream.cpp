@@ -1,0 +1,42 @@
+#include "cuda/comm/side_stream.h"
+
+#include "cuda/check.h"
+
+namespace glint::cuda {
+
+SideStream::SideStream() {
+  try {
+    GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    GLINT_CHECK_CUDA(cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming));
+    for (cudaEvent_t& event : ended_) GLINT_CHECK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+SideStream::~SideStream() { release(); }
+
+void SideStream::release() noexcept {
+  for (const cudaEvent_t event : ended_) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  if (begun_ != nullptr) cudaEventDestroy(begun_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+cudaStream_t SideStream::begin_after(cudaStream_t main) {
+  GLINT_CHECK_CUDA(cudaEventRecord(begun_, main));
+  GLINT_CHECK_CUDA(cudaStreamWaitEvent(stream_, begun_, 0));
+  return stream_;
+}
+
+void SideStream::end_with(Arrival arrival) {
+  GLINT_CHECK_CUDA(cudaEventRecord(ended_[static_cast<size_t>(arrival)], stream_));
+}
+
+void SideStream::await(Arrival arrival, cudaStream_t main) {
+  GLINT_CHECK_CUDA(cudaStreamWaitEvent(main, ended_[static_cast<size_t>(arrival)], 0));
+}
+
+}

@@ -1,0 +1,380 @@
+#pragma once
+
+#include <cmath>
+
+#include "cuda/kernels/attention/decode_item.cuh"
+#include "cuda/kernels/attention/page_ring.cuh"
+#include "cuda/kernels/attention/softmax.cuh"
+
+namespace glint::cuda {
+
+inline constexpr int kDecodeWarps = 4;
+inline constexpr int kDecodeConsumers = kDecodeWarps * kWarpLanes;
+inline constexpr int kTeamThreads = kDecodeConsumers + kWarpLanes;
+inline constexpr int kDecodeTeams = 2;
+inline constexpr int kDecodeThreads = kDecodeTeams * kTeamThreads;
+inline constexpr int kDecodeStages = 6;
+inline constexpr int kPairPages = 2;
+inline constexpr int kStepTokens = 16;
+inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
+
+template <typename PageTile>
+struct DecodePlan {
+  using Tile = PageTile;
+  using Ring = PageRing<Tile, kDecodeStages>;
+  Ring ring;
+  alignas(128) std::byte weights[kPairPages][kMaxGroupHeads * kSlabRowBytes];
+  float highest[kDecodeWarps][kMaxGroupHeads];
+  float sums[kDecodeWarps][kWarpLanes][2];
+  bool is_last;
+};
+
+template <typename Tile, bool kIsWhole>
+struct DecodeLane {
+  using Plan = DecodePlan<Tile>;
+  static constexpr int kHeadDim = Tile::kHeadDim;
+  static constexpr int kSteps = kHeadDim / 16;
+  static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
+  static constexpr int kDimTiles = kWarpDims / 8;
+
+  Plan& plan;
+  FragmentA query[kSteps];
+  FragmentC sums[kDimTiles];
+  int exponent[2];
+  float weight_sum[2];
+
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int lane() { return thread() % kWarpLanes; }
+  __device__ static int warp() { return thread() / kWarpLanes; }
+  __device__ static int row(int half) { return lane() / 4 + 8 * half; }
+  __device__ static int head_dim(const AttendCall& call) { return kIsWhole ? kHeadDim : call.head_dim; }
+
+  __device__ explicit DecodeLane(Plan& shared) : plan(shared) {}
+
+  __device__ __forceinline__ void start(const DecodeCall& decode, const DecodeItem& item) {
+    const AttendCall& call = decode.attend;
+    const int group_heads = call.num_heads / call.num_kv_heads;
+    const uint16_t* g_query =
+        call.query + (int64_t{item.task.row} * call.num_heads + item.kv_head * group_heads) * kHeadDim;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) {
+        const int dim = step * 16 + lane() % 4 * 2 + reg / 2 * 8;
+        const bool is_head = row(reg % 2) < group_heads;
+        query[step].regs[reg] =
+            is_head ? *reinterpret_cast<const uint32_t*>(g_query + row(reg % 2) * kHeadDim + dim) : 0U;
+      }
+    }
+    clear();
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
+    exponent[0] = exponent[1] = kLowestExponent;
+    weight_sum[0] = weight_sum[1] = 0.0F;
+  }
+
+  template <int kPages>
+  __device__ __forceinline__ void score(FragmentC (&scores)[kPairPages][2],
+                                        const std::byte* const (&s_keys)[kPairPages]) const {
+#pragma unroll
+    for (int page = 0; page < kPages; ++page) scores[page][0] = scores[page][1] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; step += 2) {
+#pragma unroll
+      for (int page = 0; page < kPages; ++page) {
+        uint32_t keys[2][4];
+        Tile::load_keys(keys, s_keys[page], warp() * kGroupTokens, step);
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+          mma_bf16(scores[page][0], query[step + next], keys[next][0], keys[next][1]);
+          mma_bf16(scores[page][1], query[step + next], keys[next][2], keys[next][3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void hide(FragmentC (&scores)[2], int visible) const {
+#pragma unroll
+    for (int index = 0; index < 8; ++index) {
+      float& score = scores[index / 4].values[index % 4];
+      if (!is_visible(index / 4, index % 4, visible)) score = -INFINITY;
+    }
+  }
+
+  __device__ __forceinline__ bool is_visible(int tile, int element, int visible) const {
+    return warp() * kGroupTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
+  }
+
+  template <int kPages>
+  __device__ __forceinline__ void share_highest(const FragmentC (&scores)[kPairPages][2], float scale) {
+    float highest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int tile = 0; tile < 2 * kPages; ++tile) {
+#pragma unroll
+      for (int element = 0; element < 4; ++element) {
+        highest[element / 2] = fmaxf(highest[element / 2], scores[tile / 2][tile % 2].values[element]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      highest[half] = fmaxf(max_of_quad(highest[half]) * scale, static_cast<float>(kLowestExponent));
+      if (lane() % 4 == 0) plan.highest[warp()][row(half)] = highest[half];
+    }
+  }
+
+  __device__ __forceinline__ void raise_exponents() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = plan.highest[0][row(half)];
+#pragma unroll
+      for (int other = 1; other < kDecodeWarps; ++other) highest = fmaxf(highest, plan.highest[other][row(half)]);
+      const int raised = max(exponent[half], covering_exponent(highest));
+      const float keep = power_of_two(exponent[half] - raised);
+      exponent[half] = raised;
+      weight_sum[half] *= keep;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        sums[tile].values[2 * half] *= keep;
+        sums[tile].values[2 * half + 1] *= keep;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void weigh(std::byte* s_weights, const FragmentC (&scores)[2], float scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float group_sum = 0.0F;
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        float weights[2];
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          weights[column] =
+              ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
+          group_sum += weights[column];
+        }
+        const int token = warp() * kGroupTokens + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<uint32_t*>(s_weights + swizzled_offset(row(half), token)) =
+            pack_bf16(weights[0], weights[1]);
+      }
+      weight_sum[half] += group_sum;
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void add_steps(const std::byte* s_weights, const std::byte* s_values, int first) {
+    FragmentA weights[kCount];
+    uint32_t values[kCount][kDimTiles][2];
+#pragma unroll
+    for (int step = 0; step < kCount; ++step) {
+      ldmatrix_x4(weights[step].regs,
+                  swizzled_address(s_weights, lane() % 16, (first + step) * kStepTokens + lane() / 16 * 8));
+      Tile::load_values(values[step], s_values, (first + step) * kStepTokens, warp() * kWarpDims);
+    }
+#pragma unroll
+    for (int step = 0; step < kCount; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        mma_bf16(sums[tile], weights[step], values[step][tile][0], values[step][tile][1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const std::byte* s_weights, const std::byte* s_values, int visible) {
+    constexpr int kPageSteps = kPageTokens / kStepTokens;
+    if (visible >= kPageTokens) return add_steps<kPageSteps>(s_weights, s_values, 0);
+#pragma unroll 1
+    for (int step = 0; step * kStepTokens < visible; ++step) add_steps<1>(s_weights, s_values, step);
+  }
+
+  __device__ __forceinline__ void join_weight_sums() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) plan.sums[warp()][lane()][half] = weight_sum[half];
+    sync_consumers<kDecodeConsumers>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = plan.sums[0][lane()][half];
+#pragma unroll
+      for (int group = 1; group < kDecodeWarps; ++group) sum += plan.sums[group][lane()][half];
+      weight_sum[half] = sum_of_quad(sum);
+    }
+  }
+
+  __device__ __forceinline__ void put_newest_key(std::byte*, int) const {}
+  __device__ __forceinline__ void put_newest_value(std::byte*, int) const {}
+
+  __device__ __forceinline__ void close_values(typename Plan::Ring::Place place, int visible) {
+    if (visible > kPageTokens) return;
+    plan.ring.template zero_tokens<kDecodeConsumers>(place, visible,
+                                                     (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
+    fence_proxy_async();
+    sync_consumers<kDecodeConsumers>();
+  }
+
+  __device__ __forceinline__ void store_out(const DecodeCall& decode, const DecodeItem& item) const {
+    const AttendCall& call = decode.attend;
+    const int group_heads = call.num_heads / call.num_kv_heads;
+    float* g_out = call.out + (int64_t{item.task.row} * call.num_heads + item.kv_head * group_heads) * head_dim(call);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= group_heads) continue;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
+        if (!kIsWhole && dim >= call.head_dim) continue;
+        *reinterpret_cast<float2*>(g_out + row(half) * head_dim(call) + dim) =
+            make_float2(__fdiv_rn(sums[tile].values[2 * half], weight_sum[half]),
+                        __fdiv_rn(sums[tile].values[2 * half + 1], weight_sum[half]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ static float* partial(const DecodeCall& call, const DecodeItem& item, int split) {
+    const int64_t index = int64_t{item.task.partial_first + split} * call.attend.num_kv_heads + item.kv_head;
+    return call.partials + index * partial_floats(kHeadDim);
+  }
+
+  __device__ __forceinline__ void store_partial(float* g_partial) const {
+    float* g_sums = g_partial + 2 * kMaxGroupHeads;
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) {
+      const FragmentC& sum = sums[tile];
+      reinterpret_cast<float4*>(g_sums)[tile * kDecodeConsumers + thread()] =
+          make_float4(sum.values[0], sum.values[1], sum.values[2], sum.values[3]);
+    }
+    if (warp() == 0 && lane() % 4 == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        g_partial[row(half)] = __int_as_float(exponent[half]);
+        g_partial[kMaxGroupHeads + row(half)] = weight_sum[half];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void join_partial(SplitJoin (&joins)[2], const float* g_partial) {
+    const float* g_sums = g_partial + 2 * kMaxGroupHeads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      joins[half].add(__float_as_int(__ldcg(g_partial + row(half))), __ldcg(g_partial + kMaxGroupHeads + row(half)));
+    }
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) {
+      const float4 split = __ldcg(reinterpret_cast<const float4*>(g_sums) + tile * kDecodeConsumers + thread());
+      sums[tile].values[0] = joins[0].joined(sums[tile].values[0], split.x);
+      sums[tile].values[1] = joins[0].joined(sums[tile].values[1], split.y);
+      sums[tile].values[2] = joins[1].joined(sums[tile].values[2], split.z);
+      sums[tile].values[3] = joins[1].joined(sums[tile].values[3], split.w);
+    }
+  }
+
+  __device__ __forceinline__ bool announce_partial(const DecodeCall& call, const DecodeItem& item) {
+    if (item.num_arrivals == 0) return false;
+    sync_consumers<kDecodeConsumers>();
+    if (thread() == 0) {
+      int32_t* g_arrivals = call.arrivals + item.task.row * call.attend.num_kv_heads + item.kv_head;
+      plan.is_last = add_to_arrivals(g_arrivals, item.num_arrivals) == item.task.num_splits - item.num_arrivals;
+      if (plan.is_last) *g_arrivals = 0;
+    }
+    sync_consumers<kDecodeConsumers>();
+    return plan.is_last;
+  }
+
+  __device__ __forceinline__ bool join_splits(const DecodeCall& call, const DecodeItem& item) {
+    store_partial(partial(call, item, item.task.split));
+    if (!announce_partial(call, item)) return false;
+    SplitJoin joins[2];
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
+#pragma unroll 4
+    for (int split = 0; split < item.task.num_splits; ++split) join_partial(joins, partial(call, item, split));
+    weight_sum[0] = joins[0].weight_sum;
+    weight_sum[1] = joins[1].weight_sum;
+    return true;
+  }
+};
+
+template <typename Item, typename Turn, typename Ring>
+__device__ __forceinline__ void load_decode_pages(const Turn& turn, Ring& ring) {
+  typename Ring::Place place;
+  for_each_decode_item(turn, [&](const DecodeItem& item) {
+    const PageSource source{turn.call.attend.pages, item.pages, item.kv_head};
+    load_page_pairs(ring, place, source, Item{item});
+  });
+}
+
+template <int kPages, typename Lane>
+__device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ring::Place& place, int visible,
+                                             float scale) {
+  typename Lane::Plan& plan = work.plan;
+  FragmentC scores[kPairPages][2];
+  const std::byte* s_keys[kPairPages] = {};
+  auto arriving = place;
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    std::byte* s_page = plan.ring.wait_until_arrived(arriving);
+    work.put_newest_key(s_page, visible - page * kPageTokens);
+    s_keys[page] = s_page;
+    arriving.advance();
+  }
+  work.template score<kPages>(scores, s_keys);
+  if (visible < kPages * kPageTokens) work.hide(scores[kPages - 1], visible - (kPages - 1) * kPageTokens);
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) plan.ring.release(place);
+  work.template share_highest<kPages>(scores, scale);
+  sync_consumers<kDecodeConsumers>();
+  work.raise_exponents();
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    work.weigh(plan.weights[page], scores[page], scale);
+  }
+  sync_consumers<kDecodeConsumers>();
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    std::byte* s_values = plan.ring.wait_until_arrived(place);
+    work.put_newest_value(s_values, visible - page * kPageTokens);
+    work.close_values(place, visible - page * kPageTokens);
+    work.add_values(plan.weights[page], s_values, visible - page * kPageTokens);
+    plan.ring.release(place);
+  }
+}
+
+template <typename Lane, typename Call, typename Turn>
+__device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call, const Turn& turn) {
+  const DecodeCall& decode = call;
+  const float scale = kLog2E / sqrtf(static_cast<float>(Lane::head_dim(decode.attend)));
+  typename Lane::Plan::Ring::Place place;
+  for_each_decode_item(turn, [&](const DecodeItem& item) {
+    work.start(call, item);
+    for (int first = 0; first < item.count(); first += kPairPages * kPageTokens) {
+      const int visible = item.count() - first;
+      if (visible > kPageTokens) {
+        attend_pages<kPairPages>(work, place, visible, scale);
+      } else {
+        attend_pages<1>(work, place, visible, scale);
+      }
+    }
+    work.join_weight_sums();
+    if (item.task.num_splits > 1 && !work.join_splits(decode, item)) return;
+    work.store_out(call, item);
+  });
+}
+
+template <typename Tile, bool kIsWhole>
+__global__ void __launch_bounds__(kDecodeThreads, 1) attention_decode_kernel(const DecodeCall call) {
+  extern __shared__ std::byte s_memory[];
+  auto& plan = reinterpret_cast<DecodePlan<Tile>*>(aligned_plan(s_memory))[threadIdx.y];
+  let_next_kernel_start();
+  plan.ring.template prepare<kDecodeWarps>();
+  wait_for_previous_kernel();
+  if (threadIdx.x < kDecodeConsumers) {
+    DecodeLane<Tile, kIsWhole> work(plan);
+    attend_decode_pages(work, call, DecodeTurn<false>(call));
+  } else if (threadIdx.x == kDecodeConsumers) {
+    load_decode_pages<DecodeItem>(DecodeTurn<false>(call), plan.ring);
+  }
+}
+
+}

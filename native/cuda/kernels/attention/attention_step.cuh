@@ -1,0 +1,310 @@
+#pragma once
+
+#include "cuda/kernels/attention/attention_decode.cuh"
+#include "cuda/kernels/attention/rotate.cuh"
+#include "cuda/kernels/norm/row_tile.cuh"
+
+namespace glint::cuda {
+
+inline constexpr int kStepUnits = 4;
+inline constexpr int kUnitLanes = kWarpLanes / kStepUnits;
+inline constexpr int kEarlyTiles = 4;
+inline constexpr int kStepRowDims = kMaxHeadDim + kChunkDims;
+inline constexpr uint32_t kNanPair = 0x7fff7fffU;
+
+struct RareDivision {
+  float divisor;
+
+  __device__ __noinline__ float operator()(float value) const { return __fdiv_rn(value, divisor); }
+};
+
+struct StepPlan : DecodePlan<Bf16Tile<kMaxHeadDim>> {
+  alignas(16) uint16_t query[kMaxGroupHeads][kStepRowDims];
+  alignas(16) uint16_t newest[2][kMaxHeadDim];
+  float magnitudes[kDecodeWarps];
+  bool has_finite_value;
+};
+
+struct StoredItem : DecodeItem {
+  __device__ int page_tokens(int page) const {
+    const bool is_newest = has_newest() && page + 1 == page_count();
+    return DecodeItem::page_tokens(page) - (is_newest ? 1 : 0);
+  }
+};
+
+struct StepRing {
+  using Ring = StepPlan::Ring;
+  using Place = Ring::Place;
+
+  Ring& ring;
+  int num_early = kEarlyTiles;
+
+  __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
+    if (num_early == 0) {
+      wait_for_previous_kernel();
+    } else {
+      --num_early;
+    }
+    ring.load_one_lane(place, g_tile, tokens);
+  }
+};
+
+struct StepRotary {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  Head cosines;
+  Head sines;
+  int other_lane;
+  bool is_first;
+  bool is_rotated;
+
+  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+    const int half_lanes = call.rotary_dim / 2 / Head::kDims;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    is_first = lane < half_lanes;
+    is_rotated = lane < 2 * half_lanes;
+    other_lane = !is_rotated ? lane : is_first ? lane + half_lanes : lane - half_lanes;
+    if (!is_rotated) return;
+    const int64_t before = row * (call.rotary_dim / 2) - (is_first ? 0 : half_lanes * Head::kDims);
+    cosines.load_vector(call.cosines + before);
+    sines.load_vector(call.sines + before);
+  }
+};
+
+struct StepRows {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  Head units[kStepUnits];
+  const float* g_units[kStepUnits];
+  StepRotary rotary;
+
+  __device__ static int unit(const RotateCall& call, int index) {
+    return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.num_heads;
+  }
+
+  __device__ __forceinline__ void find(const RotateCall& call, int64_t row) {
+    const float* g_query = call.query + row * call.query_stride;
+    const float* g_key = call.key + row * call.key_stride;
+    const float* g_value = call.value + row * call.key_stride;
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+      const int place = unit(call, index);
+      g_units[index] = place < 0 ? g_query + (place + call.num_heads) * kMaxHeadDim : place == 0 ? g_key : g_value;
+    }
+  }
+
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) units[index].load_vector_from_l2(g_units[index]);
+  }
+
+  __device__ __forceinline__ float sum_of_lane_unit() const {
+    static_assert(kStepUnits == 4, "two exchanges leave a lane one of four units");
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    const bool is_upper = lane >= 2 * kUnitLanes;
+    float sums[2];
+#pragma unroll
+    for (int index = 0; index < 2; ++index) {
+      const float low = units[index].sum_of_squares();
+      const float high = units[index + 2].sum_of_squares();
+      sums[index] = (is_upper ? high : low) +
+                    __shfl_xor_sync(kWholeWarp, is_upper ? low : high, 2 * kUnitLanes);
+    }
+    const bool is_odd = lane / kUnitLanes % 2 == 1;
+    float sum = (is_odd ? sums[1] : sums[0]) + __shfl_xor_sync(kWholeWarp, is_odd ? sums[0] : sums[1], kUnitLanes);
+#pragma unroll
+    for (int distance = kUnitLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+    return sum;
+  }
+
+  __device__ __forceinline__ void normalise(const RotateCall& call, const Head& query_norm, const Head& key_norm) {
+    const float lane_factor = Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)),
+                                                call.epsilon);
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+      const bool is_query = unit(call, index) < 0;
+      const bool has_norm = is_query ? call.query_norm != nullptr : unit(call, index) == 0 && call.key_norm != nullptr;
+      const float factor = __shfl_sync(kWholeWarp, lane_factor, index * kUnitLanes);
+#pragma unroll
+      for (int dim = 0; dim < Head::kDims; ++dim) {
+        const float weight = is_query ? query_norm.values[dim] : key_norm.values[dim];
+        const float normed = weight * units[index].values[dim] * factor;
+        units[index].values[dim] = has_norm ? normed : units[index].values[dim];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rotate(const RotateCall& call) {
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+#pragma unroll
+      for (int dim = 0; dim < Head::kDims; ++dim) {
+        const float value = units[index].values[dim];
+        const float partner = __shfl_sync(kWholeWarp, value, rotary.other_lane);
+        const float turned = __fmul_rn(partner, rotary.sines.values[dim]);
+        const float rotated = __fmaf_rn(value, rotary.cosines.values[dim], rotary.is_first ? -turned : turned);
+        units[index].values[dim] = rotary.is_rotated && unit(call, index) < 1 ? rotated : value;
+      }
+    }
+  }
+};
+
+struct StepInputs {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  StepRows rows;
+  Head query_norm = {};
+  Head key_norm = {};
+  int row = -1;
+
+  __device__ __forceinline__ void load(const RotateCall& call, int wanted) {
+    row = wanted;
+    if (call.query_norm != nullptr) query_norm.load_vector(call.query_norm);
+    if (call.key_norm != nullptr) key_norm.load_vector(call.key_norm);
+    rows.rotary.load(call, row);
+    rows.find(call, row);
+    wait_for_previous_kernel();
+    rows.load();
+  }
+};
+
+struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
+  using Head = HeadLane<kMaxHeadDim>;
+
+  StepPlan& s_rows;
+  StepInputs inputs;
+  uint4 newest = {};
+  bool has_newest = false;
+  int prepared_row = -1;
+
+  __device__ explicit StepLane(StepPlan& shared) : DecodeLane(shared), s_rows(shared) {}
+
+  __device__ __forceinline__ void start(const AttentionStepCall& call, const DecodeItem& item) {
+    const int64_t slot = call.rotate.slots[item.task.row];
+    has_newest = item.has_newest();
+    clear();
+    if (item.task.row != prepared_row) prepare(call.rotate, item.task.row);
+    if (has_newest && warp() == 0) publish_newest(call.rotate, slot);
+  }
+
+  __device__ __forceinline__ void load_likely_row(const RotateCall& call) {
+    if (team_place() < call.count) inputs.load(call, team_place());
+  }
+
+  __device__ __forceinline__ void prepare(const RotateCall& call, int row) {
+    if (inputs.row != row) inputs.load(call, row);
+    inputs.rows.normalise(call, inputs.query_norm, inputs.key_norm);
+    inputs.rows.rotate(call);
+    store_rows(inputs.rows, call);
+    prepared_row = row;
+    sync_consumers<kDecodeConsumers>();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ldmatrix_x4(query[step].regs, shared_address(&s_rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
+    }
+  }
+
+  __device__ __forceinline__ void store_rows(const StepRows& prepared, const RotateCall& call) {
+#pragma unroll
+    for (int index = 0; index < kStepUnits; ++index) {
+      const int unit = StepRows::unit(call, index);
+      if (unit >= 0) *reinterpret_cast<uint2*>(s_rows.query[unit + call.num_heads] + Head::first_dim()) = {};
+      if (unit >= 2) continue;
+      if (unit == 1) {
+        const bool is_finite = prepared.units[index].is_finite_in_bf16();
+        if (lane() == 0) s_rows.has_finite_value = is_finite;
+      }
+      uint16_t* s_row = unit < 0 ? s_rows.query[unit + call.num_heads] : s_rows.newest[unit];
+      prepared.units[index].store(reinterpret_cast<std::byte*>(s_row + Head::first_dim()));
+    }
+  }
+
+  __device__ __forceinline__ void publish_newest(const RotateCall& call, int64_t slot) {
+    const bool is_key = lane() < 16;
+    const int dim = lane() % 16 * kChunkDims;
+    newest = *reinterpret_cast<const uint4*>(&s_rows.newest[is_key ? 0 : 1][dim]);
+    if (!s_rows.has_finite_value) newest = is_key ? make_uint4(kNanPair, kNanPair, kNanPair, kNanPair) : uint4{};
+    std::byte* g_page = (is_key ? call.pages.keys : call.pages.values) + slot / kPageTokens * call.pages.page_bytes;
+    *reinterpret_cast<uint4*>(g_page + swizzled_offset(static_cast<int>(slot % kPageTokens), dim)) = newest;
+  }
+
+  __device__ __forceinline__ void put_newest(std::byte* s_tile, int visible, int first_thread) const {
+    if (thread() < first_thread || thread() >= first_thread + 16) return;
+    const int dim = lane() % 16 * kChunkDims;
+    *reinterpret_cast<uint4*>(s_tile + swizzled_offset(visible - 1, dim)) = newest;
+  }
+
+  __device__ __forceinline__ void put_newest_key(std::byte* s_keys, int visible) const {
+    if (!has_newest || visible > kPageTokens) return;
+    put_newest(s_keys, visible, 0);
+    fence_proxy_async();
+    sync_consumers<kDecodeConsumers>();
+  }
+
+  __device__ __forceinline__ void put_newest_value(std::byte* s_values, int visible) const {
+    if (has_newest && visible <= kPageTokens) put_newest(s_values, visible, 16);
+  }
+
+  __device__ __forceinline__ float share_magnitude(int num_heads) {
+    float highest = 0.0F;
+#pragma unroll
+    for (int index = 0; index < 4 * kDimTiles; ++index) {
+      const int half = index / 2 % 2;
+      float& value = sums[index / 4].values[index % 4];
+      value = __fdiv_rn(value, weight_sum[half]);
+      if (row(half) < num_heads) highest = fmaxf(highest, fabsf(value));
+    }
+    highest = reduce_warp(highest, MaxOf());
+    if (lane() == 0) s_rows.magnitudes[warp()] = highest;
+    sync_consumers<kDecodeConsumers>();
+#pragma unroll
+    for (int other = 0; other < kDecodeWarps; ++other) highest = fmaxf(highest, s_rows.magnitudes[other]);
+    return highest;
+  }
+
+  template <typename Division>
+  __device__ __forceinline__ void store_codes(uint8_t* g_codes, int num_heads, const Division& division) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= num_heads) continue;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        const uint32_t codes = code_pair(sums[tile].values[2 * half], sums[tile].values[2 * half + 1], division);
+        const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<uint16_t*>(g_codes + row(half) * kMaxHeadDim + dim) = static_cast<uint16_t>(codes);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_out(const AttentionStepCall& call, const DecodeItem& item) {
+    const int num_heads = call.attend.num_heads;
+    const float scale = code_scale(share_magnitude(num_heads));
+    uint8_t* g_codes = call.codes + item.task.row * call.code_stride;
+    if (thread() == 0) call.scales[item.task.row] = scale;
+    if (ReciprocalDivision::is_exact_for(scale)) {
+      store_codes(g_codes, num_heads, ReciprocalDivision{scale, __frcp_rn(scale)});
+    } else {
+      store_codes(g_codes, num_heads, RareDivision{scale});
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kDecodeThreads, 1)
+    attention_step_kernel(const __grid_constant__ AttentionStepCall call) {
+  extern __shared__ std::byte s_memory[];
+  auto& plan = reinterpret_cast<StepPlan*>(aligned_plan(s_memory))[threadIdx.y];
+  let_next_kernel_start();
+  plan.ring.prepare<kDecodeWarps>();
+  if (threadIdx.x < kDecodeConsumers) {
+    StepLane work(plan);
+    const DecodeTurn<true> turn(call);
+    work.load_likely_row(call.rotate);
+    attend_decode_pages(work, call, turn);
+    wait_for_previous_kernel();
+  } else if (threadIdx.x == kDecodeConsumers) {
+    StepRing ring{plan.ring};
+    load_decode_pages<StoredItem>(DecodeTurn<true>(call), ring);
+  }
+}
+
+}

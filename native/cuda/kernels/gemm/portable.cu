@@ -1,0 +1,192 @@
+#include "cuda/kernels/gemm/portable.h"
+
+#include <algorithm>
+
+#include "cuda/kernels/moe/combine.cuh"
+#include "cuda/kernels/gemm/portable_pack.cuh"
+#include "cuda/kernels/gemm/portable_product.cuh"
+#include "cuda/launch.h"
+
+namespace glint::cuda {
+
+namespace {
+
+using portable::ProductPlan;
+using portable::ProductShape;
+
+template <ProductElement kElement, bool kHasTileScales>
+struct Shapes {
+  using Split16 = ProductShape<kElement, kHasTileScales, 1, 2, 1, 1, 3, 2>;
+  using Split32 = ProductShape<kElement, kHasTileScales, 1, 4, 1, 1, 2, 2>;
+  using Split64 = ProductShape<kElement, kHasTileScales, kHasTileScales ? 1 : 2, 8, 1, 1, 2, 1>;
+  using Wide16 = ProductShape<kElement, kHasTileScales, 1, 2, 8, 1, 2, kHasTileScales ? 3 : 4>;
+  using Wide32 = ProductShape<kElement, kHasTileScales, 2, 2, 4, 2, 3, kHasTileScales ? 2 : 3>;
+  using Wide64 = ProductShape<kElement, kHasTileScales, 2, 4, 4, 2, 3, kHasTileScales ? 1 : 2>;
+};
+
+int64_t element_bytes(ProductElement element) { return element == ProductElement::kBf16 ? 2 : 1; }
+
+int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+ProductPlan plan_product(const PortableWeight& weight) {
+  const int64_t row_bytes = weight.cols * element_bytes(weight.element);
+  const int64_t num_lines = divide_up(row_bytes, portable::kLineBytes);
+  const int64_t num_stages = divide_up(num_lines, portable::kStageLines);
+  const int64_t piece_stages = std::max<int64_t>(2, divide_up(num_stages, portable::kMaxPieces));
+  return {.num_units = static_cast<int32_t>(divide_up(weight.rows, portable::kUnitRows)),
+          .num_lines = static_cast<int32_t>(num_lines),
+          .row_bytes = static_cast<int32_t>(row_bytes),
+          .piece_stages = static_cast<int32_t>(piece_stages),
+          .num_pieces = static_cast<int32_t>(divide_up(num_stages, piece_stages)),
+          .row_groups = 1,
+          .tile_parts = 1};
+}
+
+template <class Shape>
+bool fits_device() {
+  static const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return Shape::kRingBytes * (Shape::kMaxThreads / Shape::kGroupThreads) <= limit;
+}
+
+template <class Shape>
+void launch_shape(const PortableProductCall& call, cudaStream_t stream) {
+  const auto kernel = portable::portable_product_kernel<Shape>;
+  ProductPlan plan = plan_product(call.weight);
+  int groups = 1;
+  if constexpr (Shape::kIsSplit) {
+    const auto wanted = static_cast<int32_t>(divide_up(plan.num_units, Shape::kGroupUnits));
+    plan.row_groups = std::min(portable::kMaxPieces / plan.num_pieces, wanted);
+    groups = plan.row_groups * plan.num_pieces;
+  }
+  plan.tile_parts = static_cast<int32_t>(divide_up(std::max(call.tile_tokens, 1), Shape::kGroupTokens));
+  const int bytes = groups * Shape::kRingBytes;
+  GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const int64_t row_blocks = divide_up(plan.num_units, plan.row_groups * Shape::kGroupUnits);
+  const int64_t token_blocks = call.tiles != nullptr ? call.max_tiles * plan.tile_parts
+                                                     : divide_up(call.num_tokens, Shape::kGroupTokens);
+  const dim3 grid(static_cast<unsigned>(row_blocks), static_cast<unsigned>(token_blocks));
+  launch_dependent(kernel, {grid, static_cast<unsigned>(groups * Shape::kGroupThreads), bytes}, stream, call, plan);
+}
+
+int64_t tokens_at_once(const PortableProductCall& call) {
+  return call.tiles != nullptr ? call.tile_tokens : call.num_tokens;
+}
+
+template <class Set>
+bool prefers_wide(const PortableProductCall& call) {
+  static const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t tokens = tokens_at_once(call);
+  if (plan_product(call.weight).num_pieces <= 2) return true;
+  if (call.tiles != nullptr) return tokens > Set::Split32::kGroupTokens;
+  const int64_t row_tiles = divide_up(call.weight.rows, Set::Wide64::kGroupRows);
+  const int64_t tiles = row_tiles * divide_up(tokens, Set::Wide64::kGroupTokens);
+  return tokens > Set::Split16::kGroupTokens && tiles * 4 >= multiprocessors * 3;
+}
+
+template <class Set>
+void launch_wide(const PortableProductCall& call, cudaStream_t stream) {
+  const int64_t tokens = tokens_at_once(call);
+  if (tokens <= Set::Wide16::kGroupTokens) return launch_shape<typename Set::Wide16>(call, stream);
+  if (tokens <= Set::Wide32::kGroupTokens) return launch_shape<typename Set::Wide32>(call, stream);
+  launch_shape<typename Set::Wide64>(call, stream);
+}
+
+template <class Set>
+void launch_split(const PortableProductCall& call, cudaStream_t stream) {
+  const int64_t tokens = tokens_at_once(call);
+  const bool has_few_tokens = tokens <= Set::Split64::kGroupTokens;
+  if (tokens <= Set::Split16::kGroupTokens) return launch_shape<typename Set::Split16>(call, stream);
+  if (has_few_tokens || !fits_device<typename Set::Split64>()) return launch_shape<typename Set::Split32>(call, stream);
+  launch_shape<typename Set::Split64>(call, stream);
+}
+
+template <class Set>
+void choose_shape(const PortableProductCall& call, cudaStream_t stream) {
+  if (prefers_wide<Set>(call)) return launch_wide<Set>(call, stream);
+  launch_split<Set>(call, stream);
+}
+
+void check_product(const PortableProductCall& call) {
+  const PortableWeight& weight = call.weight;
+  const bool has_scales = weight.scale_kind != GLINT_SCALE_NONE;
+  require_argument(weight.rows > 0 && weight.cols > 0, "a product's weight is ", weight.rows, " by ", weight.cols,
+                   "; both must be above 0");
+  require_argument(call.activation_stride_bytes % portable::kChunkBytes == 0, "activation rows are ",
+                   call.activation_stride_bytes, " bytes apart; make that a multiple of ", portable::kChunkBytes);
+  require_argument(call.activation_stride_bytes >= weight.cols * element_bytes(weight.element), "activation rows of ",
+                   call.activation_stride_bytes, " bytes are too short for ", weight.cols, " columns");
+  require_argument(!has_scales || weight.scales != nullptr, "scale kind ", weight.scale_kind,
+                   " needs scales; pass them or GLINT_SCALE_NONE");
+  require_argument(weight.scale_kind != GLINT_SCALE_TILE || weight.element == ProductElement::kE4m3,
+                   "scales by tile are for E4M3 weights only");
+  require_argument(call.tiles == nullptr || (call.num_tiles != nullptr && call.tile_tokens > 0),
+                   "grouped products need num_tiles and tile_tokens");
+}
+
+}
+
+int64_t portable_weight_bytes(int64_t rows, int64_t cols, ProductElement element) {
+  return divide_up(rows, portable::kUnitRows) * divide_up(cols * element_bytes(element), portable::kLineBytes) *
+         portable::kUnitLineBytes;
+}
+
+int64_t portable_row_bytes(int64_t cols, ProductElement element) {
+  return divide_up(cols * element_bytes(element), kPortableRowBytes) * kPortableRowBytes;
+}
+
+int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token) {
+  return num_tokens * (int64_t{experts_per_token} + 1);
+}
+
+void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream) {
+  constexpr int64_t kMaxThreadBlocks = 4096;
+  const int64_t row_bytes = call.cols * element_bytes(call.element);
+  PortablePackCall packed_call = call;
+  if (call.weight_stride_bytes == 0) packed_call.weight_stride_bytes = row_bytes;
+  const portable::PackShape shape = {portable_weight_bytes(call.rows, call.cols, call.element) / portable::kWordBytes,
+                                     divide_up(row_bytes, portable::kLineBytes), row_bytes};
+  const int64_t blocks = std::min(kMaxThreadBlocks, divide_up(shape.num_words, portable::kPackThreads));
+  portable::portable_pack_kernel<<<static_cast<unsigned>(blocks), portable::kPackThreads, 0, stream>>>(packed_call,
+                                                                                                       shape);
+  GLINT_CHECK_CUDA(cudaGetLastError());
+}
+
+void launch_portable_product(const PortableProductCall& call, cudaStream_t stream) {
+  check_product(call);
+  if (call.num_tokens == 0 || (call.tiles != nullptr && call.max_tiles == 0)) return;
+  if (call.weight.element == ProductElement::kBf16) {
+    choose_shape<Shapes<ProductElement::kBf16, false>>(call, stream);
+  } else if (call.weight.scale_kind == GLINT_SCALE_TILE) {
+    choose_shape<Shapes<ProductElement::kE4m3, true>>(call, stream);
+  } else {
+    choose_shape<Shapes<ProductElement::kE4m3, false>>(call, stream);
+  }
+}
+
+void launch_to_bf16(const ToBf16Call& call, cudaStream_t stream) {
+  require_argument(call.out_stride_bytes % portable::kWordBytes == 0 && call.out_stride_bytes >= call.width * 2,
+                   "BF16 rows of ", call.width, " columns cannot be ", call.out_stride_bytes,
+                   " bytes apart; use portable_row_bytes");
+  if (call.count == 0) return;
+  launch_dependent(portable::to_bf16_kernel, {static_cast<unsigned>(call.count), portable::kPackThreads, 0}, stream,
+                   call);
+}
+
+void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream) {
+  if (call.max_tiles == 0) return;
+  launch_dependent(portable::place_rows_kernel, {static_cast<unsigned>(call.max_tiles), portable::kPlaceThreads, 0},
+                   stream, call);
+}
+
+void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream) {
+  constexpr int64_t kFewTokens = 128;
+  require_argument(call.experts_per_token < portable::kMaxChoices, "a token has ", call.experts_per_token,
+                   " experts; at most ", portable::kMaxChoices - 1, " are combined");
+  if (call.num_tokens == 0) return;
+  const int64_t parts =
+      call.num_tokens > kFewTokens ? 1 : divide_up(call.hidden_size, portable::kCombineThreads);
+  const dim3 grid(static_cast<unsigned>(call.num_tokens), static_cast<unsigned>(parts));
+  launch_dependent(portable::combine_rows_kernel, {grid, portable::kCombineThreads, 0}, stream, call);
+}
+
+}

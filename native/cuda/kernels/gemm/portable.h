@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/gemm/products.h"
+
+namespace glint::cuda {
+
+constexpr int32_t kPortableUnitRows = 16;
+constexpr int32_t kPortableLineBytes = 64;
+constexpr int32_t kPortableRowBytes = 128;
+constexpr int32_t kPortableScaleTile = 128;
+
+struct PortableWeight {
+  const uint8_t* packed;
+  const float* scales;
+  int64_t rows;
+  int64_t cols;
+  ProductElement element;
+  int32_t scale_kind;
+  int64_t scale_stride;
+  int64_t matrix_bytes;
+  int64_t matrix_scales;
+};
+
+struct PortablePackCall {
+  uint8_t* packed;
+  const uint8_t* weights;
+  int64_t rows;
+  int64_t cols;
+  int64_t weight_stride_bytes;
+  ProductElement element;
+};
+
+struct PortableProductCall {
+  float* out;
+  int64_t out_stride;
+  PortableWeight weight;
+  const float* bias;
+  const uint8_t* activations;
+  int64_t activation_stride_bytes;
+  const float* token_scales;
+  int64_t num_tokens;
+  const int32_t* row_tokens;
+  const TokenTile* tiles;
+  const int32_t* num_tiles;
+  int64_t max_tiles;
+  int32_t tile_tokens;
+};
+
+struct ToBf16Call {
+  uint8_t* out;
+  const float* in;
+  int64_t in_stride;
+  int64_t count;
+  int64_t width;
+  int64_t out_stride_bytes;
+};
+
+struct PlaceRowsCall {
+  int32_t* token_rows;
+  const int32_t* row_tokens;
+  const TokenTile* tiles;
+  const int32_t* num_tiles;
+  int64_t max_tiles;
+  const int32_t* experts;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+};
+
+struct CombineRowsCall {
+  float* out;
+  const float* routed;
+  const float* row_weights;
+  const int32_t* token_rows;
+  const int32_t* experts;
+  const float* shared;
+  int64_t num_tokens;
+  int64_t hidden_size;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+  int32_t has_shared;
+  const int32_t* num_real_tokens = nullptr;
+};
+
+int64_t portable_weight_bytes(int64_t rows, int64_t cols, ProductElement element);
+int64_t portable_row_bytes(int64_t cols, ProductElement element);
+int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);
+void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream);
+void launch_portable_product(const PortableProductCall& call, cudaStream_t stream);
+void launch_to_bf16(const ToBf16Call& call, cudaStream_t stream);
+void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
+void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);
+
+}

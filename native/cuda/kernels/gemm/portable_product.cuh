@@ -1,0 +1,349 @@
+#pragma once
+
+#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/gemm/portable_load.cuh"
+
+namespace glint::cuda::portable {
+
+template <class Shape>
+struct WarpSums {
+  FragmentC values[Shape::kRowUnits][Shape::kTokenUnits];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
+#pragma unroll
+      for (int column = 0; column < Shape::kTokenUnits; ++column) values[unit][column] = {};
+    }
+  }
+
+  __device__ __forceinline__ void take(WarpSums& finished, float scale) {
+#pragma unroll
+    for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
+#pragma unroll
+      for (int column = 0; column < Shape::kTokenUnits; ++column) {
+#pragma unroll
+        for (int index = 0; index < 4; ++index) {
+          float& sum = values[unit][column].values[index];
+          sum = fmaf(finished.values[unit][column].values[index], scale, sum);
+        }
+      }
+    }
+    finished.clear();
+  }
+};
+
+__device__ __forceinline__ uint32_t halves_of_codes(uint32_t codes, int pair) {
+  uint32_t halves;
+  const auto two_codes = static_cast<uint16_t>(codes >> (16 * pair));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(two_codes));
+  return halves;
+}
+
+__device__ __forceinline__ void mma_half(FragmentC& sum, const FragmentA& left, const FragmentB& right) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum.values[0]), "+f"(sum.values[1]), "+f"(sum.values[2]), "+f"(sum.values[3])
+      : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right.regs[0]),
+        "r"(right.regs[1]));
+}
+
+template <class Shape, int kColumns>
+__device__ __forceinline__ void multiply_codes(WarpSums<Shape>& sums, const uint8_t* s_fragments,
+                                               const FragmentB (&r_tokens)[kColumns]) {
+  FragmentB r_halves[2][kColumns];
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+    for (int index = 0; index < 4; ++index) {
+      r_halves[index / 2][column].regs[index % 2] = halves_of_codes(r_tokens[column].regs[index % 2], index / 2);
+    }
+  }
+#pragma unroll
+  for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
+    const uint4 codes = *reinterpret_cast<const uint4*>(s_fragments + unit * kStageLines * kUnitLineBytes);
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const FragmentA r_rows = {{halves_of_codes(codes.x, pair), halves_of_codes(codes.y, pair),
+                                 halves_of_codes(codes.z, pair), halves_of_codes(codes.w, pair)}};
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        mma_half(sums.values[unit][column], r_rows, r_halves[pair][column]);
+      }
+    }
+  }
+}
+
+template <class Shape, int kColumns>
+__device__ __forceinline__ void multiply_bf16(WarpSums<Shape>& sums, const uint8_t* s_fragments,
+                                              const FragmentB (&r_tokens)[kColumns]) {
+#pragma unroll
+  for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
+    const uint4 rows = *reinterpret_cast<const uint4*>(s_fragments + unit * kStageLines * kUnitLineBytes);
+    const FragmentA r_rows = {{rows.x, rows.y, rows.z, rows.w}};
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      mma_bf16(sums.values[unit][column], r_rows, r_tokens[column].regs[0], r_tokens[column].regs[1]);
+    }
+  }
+}
+
+template <class Shape, int kColumns>
+__device__ __forceinline__ void multiply_line(WarpSums<Shape>& sums, const uint8_t* s_weights, const uint8_t* s_tokens,
+                                              int line) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int chunk = lane % 4 + (lane / 4 % 2 ^ line) * 4;
+  uint4 r_loaded[kColumns];
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) {
+    const int token = column * kUnitTokens + lane / 4;
+    r_loaded[column] = *reinterpret_cast<const uint4*>(s_tokens + token * kStageBytes + chunk * kChunkBytes);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* s_fragments = s_weights + (line * 2 + half) * kFragmentBytes + lane * kChunkBytes;
+    FragmentB r_tokens[kColumns];
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const uint4& loaded = r_loaded[column];
+      r_tokens[column] = half == 0 ? FragmentB{{loaded.x, loaded.y}} : FragmentB{{loaded.z, loaded.w}};
+    }
+    if constexpr (Shape::kElement == ProductElement::kE4m3) {
+      multiply_codes<Shape, kColumns>(sums, s_fragments, r_tokens);
+    } else {
+      multiply_bf16<Shape, kColumns>(sums, s_fragments, r_tokens);
+    }
+  }
+}
+
+struct WarpPlace {
+  int32_t unit_first;
+  int32_t token_first;
+
+  template <class Shape>
+  __device__ __forceinline__ static WarpPlace find() {
+    const int warp = threadIdx.x % Shape::kGroupThreads / 32;
+    return {warp / Shape::kTokenWarps * Shape::kRowUnits,
+            warp % Shape::kTokenWarps * Shape::kTokenUnits * kUnitTokens};
+  }
+};
+
+__device__ __forceinline__ const float* scales_of(const PortableWeight& weight, int expert) {
+  return weight.scales + expert * weight.matrix_scales;
+}
+
+struct StageRange {
+  int32_t first;
+  int32_t last;
+};
+
+template <class Shape, int kColumns>
+__device__ __forceinline__ void walk_stages(WarpSums<Shape>& total, const PortableProductCall& call,
+                                            const ProductPlan& plan, const GroupTile& tile,
+                                            const GroupRing<Shape>& ring, const uint8_t* s_ring, StageRange stages) {
+  const WarpPlace place = WarpPlace::find<Shape>();
+  const int unit = tile.unit_first + place.unit_first;
+  const bool is_busy = unit < plan.num_units && place.token_first < tile.token_count;
+  const uint8_t* s_weights = s_ring + place.unit_first * kStageLines * kUnitLineBytes;
+  const uint8_t* s_tokens = s_ring + Shape::kWeightBytes + place.token_first * kStageBytes;
+  const float* g_scales = nullptr;
+  if (Shape::kHasTileScales && is_busy) {
+    const int64_t tile_row = int64_t{unit} * kUnitRows / kPortableScaleTile;
+    g_scales = scales_of(call.weight, tile.expert) + tile_row * call.weight.scale_stride;
+  }
+  WarpSums<Shape> r_sum;
+  WarpSums<Shape> r_piece;
+  WarpSums<Shape>& piece = Shape::kIsSplit ? total : r_piece;
+  WarpSums<Shape>& sum = Shape::kHasTileScales ? r_sum : piece;
+  r_sum.clear();
+  r_piece.clear();
+  total.clear();
+  int slot = 0;
+  int piece_last = stages.first + plan.piece_stages;
+  for (int stage = stages.first; stage < stages.last; ++stage) {
+    wait_for_copies<Shape::kStages - 2>();
+    group_barrier<Shape>();
+    const int free_slot = slot == 0 ? Shape::kStages - 1 : slot - 1;
+    if (stage + Shape::kStages - 1 < stages.last) {
+      ring.copy_weights(plan, stage + Shape::kStages - 1, free_slot);
+      ring.copy_tokens(plan, stage + Shape::kStages - 1, free_slot);
+    }
+    close_copies();
+    const int offset = GroupRing<Shape>::slot_offset(slot);
+    slot = slot == Shape::kStages - 1 ? 0 : slot + 1;
+    if (!is_busy) continue;
+    const float scale = Shape::kHasTileScales ? __ldg(g_scales + stage) : 1.0F;
+    multiply_line<Shape, kColumns>(sum, s_weights + offset, s_tokens + offset, 0);
+    if ((stage + 1) * kStageLines <= plan.num_lines) {
+      multiply_line<Shape, kColumns>(sum, s_weights + offset, s_tokens + offset, 1);
+    }
+    if constexpr (Shape::kHasTileScales) piece.take(sum, scale);
+    if (Shape::kIsSplit || (stage + 1 < piece_last && stage + 1 < stages.last)) continue;
+    total.take(piece, 1.0F);
+    piece_last += plan.piece_stages;
+  }
+}
+
+struct RowFacts {
+  float scale;
+  float shift;
+};
+
+__device__ __forceinline__ RowFacts row_facts(const PortableProductCall& call, int expert, int row) {
+  RowFacts facts = {1.0F, 0.0F};
+  if (call.weight.scale_kind == GLINT_SCALE_CHANNEL) facts.scale = __ldg(scales_of(call.weight, expert) + row);
+  if (call.weight.scale_kind == GLINT_SCALE_TENSOR) facts.scale = __ldg(scales_of(call.weight, expert));
+  if (call.bias != nullptr) facts.shift = __ldg(call.bias + row);
+  return facts;
+}
+
+__device__ __forceinline__ float token_scale(const PortableProductCall& call, int row) {
+  if (call.token_scales == nullptr) return 1.0F;
+  return call.token_scales[call.row_tokens == nullptr ? row : call.row_tokens[row]];
+}
+
+__device__ __forceinline__ void store_value(const PortableProductCall& call, int token_row, int row, float sum,
+                                            float by_token, const RowFacts& facts) {
+  const float scaled = __fmul_rn(__fmul_rn(sum, by_token), facts.scale);
+  call.out[token_row * call.out_stride + row] = __fadd_rn(scaled, facts.shift);
+}
+
+template <class Shape>
+__device__ __forceinline__ void store_sums(const WarpSums<Shape>& total, const PortableProductCall& call,
+                                           const GroupTile& tile) {
+  const WarpPlace place = WarpPlace::find<Shape>();
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (tile.unit_first + place.unit_first + unit) * kUnitRows + half * 8 + lane / 4;
+      if (row >= call.weight.rows) continue;
+      const RowFacts facts = row_facts(call, tile.expert, row);
+#pragma unroll
+      for (int index = 0; index < Shape::kTokenUnits * 2; ++index) {
+        const int token = place.token_first + index / 2 * kUnitTokens + lane % 4 * 2 + index % 2;
+        if (token >= tile.token_count) continue;
+        const int token_row = tile.token_first + token;
+        store_value(call, token_row, row, total.values[unit][index / 2].values[half * 2 + index % 2],
+                    token_scale(call, token_row), facts);
+      }
+    }
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void share_piece(const WarpSums<Shape>& total, float* s_piece) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
+#pragma unroll
+    for (int column = 0; column < Shape::kTokenUnits; ++column) {
+#pragma unroll
+      for (int index = 0; index < 4; ++index) {
+        const int token = column * kUnitTokens + lane % 4 * 2 + index % 2;
+        const int row = unit * kUnitRows + index / 2 * 8 + lane / 4;
+        s_piece[token * Shape::kPieceStride + row] = total.values[unit][column].values[index];
+      }
+    }
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void join_pieces(const float* s_pieces, const PortableProductCall& call,
+                                            const ProductPlan& plan, const GroupTile& tile, int block_unit_first) {
+  const int block_rows = plan.row_groups * Shape::kGroupRows;
+  for (int index = threadIdx.x; index < block_rows * tile.token_count; index += blockDim.x) {
+    const int token = index / block_rows;
+    const int place = index % block_rows;
+    const int row = block_unit_first * kUnitRows + place;
+    if (row >= call.weight.rows) continue;
+    const float* s_value = s_pieces + place / Shape::kGroupRows * plan.num_pieces * Shape::kPieceFloats +
+                           token * Shape::kPieceStride + place % Shape::kGroupRows;
+    float sum = 0.0F;
+    for (int piece = 0; piece < plan.num_pieces; ++piece) sum = __fadd_rn(sum, s_value[piece * Shape::kPieceFloats]);
+    const int token_row = tile.token_first + token;
+    store_value(call, token_row, row, sum, token_scale(call, token_row), row_facts(call, tile.expert, row));
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ bool find_tokens(const PortableProductCall& call, const ProductPlan& plan,
+                                            GroupTile& tile) {
+  if (call.tiles == nullptr) {
+    tile.token_first = static_cast<int>(blockIdx.y) * Shape::kGroupTokens;
+    tile.token_count = min(Shape::kGroupTokens, static_cast<int>(call.num_tokens) - tile.token_first);
+    return true;
+  }
+  const int index = static_cast<int>(blockIdx.y) / plan.tile_parts;
+  if (index >= *call.num_tiles) return false;
+  const TokenTile tokens = call.tiles[index];
+  const int skipped = static_cast<int>(blockIdx.y) % plan.tile_parts * Shape::kGroupTokens;
+  tile.expert = tokens.expert;
+  tile.token_first = tokens.row_first + skipped;
+  tile.token_count = min(Shape::kGroupTokens, tokens.row_count - skipped);
+  return tile.token_count > 0;
+}
+
+template <class Shape>
+__device__ __forceinline__ void fill_ring(const GroupRing<Shape>& ring, const ProductPlan& plan, StageRange stages) {
+#pragma unroll
+  for (int slot = 0; slot < Shape::kStages - 1; ++slot) {
+    if (stages.first + slot < stages.last) ring.copy_tokens(plan, stages.first + slot, slot);
+    close_copies();
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void sum_products(WarpSums<Shape>& total, const PortableProductCall& call,
+                                             const ProductPlan& plan, const GroupTile& tile,
+                                             const GroupRing<Shape>& ring, const uint8_t* s_ring, StageRange stages) {
+  constexpr int kFewColumns = (Shape::kTokenUnits + 1) / 2;
+  if (Shape::kTokenWarps == 1 && tile.token_count <= kFewColumns * kUnitTokens) {
+    walk_stages<Shape, kFewColumns>(total, call, plan, tile, ring, s_ring, stages);
+  } else {
+    walk_stages<Shape, Shape::kTokenUnits>(total, call, plan, tile, ring, s_ring, stages);
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
+    portable_product_kernel(const __grid_constant__ PortableProductCall call,
+                            const __grid_constant__ ProductPlan plan) {
+  extern __shared__ __align__(128) uint8_t s_memory[];
+  const int group = static_cast<int>(threadIdx.x) / Shape::kGroupThreads;
+  const int block_unit_first = static_cast<int>(blockIdx.x) * plan.row_groups * Shape::kGroupUnits;
+  uint8_t* s_ring = s_memory + group * Shape::kRingBytes;
+  GroupTile tile = {0, block_unit_first, 0, 0};
+  StageRange stages = {0, plan.num_stages()};
+  if constexpr (Shape::kIsSplit) {
+    tile.unit_first += group / plan.num_pieces * Shape::kGroupUnits;
+    stages.first = group % plan.num_pieces * plan.piece_stages;
+    stages.last = min(stages.first + plan.piece_stages, stages.last);
+  }
+  let_next_kernel_start();
+  if (call.tiles != nullptr) wait_for_previous_kernel();
+  if (!find_tokens<Shape>(call, plan, tile)) return;
+  GroupRing<Shape> ring;
+  ring.start(s_ring, call.weight, plan, tile);
+#pragma unroll
+  for (int slot = 0; slot < Shape::kStages - 1; ++slot) {
+    if (stages.first + slot < stages.last) ring.copy_weights(plan, stages.first + slot, slot);
+  }
+  if (call.tiles == nullptr) wait_for_previous_kernel();
+  ring.find_rows(call, tile);
+  fill_ring<Shape>(ring, plan, stages);
+  WarpSums<Shape> total;
+  sum_products<Shape>(total, call, plan, tile, ring, s_ring, stages);
+  if constexpr (Shape::kIsSplit) {
+    __syncthreads();
+    auto* s_pieces = reinterpret_cast<float*>(s_memory);
+    share_piece<Shape>(total, s_pieces + group * Shape::kPieceFloats);
+    __syncthreads();
+    join_pieces<Shape>(s_pieces, call, plan, tile, block_unit_first);
+  } else {
+    store_sums<Shape>(total, call, tile);
+  }
+}
+
+}

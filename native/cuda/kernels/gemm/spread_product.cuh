@@ -1,0 +1,170 @@
+#pragma once
+
+#include "cuda/kernels/gemm/product_plan.cuh"
+#include "cuda/kernels/ptx/tensor_copy.cuh"
+
+namespace glint::cuda {
+
+constexpr int kSpreadThreads = kConsumerWarps * 32;
+
+template <hopper::Element kElementValue, int kTokensValue>
+struct SpreadShape {
+  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr int kTokens = kTokensValue;
+  static constexpr int kGroups = kTokens / kGroupTokens;
+  static constexpr int kFragmentBytes = kFragmentRows * kTokens * static_cast<int>(sizeof(float));
+  static constexpr int kPartialBytes = kSpreadPieces * kFragmentBytes;
+  static constexpr int kStepBytes = kProductTileBytes + kTokens * kProductTileK;
+  static_assert(kGroups <= kConsumerWarps, "a warp joins the pieces of at most one group of tokens");
+
+  static constexpr bool fits(int piece_steps) { return shared_bytes(piece_steps) <= kSharedLimitBytes; }
+  static constexpr int shared_bytes(int piece_steps) {
+    return kPartialBytes + piece_steps * kStepBytes + (piece_steps + 1) * static_cast<int>(sizeof(uint64_t));
+  }
+};
+
+template <class Shape>
+struct SpreadPiece {
+  static constexpr int kRegisters = Shape::kTokens / 2;
+
+  uint8_t* s_partials;
+  uint8_t* s_steps;
+  uint64_t* s_arrived;
+  int num_steps;
+  int step_first;
+
+  __device__ __forceinline__ SpreadPiece(uint8_t* s_bytes, int piece_steps)
+      : s_partials(s_bytes),
+        s_steps(s_bytes + Shape::kPartialBytes),
+        num_steps(piece_steps),
+        step_first(static_cast<int>(hopper::cluster_rank()) * piece_steps) {
+    s_arrived = reinterpret_cast<uint64_t*>(s_steps + num_steps * Shape::kStepBytes);
+  }
+
+  __device__ __forceinline__ uint8_t* weights(int step) const { return s_steps + step * Shape::kStepBytes; }
+  __device__ __forceinline__ uint8_t* tokens(int step) const { return weights(step) + kProductTileBytes; }
+  __device__ __forceinline__ uint64_t& partials_arrived() const { return s_arrived[num_steps]; }
+
+  __device__ __forceinline__ void load_weights(const uint8_t* g_weights, int row_tile) const {
+    const int64_t first_tile = int64_t{row_tile} * kSpreadPieces * num_steps + step_first;
+    const uint8_t* g_step = g_weights + first_tile * kProductTileBytes;
+    for (int step = 0; step <= num_steps; ++step) hopper::mbarrier_init(s_arrived[step], 1);
+    hopper::fence_mbarrier_init();
+    hopper::fence_proxy_async();
+    for (int step = 0; step < num_steps; ++step, g_step += kProductTileBytes) {
+      hopper::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
+      hopper::cp_async_bulk<hopper::kEvictFirst>(weights(step), g_step, kProductTileBytes, s_arrived[step]);
+    }
+    hopper::mbarrier_arrive_expect_tx(partials_arrived(), Shape::kPartialBytes);
+  }
+
+  __device__ __forceinline__ void load_tokens(const CUtensorMap& map) const {
+    for (int step = 0; step < num_steps; ++step) {
+      hopper::cp_async_tensor<hopper::kEvictNormal>(tokens(step), map, (step_first + step) * kProductTileK, 0,
+                                                    s_arrived[step]);
+    }
+  }
+
+  __device__ __forceinline__ void begin(float (&r_step)[kRegisters], int step) const {
+    const int half = static_cast<int>(threadIdx.x) / 128 * kWarpgroupBytes;
+    const uint64_t rows = hopper::wgmma_descriptor(hopper::shared_address(weights(step)) + half, 1024, 128);
+    const uint64_t columns = hopper::swizzled_descriptor(hopper::shared_address(tokens(step)));
+    hopper::mbarrier_wait(s_arrived[step], 0);
+    start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
+  }
+
+  template <int kPending>
+  __device__ __forceinline__ static void add_step(float (&r_sum)[kRegisters], float (&r_step)[kRegisters]) {
+    hopper::wgmma_wait_group<kPending>();
+    hopper::pin_registers(r_step);
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_step[index]);
+  }
+
+  __device__ __forceinline__ void multiply(float (&r_sum)[kRegisters]) const {
+    float r_even[kRegisters];
+    float r_odd[kRegisters];
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
+    begin(r_even, 0);
+    int step = 1;
+    for (; step + 1 < num_steps; step += 2) {
+      begin(r_odd, step);
+      add_step<1>(r_sum, r_even);
+      begin(r_even, step + 1);
+      add_step<1>(r_sum, r_odd);
+    }
+    if (step < num_steps) {
+      begin(r_odd, step);
+      add_step<1>(r_sum, r_even);
+      add_step<0>(r_sum, r_odd);
+    } else {
+      add_step<0>(r_sum, r_even);
+    }
+  }
+
+  __device__ __forceinline__ void send(const float (&r_sum)[kRegisters]) const {
+    const uint32_t owner = threadIdx.x / 32;
+    const uint8_t* s_target = s_partials + hopper::cluster_rank() * Shape::kFragmentBytes + threadIdx.x % 32 * 16;
+    const uint32_t target = hopper::address_in_cluster(hopper::shared_address(s_target), owner);
+    const uint32_t barrier = hopper::address_in_cluster(hopper::shared_address(&partials_arrived()), owner);
+#pragma unroll
+    for (int group = 0; group < Shape::kGroups; ++group) {
+      hopper::st_async(target + group * 512, r_sum + group * 4, barrier);
+    }
+  }
+
+  __device__ __forceinline__ void join(float (&r_sum)[4], int group) const {
+    const auto* s_fragments = reinterpret_cast<const float4*>(s_partials) + group * 32 + threadIdx.x % 32;
+    hopper::mbarrier_wait(partials_arrived(), 0);
+    float4 sum = s_fragments[0];
+#pragma unroll
+    for (int piece = 1; piece < kSpreadPieces; ++piece) {
+      const float4 next = s_fragments[piece * (Shape::kFragmentBytes / 16)];
+      sum = {__fadd_rn(sum.x, next.x), __fadd_rn(sum.y, next.y), __fadd_rn(sum.z, next.z), __fadd_rn(sum.w, next.w)};
+    }
+    r_sum[0] = sum.x;
+    r_sum[1] = sum.y;
+    r_sum[2] = sum.z;
+    r_sum[3] = sum.w;
+  }
+};
+
+template <class Finish>
+__device__ __forceinline__ float late_token_scale(const Finish& finish, const ProductTile& tile, int column) {
+  if (finish.token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
+  return __ldcg(finish.token_scales + column);
+}
+
+template <class Shape, class Finish>
+__global__ void __launch_bounds__(kSpreadThreads, 1)
+    spread_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ CUtensorMap tokens,
+                          const __grid_constant__ Finish finish, int num_tokens) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  const SpreadPiece<Shape> piece(s_bytes, inputs.piece_steps);
+  const ProductTile tile = {{0, 0, num_tokens, 0}, static_cast<int32_t>(blockIdx.x) / kSpreadPieces};
+  if (threadIdx.x == 0) {
+    hopper::prefetch_tensor_map(tokens);
+    piece.load_weights(inputs.weights, tile.row_tile);
+  }
+  __syncwarp();
+  const int fragment = static_cast<int>(hopper::cluster_rank());
+  const int group = static_cast<int>(threadIdx.x) / 32;
+  const int column = group * kGroupTokens + static_cast<int>(threadIdx.x) % 4 * 2;
+  const typename Finish::RowFacts rows = finish.row_facts(tile, fragment);
+  hopper::cluster_sync_relaxed();
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  if (threadIdx.x == 0) piece.load_tokens(tokens);
+  __syncwarp();
+  const float2 scales = {late_token_scale(finish, tile, column), late_token_scale(finish, tile, column + 1)};
+  float r_sum[Shape::kTokens / 2];
+  piece.multiply(r_sum);
+  piece.send(r_sum);
+  if (group >= Shape::kGroups) return;
+  float r_joined[4];
+  piece.join(r_joined, group);
+  finish.store_group(tile, fragment, column, r_joined, rows, scales);
+}
+
+}

@@ -1,0 +1,204 @@
+#pragma once
+
+#include "cuda/kernels/gemm/product_load.cuh"
+
+namespace glint::cuda {
+
+template <class Shape, int kTokens>
+struct Accumulator {
+  static constexpr int kRegisters = kTokens / 2;
+
+  float r_sum[kRegisters];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
+  }
+
+  __device__ __forceinline__ void add(const float (&r_values)[kRegisters]) {
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
+  }
+
+  __device__ __forceinline__ void add_stage(SharedPlan<Shape>& s_plan, RingPlace& ring, int warpgroup) {
+    float r_stage[kRegisters];
+    const uint64_t rows = hopper::wgmma_descriptor(
+        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
+    hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
+    hopper::fence_proxy_async();
+    start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
+    hopper::wgmma_wait_group<0>();
+    hopper::pin_registers(r_stage);
+    if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    ring.advance(Shape::kStages);
+    add(r_stage);
+  }
+};
+
+template <class Shape, int kTokens>
+__device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const float (&r_sum)[kTokens / 2],
+                                              const RingPlace& buffer) {
+  const int owner = threadIdx.x / 32 - 4;
+  const int lane = threadIdx.x % 32;
+  const int piece = static_cast<int>(hopper::cluster_rank());
+  const float* s_target =
+      s_plan.partials + buffer.stage * Shape::kBufferFloats + piece * Shape::kFragmentFloats + lane * 4;
+  hopper::mbarrier_wait(s_plan.partials_released[buffer.stage], buffer.phase ^ 1U);
+  const uint32_t target = hopper::address_in_cluster(hopper::shared_address(s_target), owner);
+  const uint32_t barrier =
+      hopper::address_in_cluster(hopper::shared_address(&s_plan.partials_arrived[buffer.stage]), owner);
+#pragma unroll
+  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
+    hopper::st_async(target + group * 512, r_sum + group * 4, barrier);
+  }
+}
+
+template <class Shape, int kTokens>
+__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num_steps, RingPlace& ring,
+                                              const RingPlace& buffer) {
+  const int warpgroup = threadIdx.x / 128 - 1;
+  Accumulator<Shape, kTokens> piece;
+  piece.clear();
+  for (int k_step = 0; k_step < num_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
+  send_partials<Shape, kTokens>(s_plan, piece.r_sum, buffer);
+}
+
+template <class Shape, class Walk>
+__device__ __forceinline__ void multiply_tiles(const TileTurns<Shape, Walk>& turns, int num_steps) {
+  SharedPlan<Shape>& s_plan = turns.s_plan;
+  RingPlace ring;
+  RingPlace buffer;
+  int index = turns.tile_index(0);
+  int count = turns.first_tile.tokens.row_count;
+  for (uint32_t turn = 0; index < turns.num_tiles; buffer.advance(Shape::kPartialBuffers)) {
+    if (Shape::kMaxTokens <= 8 || count <= 8) {
+      multiply_tile<Shape, 8>(s_plan, num_steps, ring, buffer);
+    } else if (Shape::kMaxTokens <= 16 || count <= 16) {
+      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, num_steps, ring, buffer);
+    } else if (Shape::kMaxTokens <= 32 || count <= 32) {
+      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, num_steps, ring, buffer);
+    } else {
+      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, num_steps, ring, buffer);
+    }
+    index = turns.tile_index(++turn);
+    count = turns.tile(index).tokens.row_count;
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_partials, int group) {
+  const auto* s_fragments = reinterpret_cast<const float4*>(s_partials) + group * 32 + threadIdx.x % 32;
+  const float4 first = s_fragments[0];
+  r_sum[0] = first.x;
+  r_sum[1] = first.y;
+  r_sum[2] = first.z;
+  r_sum[3] = first.w;
+#pragma unroll
+  for (int piece = 1; piece < kSpreadPieces; ++piece) {
+    const float4 values = s_fragments[piece * (Shape::kFragmentFloats / 4)];
+    r_sum[0] = __fadd_rn(r_sum[0], values.x);
+    r_sum[1] = __fadd_rn(r_sum[1], values.y);
+    r_sum[2] = __fadd_rn(r_sum[2], values.z);
+    r_sum[3] = __fadd_rn(r_sum[3], values.w);
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+struct TileFacts {
+  typename Finish::RowFacts r_rows;
+  float r_token_scale;
+
+  __device__ __forceinline__ TileFacts(const Walk& walk, const Finish& finish, const ProductTile& tile, int rank,
+                                       int thread) {
+    const bool has_scale = finish.token_scales != nullptr && thread < tile.tokens.row_count;
+    r_token_scale = has_scale ? __ldcg(finish.token_scales + walk.token(tile.tokens.row_first + thread)) : 1.0F;
+    r_rows = finish.row_facts(tile, rank);
+  }
+};
+
+template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void finish_tile(SharedPlan<Shape>& s_plan, const Finish& finish, const ProductTile& tile,
+                                            const TileFacts<Shape, Walk, Finish>& facts, int buffer, int rank,
+                                            int num_groups) {
+  const int warp = threadIdx.x / 32 % 2;
+  const float* s_partials = s_plan.partials + buffer * Shape::kBufferFloats;
+  const float* s_scales = s_plan.token_scales[buffer];
+  for (int group = warp; group < num_groups; group += 2) {
+    float r_sum[4];
+    join_pieces<Shape>(r_sum, s_partials, group);
+    const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+    const float2 scales = {s_scales[column], s_scales[column + 1]};
+    finish.store_group(tile, rank, column, r_sum, facts.r_rows, scales);
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void finish_tiles(const TileTurns<Shape, Walk>& turns, const Finish& finish) {
+  constexpr int kBarrier = 1;
+  SharedPlan<Shape>& s_plan = turns.s_plan;
+  const Walk& walk = turns.walk;
+  const int rank = static_cast<int>(hopper::cluster_rank());
+  const int thread = threadIdx.x - Shape::kGatherThreads;
+  int index = turns.tile_index(0);
+  ProductTile next_tile = turns.first_tile;
+  if (index >= turns.num_tiles) return;
+  RingPlace buffer;
+  TileFacts<Shape, Walk, Finish> next_facts(walk, finish, next_tile, rank, thread);
+  for (uint32_t turn = 0; index < turns.num_tiles; ++turn, buffer.advance(Shape::kPartialBuffers)) {
+    const ProductTile tile = next_tile;
+    const TileFacts<Shape, Walk, Finish> facts = next_facts;
+    const int num_groups = padded_tokens(tile.tokens.row_count) / kGroupTokens;
+    if (thread == 0) {
+      hopper::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage], kSpreadPieces * num_groups * 512);
+    }
+    if (thread < Shape::kMaxTokens) s_plan.token_scales[buffer.stage][thread] = facts.r_token_scale;
+    index = turns.tile_index(turn + 1);
+    next_tile = turns.tile(index);
+    next_facts = TileFacts<Shape, Walk, Finish>(walk, finish, next_tile, rank, thread);
+    hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
+    hopper::mbarrier_wait(s_plan.partials_arrived[buffer.stage], buffer.phase);
+    finish_tile(s_plan, finish, tile, facts, buffer.stage, rank, num_groups);
+    hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
+    const bool has_successor =
+        index < turns.num_tiles && turns.tile_index(turn + Shape::kPartialBuffers) < turns.num_tiles;
+    if (has_successor && thread < kSpreadPieces) {
+      hopper::mbarrier_arrive_in_cluster(s_plan.partials_released[buffer.stage], thread);
+    }
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void play_role(SharedPlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk,
+                                          const Finish& finish) {
+  const TileTurns<Shape, Walk> turns = {s_plan, walk};
+  if (threadIdx.x >= 128) {
+    multiply_tiles(turns, inputs.piece_steps);
+  } else if (threadIdx.x < Shape::kGatherThreads) {
+    load_tiles(turns, inputs);
+  } else {
+    finish_tiles(turns, finish);
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocessor)
+    tile_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ Walk walk,
+                        const __grid_constant__ Finish finish) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  auto& s_plan = *reinterpret_cast<SharedPlan<Shape>*>(s_bytes);
+  prepare(s_plan);
+  if constexpr (Walk::kIsKnownEarly) {
+    const int first = static_cast<int>(blockIdx.x) / kSpreadPieces;
+    if (first < walk.num_tiles()) {
+      load_first_weights(s_plan, WeightStream<Shape>(inputs), weight_tile(walk, walk.tile(first)));
+    }
+  }
+  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
+    hopper::wait_for_previous_kernel();
+    hopper::allow_next_kernel();
+  }
+  play_role(s_plan, inputs, walk, finish);
+}
+
+}

@@ -1,0 +1,167 @@
+#pragma once
+
+#include "cuda/kernels/gemm/product_plan.cuh"
+#include "cuda/kernels/ptx/tensor_copy.cuh"
+
+namespace glint::cuda {
+
+constexpr int kWholePieces = 3;
+constexpr int kWholeThreads = kWholePieces * 128;
+constexpr int kWholeRows = 64;
+
+template <hopper::Element kElementValue, int kTokensValue>
+struct WholeShape {
+  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr int kTokens = kTokensValue;
+  static constexpr int kStepBytes = kWarpgroupBytes + kTokens * kProductTileK;
+  static constexpr int kSumPitch = kWholeRows + 4;
+  static constexpr int kRowThreads = kWholeRows / 4;
+  static constexpr int kPassTokens = kWholeThreads / kRowThreads;
+  static constexpr int kPasses = (kTokens + kPassTokens - 1) / kPassTokens;
+  static_assert(kTokens * kSumPitch * 4 <= 2 * kStepBytes, "a piece's sums take the place of its first two steps");
+
+  static constexpr bool fits(int piece_steps) { return shared_bytes(piece_steps) <= kSharedLimitBytes; }
+  static constexpr int shared_bytes(int piece_steps) {
+    return kWholePieces * piece_steps * (kStepBytes + static_cast<int>(sizeof(uint64_t)));
+  }
+};
+
+template <class Shape>
+struct WholePiece {
+  static constexpr int kRegisters = Shape::kTokens / 2;
+
+  uint8_t* s_steps;
+  uint64_t* s_arrived;
+  int num_steps;
+  int step_first;
+
+  __device__ __forceinline__ WholePiece(uint8_t* s_bytes, int piece_steps)
+      : num_steps(piece_steps), step_first(static_cast<int>(threadIdx.x) / 128 * piece_steps) {
+    s_steps = s_bytes + step_first * Shape::kStepBytes;
+    s_arrived = reinterpret_cast<uint64_t*>(s_bytes + kWholePieces * num_steps * Shape::kStepBytes) + step_first;
+  }
+
+  __device__ __forceinline__ uint8_t* weights(int step) const { return s_steps + step * Shape::kStepBytes; }
+  __device__ __forceinline__ uint8_t* tokens(int step) const { return weights(step) + kWarpgroupBytes; }
+
+  __device__ __forceinline__ void load_weights(const uint8_t* g_weights) const {
+    const int64_t first_tile = int64_t{blockIdx.x} / 2 * kWholePieces * num_steps + step_first;
+    const uint8_t* g_step = g_weights + first_tile * kProductTileBytes + blockIdx.x % 2 * kWarpgroupBytes;
+    for (int step = 0; step < num_steps; ++step) hopper::mbarrier_init(s_arrived[step], 1);
+    hopper::fence_proxy_async();
+    for (int step = 0; step < num_steps; ++step, g_step += kProductTileBytes) {
+      hopper::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
+      hopper::cp_async_bulk<hopper::kEvictFirst>(weights(step), g_step, kWarpgroupBytes, s_arrived[step]);
+    }
+  }
+
+  __device__ __forceinline__ void load_tokens(const CUtensorMap& map) const {
+    for (int step = 0; step < num_steps; ++step) {
+      hopper::cp_async_tensor<hopper::kEvictNormal>(tokens(step), map, (step_first + step) * kProductTileK, 0,
+                                                    s_arrived[step]);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(float (&r_sum)[kRegisters]) const {
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
+    for (int step = 0; step < num_steps; ++step) {
+      float r_step[kRegisters];
+      const uint64_t rows = hopper::wgmma_descriptor(hopper::shared_address(weights(step)), 1024, 128);
+      const uint64_t columns = hopper::swizzled_descriptor(hopper::shared_address(tokens(step)));
+      hopper::mbarrier_wait(s_arrived[step], 0);
+      start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
+      hopper::wgmma_wait_group<0>();
+      hopper::pin_registers(r_step);
+#pragma unroll
+      for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_step[index]);
+    }
+  }
+
+  __device__ __forceinline__ void share(const float (&r_sum)[kRegisters]) const {
+    const int lane = threadIdx.x % 32;
+    const int row = threadIdx.x / 32 % 4 * kFragmentRows + lane / 4;
+    float* s_sums = reinterpret_cast<float*>(s_steps) + lane % 4 * 2 * Shape::kSumPitch + row;
+    hopper::named_barrier_sync(1 + static_cast<int>(threadIdx.x) / 128, 128);
+#pragma unroll
+    for (int index = 0; index < kRegisters; ++index) {
+      const int token = index / 4 * kGroupTokens + index % 2;
+      s_sums[token * Shape::kSumPitch + index % 4 / 2 * 8] = r_sum[index];
+    }
+  }
+};
+
+template <class Shape, class Finish>
+struct WholeJoin {
+  const Finish& finish;
+  typename Finish::RowFacts r_rows[2];
+  float r_token_scales[Shape::kPasses];
+  int num_tokens;
+  int block_row;
+  int first_token;
+
+  __device__ __forceinline__ WholeJoin(const Finish& call_finish, int call_tokens)
+      : finish(call_finish),
+        num_tokens(call_tokens),
+        block_row(threadIdx.x % Shape::kRowThreads * 4),
+        first_token(threadIdx.x / Shape::kRowThreads) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) r_rows[pair] = finish.facts_of_rows(row() + pair * 2, 1);
+  }
+
+  __device__ __forceinline__ int row() const { return static_cast<int>(blockIdx.x) * kWholeRows + block_row; }
+  __device__ __forceinline__ int token(int pass) const { return first_token + pass * Shape::kPassTokens; }
+
+  __device__ __forceinline__ void load_token_scales() {
+#pragma unroll
+    for (int pass = 0; pass < Shape::kPasses; ++pass) {
+      const bool has_scale = finish.token_scales != nullptr && token(pass) < num_tokens;
+      r_token_scales[pass] = has_scale ? __ldcg(finish.token_scales + token(pass)) : 1.0F;
+    }
+  }
+
+  __device__ __forceinline__ void store(const uint8_t* s_bytes, int piece_bytes) const {
+#pragma unroll
+    for (int pass = 0; pass < Shape::kPasses; ++pass) {
+      if (token(pass) >= num_tokens) break;
+      const uint8_t* s_sums = s_bytes + (token(pass) * Shape::kSumPitch + block_row) * sizeof(float);
+      float4 sum = *reinterpret_cast<const float4*>(s_sums);
+#pragma unroll
+      for (int piece = 1; piece < kWholePieces; ++piece) {
+        const float4 next = *reinterpret_cast<const float4*>(s_sums + piece * piece_bytes);
+        sum = {__fadd_rn(sum.x, next.x), __fadd_rn(sum.y, next.y), __fadd_rn(sum.z, next.z), __fadd_rn(sum.w, next.w)};
+      }
+      const float scale = r_token_scales[pass];
+      finish.store_rows(token(pass), row(),
+                        {finish.value(sum.x, scale, r_rows[0], 0), finish.value(sum.y, scale, r_rows[0], 1),
+                         finish.value(sum.z, scale, r_rows[1], 0), finish.value(sum.w, scale, r_rows[1], 1)});
+    }
+  }
+};
+
+template <class Shape, class Finish>
+__global__ void __launch_bounds__(kWholeThreads, 1)
+    whole_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ CUtensorMap tokens,
+                         const __grid_constant__ Finish finish, int num_tokens) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  const bool copies = threadIdx.x % 128 == 0;
+  const WholePiece<Shape> piece(s_bytes, inputs.piece_steps);
+  if (copies) {
+    hopper::prefetch_tensor_map(tokens);
+    piece.load_weights(inputs.weights);
+  }
+  WholeJoin<Shape, Finish> join(finish, num_tokens);
+  __syncthreads();
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  if (copies) piece.load_tokens(tokens);
+  __syncwarp();
+  join.load_token_scales();
+  float r_sum[Shape::kTokens / 2];
+  piece.multiply(r_sum);
+  piece.share(r_sum);
+  __syncthreads();
+  join.store(s_bytes, inputs.piece_steps * Shape::kStepBytes);
+}
+
+}

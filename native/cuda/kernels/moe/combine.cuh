@@ -1,0 +1,79 @@
+#pragma once
+
+#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/gemm/portable.h"
+
+namespace glint::cuda::portable {
+
+constexpr int kCombineThreads = 256;
+constexpr int kPlaceThreads = 128;
+constexpr int kMaxChoices = 32;
+
+__global__ void __launch_bounds__(kPlaceThreads) place_rows_kernel(const PlaceRowsCall call) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (static_cast<int>(blockIdx.x) >= *call.num_tiles) return;
+  const TokenTile tile = call.tiles[blockIdx.x];
+  const int expert = call.expert_first + tile.expert;
+  for (int index = threadIdx.x; index < tile.row_count; index += kPlaceThreads) {
+    const int row = tile.row_first + index;
+    const int64_t token = call.row_tokens[row];
+    int choice = call.experts_per_token;
+    for (int other = 0; expert < call.expert_last && other < call.experts_per_token; ++other) {
+      if (call.experts[token * call.experts_per_token + other] == expert) choice = other;
+    }
+    call.token_rows[token * (call.experts_per_token + 1) + choice] = row;
+  }
+}
+
+__device__ __forceinline__ int find_own_row(const CombineRowsCall& call, int64_t token, int choice) {
+  if (choice > call.experts_per_token) return -1;
+  if (choice == call.experts_per_token) {
+    return call.has_shared != 0 ? call.token_rows[token * (call.experts_per_token + 1) + choice] : -1;
+  }
+  const int expert = call.experts[token * call.experts_per_token + choice];
+  if (expert < call.expert_first || expert >= call.expert_last) return -1;
+  return call.token_rows[token * (call.experts_per_token + 1) + choice];
+}
+
+__device__ __forceinline__ int list_rows_ascending(const CombineRowsCall& call, int64_t token, int32_t* s_rows,
+                                                   float* s_weights) {
+  __shared__ int s_count;
+  if (threadIdx.x < kMaxChoices) {
+    const int row = find_own_row(call, token, static_cast<int>(threadIdx.x));
+    int place = 0;
+    for (int lane = 0; lane < kMaxChoices; ++lane) {
+      const int other = __shfl_sync(~0U, row, lane);
+      if (other >= 0 && other < row) ++place;
+    }
+    const unsigned present = __ballot_sync(~0U, row >= 0);
+    if (row >= 0) s_rows[place] = row;
+    if (row >= 0) s_weights[place] = call.row_weights[row];
+    if (threadIdx.x == 0) s_count = __popc(present);
+  }
+  __syncthreads();
+  return s_count;
+}
+
+__global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const CombineRowsCall call) {
+  __shared__ int32_t s_rows[kMaxChoices];
+  __shared__ float s_weights[kMaxChoices];
+  const int64_t token = blockIdx.x;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (call.num_real_tokens != nullptr && token >= *call.num_real_tokens) return;
+  const int count = list_rows_ascending(call, token, s_rows, s_weights);
+  for (int64_t dim = int64_t{blockIdx.y} * kCombineThreads + threadIdx.x; dim < call.hidden_size;
+       dim += int64_t{gridDim.y} * kCombineThreads) {
+    double sum = 0.0;
+#pragma unroll 4
+    for (int index = 0; index < count; ++index) {
+      const double value = call.routed[s_rows[index] * call.hidden_size + dim];
+      sum = fma(static_cast<double>(s_weights[index]), value, sum);
+    }
+    if (call.shared != nullptr) sum += static_cast<double>(call.shared[token * call.hidden_size + dim]);
+    call.out[token * call.hidden_size + dim] = static_cast<float>(sum);
+  }
+}
+
+}

@@ -1,0 +1,193 @@
+#pragma once
+
+#include "cuda/kernels/moe/experts.h"
+#include "cuda/kernels/ptx/hopper.cuh"
+#include "cuda/kernels/gemm/product_plan.cuh"
+#include "cuda/kernels/gemm/quantise_rows.cuh"
+
+namespace glint::cuda {
+
+struct DownInputs {
+  float* out;
+  uint8_t* records;
+  uint32_t* arrivals;
+  GroupedTokens grouped;
+  const uint8_t* weights;
+  const float* row_scales;
+  float* hidden;
+  int32_t width;
+  int32_t hidden_size;
+  int32_t num_tokens;
+  int32_t num_steps;
+  int32_t num_owners;
+  int32_t block_tokens;
+  int32_t max_rows;
+
+  __device__ __forceinline__ int num_token_blocks() const { return (num_tokens + block_tokens - 1) / block_tokens; }
+
+  __device__ __forceinline__ int num_tiles() const { return __ldcg(grouped.down_tile_ends + num_token_blocks() - 1); }
+};
+
+struct ListedRows {
+  const GroupedTokens& grouped;
+
+  __device__ __forceinline__ TokenTile tile(int index) const {
+    return load_tile_now(grouped.down_tiles + index);
+  }
+  __device__ __forceinline__ int token(int row) const { return __ldcg(grouped.row_tokens + row); }
+  __device__ __forceinline__ float weight(int row) const { return __ldcg(grouped.row_weights + row); }
+};
+
+constexpr int kNarrowVectors = 2;
+constexpr int kWideVectors = kQuantisedWidthLimit / 128;
+
+struct RecordFact {
+  int32_t place;
+  float weight;
+  float scale;
+};
+
+struct alignas(16) TokenFact : RecordFact {};
+
+static_assert(sizeof(TokenFact) == kRecordFactBytes, "the facts of a token are one vector");
+
+template <int kMaxTokensValue>
+struct CoreMatrixRecords {
+  static constexpr int kMaxTokens = kMaxTokensValue;
+  static constexpr int kItemsPerTile = 16;
+  static constexpr int kPlaceStride = kDownTileRows;
+
+  static __device__ __forceinline__ int codes_offset(int count) {
+    return static_cast<int>(kRecordHeadBytes) + count * static_cast<int>(kRecordFactBytes);
+  }
+  static __device__ __forceinline__ int& count(uint8_t* record) { return *reinterpret_cast<int*>(record); }
+  static __device__ __forceinline__ TokenFact* facts(uint8_t* record) {
+    return reinterpret_cast<TokenFact*>(record + kRecordHeadBytes);
+  }
+
+  struct Row {
+    uint8_t* record;
+    int32_t slot;
+    int32_t row_count;
+
+    __device__ __forceinline__ Row(uint8_t* of, int in_tile, int tile_rows)
+        : record(of), slot(in_tile), row_count(tile_rows) {}
+
+    __device__ __forceinline__ Row(uint8_t* of, const TokenTile& tile, int in_tile, int)
+        : Row(of, in_tile, tile.row_count) {}
+
+    __device__ __forceinline__ uint8_t* place(int unit) const {
+      return record + codes_offset(row_count) + (unit / 16 * row_count + slot) * 16 + unit % 16;
+    }
+
+    __device__ __forceinline__ void store(const RecordFact& fact) const {
+      count(record) = row_count;
+      facts(record)[slot] = {fact};
+    }
+  };
+};
+
+struct FragmentRecords {
+  static constexpr int kMaxTokens = 64;
+  static constexpr int kItemsPerTile = 16;
+  static constexpr int kPlaceStride = 1;
+
+  struct Row {
+    uint8_t* codes;
+    int32_t* facts;
+
+    __device__ __forceinline__ Row(uint8_t* record, const TokenTile&, int slot, int width)
+        : codes(record + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
+                slot % kFragmentRows / 8 * 4),
+          facts(reinterpret_cast<int32_t*>(record + RecordShape{kMaxTokens, width}.facts_offset() +
+                                           kRecordHeadBytes) + slot) {}
+
+    __device__ __forceinline__ uint8_t* place(int unit) const {
+      return codes + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
+    }
+
+    __device__ __forceinline__ void store(const RecordFact& fact) const {
+      facts[0] = fact.place;
+      facts[kMaxTokens] = __float_as_int(fact.weight);
+      facts[2 * kMaxTokens] = __float_as_int(fact.scale);
+    }
+  };
+};
+
+template <class Records, int kVectors, int kRows>
+__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const ListedRows& rows,
+                                                  const TokenTile& tile, int index, int slot_first) {
+  uint8_t* g_record = inputs.records + index * RecordShape{Records::kMaxTokens, inputs.width}.bytes();
+  HiddenRow<kVectors> r_rows[kRows];
+  int r_tokens[kRows];
+  float r_weights[kRows];
+#pragma unroll
+  for (int next = 0; next < kRows; ++next) {
+    const int row = tile.row_first + min(slot_first + next, tile.row_count - 1);
+    r_rows[next].load(inputs.hidden + int64_t{row} * inputs.width, inputs.width);
+    r_tokens[next] = rows.token(row);
+    r_weights[next] = rows.weight(row);
+  }
+#pragma unroll
+  for (int next = 0; next < kRows; ++next) {
+    const int slot = slot_first + next;
+    if (slot >= tile.row_count) return;
+    const typename Records::Row target(g_record, tile, slot, inputs.width);
+    const float scale = r_rows[next].quantise_by_converged_warp(target, inputs.width);
+    if (threadIdx.x % 32 == 0) {
+      target.store({r_tokens[next] % inputs.block_tokens * Records::kPlaceStride, r_weights[next], scale});
+    }
+    __syncwarp();
+  }
+}
+
+template <class Records>
+struct RecordItem {
+  int32_t item;
+  TokenTile tile;
+
+  __device__ __forceinline__ RecordItem(const ListedRows& rows, int num_tiles, int first) : item(first), tile{} {
+    if (item < num_tiles * Records::kItemsPerTile) tile = rows.tile(index());
+  }
+
+  __device__ __forceinline__ int index() const { return item / Records::kItemsPerTile; }
+  __device__ __forceinline__ int slot() const { return item % Records::kItemsPerTile; }
+};
+
+template <class Records, int kWarps, int kVectors, int kRows>
+__device__ __forceinline__ void write_records(const DownInputs& inputs, const ListedRows& rows, int num_tiles,
+                                              RecordItem<Records> next) {
+  while (next.item < num_tiles * Records::kItemsPerTile) {
+    const RecordItem<Records> following(rows, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);
+    for (int slot = next.slot() * kRows; slot < next.tile.row_count; slot += Records::kItemsPerTile * kRows) {
+      write_record_rows<Records, kVectors, kRows>(inputs, rows, next.tile, next.index(), slot);
+    }
+    next = following;
+  }
+}
+
+struct BlockArrivals {
+  uint32_t* g_arrivals;
+  uint32_t mine;
+  uint32_t target;
+
+  __device__ __forceinline__ explicit BlockArrivals(uint32_t* arrivals) : g_arrivals(arrivals) {
+    uint32_t all = 1;
+    while (all < gridDim.x) all *= 2;
+    mine = blockIdx.x == 0 ? all - gridDim.x + 1 : 1;
+    target = (hopper::load_acquire(g_arrivals) / all + 1) * all;
+  }
+
+  template <int kThreads>
+  __device__ __forceinline__ void announce_and_wait() const {
+    constexpr int kAllArrived = 10;
+    if (threadIdx.x == 0) {
+      hopper::add_release(g_arrivals, mine);
+      while (static_cast<int32_t>(hopper::load_acquire(g_arrivals) - target) < 0) {
+      }
+    }
+    hopper::named_barrier_sync(kAllArrived, kThreads);
+  }
+};
+
+}

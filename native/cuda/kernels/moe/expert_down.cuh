@@ -1,0 +1,284 @@
+#pragma once
+
+#include "cuda/kernels/moe/down_stream.cuh"
+
+namespace glint::cuda {
+
+constexpr int kRecordBarrier = 9;
+
+template <class Shape>
+__device__ __forceinline__ void load_listed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
+  if (num_tiles == 0) {
+    hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+    return;
+  }
+  DownStream<Shape> stream(inputs, num_tiles);
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
+  hopper::wait_for_previous_kernel();
+  const BlockArrivals arrivals(inputs.arrivals);
+  hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
+  arrivals.announce_and_wait<128>();
+  hopper::fence_proxy_async_global();
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) stream.load_record(s_plan);
+  for (; !stream.is_done(); stream.advance()) {
+    stream.wait_until_released(s_plan);
+    stream.load_weights(s_plan);
+    stream.load_record(s_plan);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void load_handed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
+  DownStream<Shape> stream(inputs, num_tiles);
+  init_ring(s_plan, threadIdx.x / 32);
+  __syncwarp();
+  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
+  stream.rewind();
+  for (; stream.is_first_round(); stream.advance()) {
+    stream.wait_until_recorded();
+    stream.load_record(s_plan);
+  }
+  for (; !stream.is_done(); stream.advance()) {
+    stream.wait_until_released(s_plan);
+    stream.load_weights(s_plan);
+    stream.wait_until_recorded();
+    stream.load_record(s_plan);
+  }
+}
+
+__device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, uint32_t units) {
+  return (descriptor & ~uint64_t{0xffffffffU}) | (static_cast<uint32_t>(descriptor) + units);
+}
+
+template <class Shape, int kTokens>
+__device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownPlan<Shape>& s_plan, int stage,
+                                                    int count) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  using Product = hopper::Wgmma<hopper::Element::kE4m3, kTokens>;
+  constexpr int kSteps = kDownTileK / 32;
+  float r_first[kTokens / 2];
+  float r_second[kTokens / 2];
+  const uint64_t rows =
+      hopper::wgmma_descriptor(hopper::shared_address(s_plan.weights[stage]), Shape::kWeightColumnBytes, 128);
+  const uint64_t tokens = hopper::wgmma_descriptor(
+      hopper::shared_address(s_plan.records[stage]) + Records::codes_offset(count), count * 16, 128);
+  hopper::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const uint64_t row_part = advance_descriptor(rows, step * (2 * Shape::kWeightColumnBytes / 16));
+    const uint64_t token_part = advance_descriptor(tokens, step * count * 2);
+    if (step < kSteps / 2) {
+      Product::multiply(r_first, row_part, token_part, step == 0 ? 0 : 1);
+    } else {
+      Product::multiply(r_second, row_part, token_part, step == kSteps / 2 ? 0 : 1);
+    }
+  }
+  hopper::wgmma_commit_group();
+  hopper::wgmma_wait_group<0>();
+  hopper::pin_registers(r_first);
+  hopper::pin_registers(r_second);
+#pragma unroll
+  for (int index = 0; index < kTokens / 2; ++index) {
+    r_sum[index] = __fadd_rn(__fadd_rn(r_sum[index], r_first[index]), r_second[index]);
+  }
+}
+
+template <class Shape, int kTokens>
+struct WeightedSums {
+  static constexpr int kColumns = kTokens / 4;
+
+  int row_first;
+  float r_row_scales[2];
+  float r_scales[kColumns];
+  float r_weights[kColumns];
+  int r_places[kColumns];
+
+  __device__ __forceinline__ WeightedSums(DownPlan<Shape>& s_plan, int stage, int count, int thread) {
+    const TokenFact* s_facts = CoreMatrixRecords<Shape::kMaxTokens>::facts(s_plan.records[stage]);
+    row_first = thread % 128 / 32 * kFragmentRows + thread % 32 / 4;
+    r_row_scales[0] = row_first < kDownTileRows ? s_plan.row_scales[stage][row_first] : 0.0F;
+    r_row_scales[1] = row_first + 8 < kDownTileRows ? s_plan.row_scales[stage][row_first + 8] : 0.0F;
+#pragma unroll
+    for (int item = 0; item < kColumns; ++item) {
+      const int column = item / 2 * kGroupTokens + thread % 4 * 2 + item % 2;
+      const TokenFact fact = s_facts[column];
+      r_scales[item] = fact.scale;
+      r_weights[item] = fact.weight;
+      r_places[item] = column < count ? fact.place + row_first : -1;
+    }
+  }
+
+  __device__ __forceinline__ bool is_stored(int item, int half) const {
+    return r_places[item] >= 0 && row_first + half * 8 < kDownTileRows;
+  }
+
+  __device__ __forceinline__ void add_to(float* s_sums, float (&r_sum)[kTokens / 2]) const {
+    if (row_first - row_first % kFragmentRows >= kDownTileRows) return;
+    float r_old[kTokens / 2];
+#pragma unroll
+    for (int index = 0; index < kTokens / 2; ++index) {
+      const int item = index / 4 * 2 + index % 2;
+      const int half = index / 2 % 2;
+      r_old[index] = is_stored(item, half) ? s_sums[r_places[item] + half * 8] : 0.0F;
+    }
+#pragma unroll
+    for (int index = 0; index < kTokens / 2; ++index) {
+      const int item = index / 4 * 2 + index % 2;
+      const int half = index / 2 % 2;
+      const float value = __fmul_rn(__fmul_rn(r_sum[index], r_scales[item]), r_row_scales[half]);
+      if (is_stored(item, half)) s_sums[r_places[item] + half * 8] = __fmaf_rn(r_weights[item], value, r_old[index]);
+    }
+  }
+};
+
+struct DownTurn {
+  int thread;
+  int warpgroup;
+  int ring_first;
+  int num_steps;
+};
+
+template <class Shape, int kTokens>
+__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
+                                                   int count) {
+  constexpr int kTurnOfFirst = 1;
+  constexpr int kTurnThreads = 256;
+  const WeightedSums<Shape, kTokens> weighted(s_plan, turn.ring_first + ring.stage, count, turn.thread);
+  float r_sum[kTokens / 2];
+#pragma unroll
+  for (int index = 0; index < kTokens / 2; ++index) r_sum[index] = 0.0F;
+  for (int k_step = 0; k_step < turn.num_steps; ++k_step) {
+    const int stage = turn.ring_first + ring.stage;
+    if (k_step > 0) hopper::mbarrier_wait(s_plan.stage_arrived[stage], ring.phase);
+    multiply_down_stage<Shape, kTokens>(r_sum, s_plan, stage, count);
+    if (turn.thread % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[stage]);
+    ring.advance(Shape::kRingStages);
+  }
+  hopper::named_barrier_sync(kTurnOfFirst + turn.warpgroup, kTurnThreads);
+  weighted.add_to(s_plan.sums, r_sum);
+  hopper::named_barrier_arrive(kTurnOfFirst + (turn.warpgroup + 1) % Shape::kRings, kTurnThreads);
+}
+
+template <class Shape>
+__device__ __forceinline__ void multiply_any_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
+                                                  int count) {
+  if (Shape::kMaxTokens <= 8 || count <= 8) {
+    multiply_down_tile<Shape, 8>(s_plan, ring, turn, count);
+  } else if (Shape::kMaxTokens <= 16 || count <= 16) {
+    multiply_down_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, ring, turn, count);
+  } else {
+    multiply_down_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, ring, turn, count);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const DownInputs& inputs) {
+  constexpr int kTilesDone = 8;
+  constexpr int kVectors = kDownTileRows / 4;
+  hopper::named_barrier_sync(kTilesDone, Shape::kConsumerThreads);
+  for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
+    float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
+    reinterpret_cast<float4*>(g_out)[index % kVectors] = reinterpret_cast<const float4*>(s_plan.sums)[index];
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  const int thread = hopper::thread_index();
+  const int warpgroup = thread / 128 - 1;
+  const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, Shape::num_steps(inputs)};
+  if (warpgroup == Shape::kRings - 1) hopper::named_barrier_arrive(1, 256);
+  RingPlace place;
+  for (int index = warpgroup; index < num_tiles; index += Shape::kRings) {
+    const int stage = turn.ring_first + place.stage;
+    hopper::mbarrier_wait(s_plan.stage_arrived[stage], place.phase);
+    multiply_any_tile(s_plan, place, turn, Records::count(s_plan.records[stage]));
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void run_listed_down(DownPlan<Shape>& s_plan, const DownInputs& inputs) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  constexpr int kWriters = Shape::kConsumerThreads / 32;
+  prepare_down(s_plan);
+  hopper::allow_next_kernel();
+  const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
+  if (threadIdx.x < 128) return load_listed_tiles(s_plan, inputs, num_tiles);
+  const ListedRows rows = {inputs.grouped};
+  const RecordItem<Records> first(rows, num_tiles,
+                                  static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
+  hopper::wait_for_previous_kernel();
+  if (Shape::width(inputs) <= kNarrowVectors * 128) {
+    write_records<Records, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
+  } else {
+    write_records<Records, kWriters, kWideVectors, 1>(inputs, rows, num_tiles, first);
+  }
+  hopper::fence_proxy_async_global();
+  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  multiply_down(s_plan, inputs, num_tiles);
+  store_sums(s_plan, inputs);
+}
+
+template <class Shape, int kVectors>
+__device__ __forceinline__ void record_handed_rows(const DownInputs& inputs) {
+  using Records = CoreMatrixRecords<Shape::kMaxTokens>;
+  const int thread = hopper::thread_index() - 128;
+  const int width = Shape::width(inputs);
+  const int num_blocks = static_cast<int>(gridDim.x);
+  const int num_rows = __ldcg(inputs.grouped.num_rows);
+  for (int row = thread / 32 * num_blocks + static_cast<int>(blockIdx.x); row < inputs.max_rows;
+       row += Shape::kConsumerThreads / 32 * num_blocks) {
+    float* g_row = inputs.hidden + int64_t{row} * width;
+    const RowPlace place = {__ldcg(&inputs.grouped.row_places[row].packed)};
+    const int token = __ldcg(inputs.grouped.row_tokens + row);
+    const float weight = __ldcg(inputs.grouped.row_weights + row);
+    HiddenRow<kVectors> r_row;
+    bool is_written = r_row.load_written(g_row, width);
+    if (row >= num_rows) return;
+    while (!is_written) is_written = r_row.load_written(g_row, width);
+    r_row.mark_unwritten(g_row, width);
+    uint8_t* g_record = inputs.records + place.tile() * RecordShape{Records::kMaxTokens, width}.bytes();
+    const typename Records::Row target = {g_record, place.slot(), place.row_count()};
+    const float scale = r_row.quantise_by_converged_warp(target, width);
+    if (thread % 32 == 0) target.store({token * Records::kPlaceStride, weight, scale});
+    hopper::fence_proxy_async_global();
+    __syncwarp();
+    if (thread % 32 == 0) hopper::add_release(inputs.grouped.rows_recorded + place.tile(), 1);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void run_handed_down(DownPlan<Shape>& s_plan, const DownInputs& inputs) {
+  const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
+  hopper::allow_next_kernel();
+  if (threadIdx.x < 128) return load_handed_tiles(s_plan, inputs, num_tiles);
+  if (Shape::width(inputs) <= kNarrowVectors * 128) {
+    record_handed_rows<Shape, kNarrowVectors>(inputs);
+  } else {
+    record_handed_rows<Shape, kWideVectors>(inputs);
+  }
+  clear_sums(s_plan, threadIdx.x - 128, Shape::kConsumerThreads);
+  hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
+  multiply_down(s_plan, inputs, num_tiles);
+  hopper::wait_for_previous_kernel();
+  store_sums(s_plan, inputs);
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    expert_down_kernel(const __grid_constant__ DownInputs inputs) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  auto& s_plan = *reinterpret_cast<DownPlan<Shape>*>(s_bytes);
+  if constexpr (Shape::kIsHanded) {
+    run_handed_down(s_plan, inputs);
+  } else {
+    run_listed_down(s_plan, inputs);
+  }
+}
+
+}

@@ -1,0 +1,391 @@
+#pragma once
+
+#include "cuda/kernels/moe/down_sums.cuh"
+#include "cuda/kernels/ptx/wgmma_fragments.cuh"
+
+namespace glint::cuda {
+
+constexpr int kManyRegisters = kDownTileRows / 2;
+constexpr int kManyFragments = kDownTileK / 32;
+
+template <bool kIsOneStepValue>
+struct ManyDownShape {
+  static constexpr bool kIsOneStep = kIsOneStepValue;
+  static constexpr int kGroups = 4;
+  static constexpr int kThreads = kGroups * 128;
+  static constexpr int kRingStages = 2;
+  static constexpr int kVectors = kIsOneStep ? kNarrowVectors : kWideVectors;
+  static constexpr int kRowsAtOnce = kIsOneStep ? 4 : 1;
+};
+
+template <class Shape>
+struct ManyDownPlan {
+  alignas(128) uint8_t weights[Shape::kGroups][Shape::kRingStages][kDownTileBytes];
+  TokenSums sums;
+  alignas(8) uint64_t arrived[Shape::kGroups][Shape::kRingStages];
+};
+
+struct DownUnit {
+  int32_t token_block;
+  int32_t owner;
+  int32_t tile_first;
+  int32_t tile_end;
+
+  __device__ __forceinline__ DownUnit(const DownInputs& inputs, int round) {
+    const int num_token_blocks = inputs.num_token_blocks();
+    const int unit = static_cast<int>(blockIdx.x) + round * inputs.num_owners;
+    token_block = unit % num_token_blocks;
+    owner = unit / num_token_blocks;
+    tile_first = token_block == 0 ? 0 : __ldg(inputs.grouped.down_tile_ends + token_block - 1);
+    tile_end = __ldg(inputs.grouped.down_tile_ends + token_block);
+  }
+};
+
+template <class Shape>
+struct TileCursor {
+  int32_t index;
+  int32_t end;
+  int32_t k_step;
+  int32_t expert;
+  int32_t count;
+
+  __device__ __forceinline__ void start(const DownInputs& inputs, int first, int last) {
+    index = first;
+    end = last;
+    k_step = 0;
+    load(inputs);
+  }
+
+  __device__ __forceinline__ bool is_done() const { return index >= end; }
+
+  __device__ __forceinline__ bool advance(const DownInputs& inputs) {
+    if constexpr (!Shape::kIsOneStep) {
+      if (++k_step < inputs.num_steps) return false;
+      k_step = 0;
+    }
+    index += Shape::kGroups;
+    load(inputs);
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ void load(const DownInputs& inputs) {
+    if (is_done()) return;
+    const int4 tile = __ldg(reinterpret_cast<const int4*>(inputs.grouped.down_tiles) + index);
+    expert = tile.x;
+    count = tile.z;
+  }
+};
+
+template <class Shape>
+class CodeStream {
+ public:
+  uint4 r_codes[kManyFragments] = {};
+  uint32_t r_places[2] = {};
+  float r_weights[2] = {};
+  float r_scales[2] = {};
+  float2 r_row_scales[kDownTileRows / 8] = {};
+  int32_t count = 0;
+
+  __device__ __forceinline__ CodeStream(const DownInputs& inputs, int thread)
+      : inputs_(inputs), slot_(thread / 32 % 4 * kFragmentRows + thread % 32 / 4) {
+    const RecordShape shape = {FragmentRecords::kMaxTokens, inputs.width};
+    const int codes_first = thread / 32 % 4 * kFragmentRows * inputs.width + thread % 32 * 16;
+    facts_step_ = static_cast<int32_t>(shape.facts_offset() + kRecordHeadBytes) + slot_ * 4 - codes_first;
+    tile_stride_ = static_cast<int32_t>(shape.bytes()) * Shape::kGroups;
+  }
+
+  __device__ __forceinline__ void start(int first, int last, int owner) {
+    const RecordShape shape = {FragmentRecords::kMaxTokens, inputs_.width};
+    const int thread = hopper::thread_index();
+    cursor_.start(inputs_, first, last);
+    g_codes_ = inputs_.records + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.width +
+               thread % 32 * 16;
+    g_row_scales_ = inputs_.row_scales + owner * kDownTileRows + thread % 4 * 2;
+    load_codes();
+    load_facts();
+    advance();
+  }
+
+  __device__ __forceinline__ void load_codes() {
+    const bool is_loaded = !cursor_.is_done() && slot_ < cursor_.count;
+    const uint8_t* g_codes = g_codes_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * kDownTileK));
+#pragma unroll
+    for (int fragment = 0; fragment < kManyFragments; ++fragment) {
+      hopper::load_where(is_loaded, r_codes[fragment], g_codes + fragment * 512);
+    }
+  }
+
+  __device__ __forceinline__ void load_facts() {
+    constexpr int kHalfBytes = 8 * 4;
+    constexpr int kListBytes = FragmentRecords::kMaxTokens * 4;
+    const bool is_loaded = !cursor_.is_done();
+    const uint8_t* g_facts = g_codes_ + facts_step_;
+    count = is_loaded ? cursor_.count : 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      hopper::load_where(is_loaded, r_places[half], g_facts + half * kHalfBytes);
+      load_float(is_loaded, r_weights[half], g_facts + half * kHalfBytes + kListBytes);
+      load_float(is_loaded, r_scales[half], g_facts + half * kHalfBytes + 2 * kListBytes);
+    }
+    const float* g_row_scales = g_row_scales_ + int64_t{cursor_.expert} * inputs_.hidden_size;
+#pragma unroll
+    for (int group = 0; group < kDownTileRows / 8; ++group) {
+      hopper::load_where(is_loaded, r_row_scales[group], g_row_scales + group * 8);
+    }
+  }
+
+  __device__ __forceinline__ void advance() {
+    if (cursor_.advance(inputs_)) g_codes_ += tile_stride_;
+  }
+
+  __device__ __forceinline__ void scale(float (&r_values)[kManyRegisters]) const {
+#pragma unroll
+    for (int index = 0; index < kManyRegisters; ++index) {
+      const float2& pair = r_row_scales[index / 4];
+      const float row_scale = index % 2 == 0 ? pair.x : pair.y;
+      r_values[index] = __fmul_rn(__fmul_rn(r_values[index], r_scales[index / 2 % 2]), row_scale);
+    }
+  }
+
+  __device__ __forceinline__ int place(int half) const {
+    return slot_ + half * 8 < count ? static_cast<int>(r_places[half]) : TokenSums::kUnusedPlace;
+  }
+
+ private:
+  static __device__ __forceinline__ void load_float(bool is_loaded, float& r_target, const uint8_t* g_source) {
+    uint32_t bits = __float_as_uint(r_target);
+    hopper::load_where(is_loaded, bits, g_source);
+    r_target = __uint_as_float(bits);
+  }
+
+  const DownInputs& inputs_;
+  const uint8_t* g_codes_ = nullptr;
+  const float* g_row_scales_ = nullptr;
+  int32_t slot_;
+  int32_t facts_step_;
+  int32_t tile_stride_;
+  TileCursor<Shape> cursor_;
+};
+
+struct TokenAdd {
+  static constexpr uint32_t kChunkBytes = 64;
+
+  bool is_odd;
+  uint32_t wide[2];
+  uint32_t narrow[2];
+  float r_weights[2];
+
+  template <class Stream>
+  __device__ __forceinline__ TokenAdd(const Stream& stream, uint32_t s_sums, int thread)
+      : is_odd(thread / 4 % 2 != 0), r_weights{stream.r_weights[0], stream.r_weights[1]} {
+    const uint32_t first = s_sums + thread % 4 * 16 + (is_odd ? kChunkBytes : 0);
+    const uint32_t narrow_first = s_sums + TokenSums::kPlaces * kWideFloats * 4 + thread % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto place = static_cast<uint32_t>(stream.place(half));
+      wide[half] = first + place * (kWideFloats * 4);
+      narrow[half] = narrow_first + place * (kNarrowFloats * 4);
+    }
+  }
+
+  static __device__ __forceinline__ constexpr int register_of(int half, int chunk, int element) {
+    return (chunk * 2 + element / 2) * 4 + half * 2 + element % 2;
+  }
+
+  __device__ __forceinline__ void swap_chunks_of_odd_quads(float (&r_values)[kManyRegisters]) const {
+#pragma unroll
+    for (int index = 0; index < 8; ++index) {
+      float& first = r_values[register_of(index / 4, 0, index % 4)];
+      float& second = r_values[register_of(index / 4, 1, index % 4)];
+      const float kept = first;
+      first = is_odd ? second : first;
+      second = is_odd ? kept : second;
+    }
+  }
+
+  __device__ __forceinline__ void add(const float (&r)[kManyRegisters]) const {
+    float4 r_wide[2][2];
+    float2 r_narrow[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      r_wide[half][0] = hopper::load_shared_4(wide[half]);
+      r_wide[half][1] = hopper::load_shared_4(wide[half] ^ kChunkBytes);
+      r_narrow[half] = hopper::load_shared_2(narrow[half]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float weight = r_weights[half];
+#pragma unroll
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        const float4& old = r_wide[half][chunk];
+        const float4 sum = {__fmaf_rn(weight, r[register_of(half, chunk, 0)], old.x),
+                            __fmaf_rn(weight, r[register_of(half, chunk, 1)], old.y),
+                            __fmaf_rn(weight, r[register_of(half, chunk, 2)], old.z),
+                            __fmaf_rn(weight, r[register_of(half, chunk, 3)], old.w)};
+        hopper::store_shared_4(wide[half] ^ (chunk * kChunkBytes), sum);
+      }
+      hopper::store_shared_2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
+                                            __fmaf_rn(weight, r[register_of(half, 2, 1)], r_narrow[half].y)});
+    }
+  }
+};
+
+template <class Shape>
+class ManyDown {
+ public:
+  __device__ __forceinline__ ManyDown(ManyDownPlan<Shape>& s_plan, const DownInputs& inputs)
+      : s_plan_(s_plan),
+        inputs_(inputs),
+        thread_(hopper::thread_index()),
+        group_(static_cast<uint32_t>(thread_) / 128U),
+        s_weights_(hopper::shared_address(s_plan.weights[group_])),
+        s_sums_(hopper::shared_address(s_plan.sums.values)),
+        tiles_to_turn_(static_cast<int32_t>(group_)),
+        codes_(inputs, thread_) {}
+
+  __device__ __forceinline__ void start_weights(const DownUnit& unit) {
+    weights_.start(inputs_, unit.tile_first + tiles_to_turn_, unit.tile_end);
+    load_weights(ring_.stage, unit.owner);
+    load_weights(ring_.stage ^ 1, unit.owner);
+  }
+
+  __device__ __forceinline__ void start_codes(const DownUnit& unit) {
+    codes_.start(unit.tile_first + tiles_to_turn_, unit.tile_end, unit.owner);
+  }
+
+  __device__ __forceinline__ void add_tiles(const DownUnit& unit) {
+    int index = unit.tile_first + tiles_to_turn_;
+    for (; index < unit.tile_end; index += Shape::kGroups) add_tile(unit.owner);
+    tiles_to_turn_ = index - unit.tile_end;
+  }
+
+ private:
+  static constexpr uint32_t kFirstTurn = 1;
+  static constexpr uint32_t kFirstGroup = kFirstTurn + Shape::kGroups;
+
+  __device__ __forceinline__ void load_weights(int stage, int owner) {
+    if (weights_.is_done()) return;
+    if (thread_ % 128 == 0) {
+      const int64_t matrix_tile = int64_t{weights_.expert} * inputs_.num_owners + owner;
+      const int64_t tile = matrix_tile * inputs_.num_steps + weights_.k_step;
+      uint64_t& arrived = s_plan_.arrived[group_][stage];
+      hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
+      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan_.weights[group_][stage],
+                                                 inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived);
+    }
+    weights_.advance(inputs_);
+  }
+
+  __device__ __forceinline__ void multiply(float (&r_first)[kManyRegisters], float (&r_second)[kManyRegisters]) const {
+    constexpr int kHalf = kManyFragments / 2;
+    constexpr int kColumnBytes = kDownTileRows * 16;
+    const uint64_t rows = hopper::wgmma_descriptor(s_weights_ + ring_.stage * kDownTileBytes, kColumnBytes, 128);
+    const auto low = static_cast<uint32_t>(rows);
+    hopper::mbarrier_wait(s_plan_.arrived[group_][ring_.stage], ring_.phase);
+    hopper::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kManyFragments; ++step) {
+      const uint64_t part = uint64_t{128 / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
+      hopper::multiply_fragments_by_40_rows(step < kHalf ? r_first : r_second, codes_.r_codes[step], part,
+                                            step % kHalf == 0 ? 0 : 1);
+    }
+    hopper::wgmma_commit_group();
+    hopper::wgmma_wait_group<0>();
+    hopper::pin_registers(r_first);
+    hopper::pin_registers(r_second);
+  }
+
+  __device__ __forceinline__ void multiply_and_load(float (&r_sum)[kManyRegisters], bool is_first, int owner) {
+    float r_first[kManyRegisters];
+    float r_second[kManyRegisters];
+    multiply(r_first, r_second);
+    codes_.load_codes();
+    hopper::named_barrier_sync(kFirstGroup + group_, 128);
+    load_weights(ring_.stage, owner);
+    ring_.advance(Shape::kRingStages);
+#pragma unroll
+    for (int index = 0; index < kManyRegisters; ++index) {
+      const float before = is_first ? r_first[index] : __fadd_rn(r_sum[index], r_first[index]);
+      r_sum[index] = __fadd_rn(before, r_second[index]);
+    }
+  }
+
+  __device__ __forceinline__ void add_tile(int owner) {
+    float r_sum[kManyRegisters];
+    multiply_and_load(r_sum, true, owner);
+    for (int k_step = 1; !Shape::kIsOneStep && k_step < inputs_.num_steps; ++k_step) {
+      codes_.advance();
+      multiply_and_load(r_sum, false, owner);
+    }
+    codes_.scale(r_sum);
+    const TokenAdd tokens(codes_, s_sums_, thread_);
+    const bool has_rows = thread_ / 32 % 4 * kFragmentRows < codes_.count;
+    codes_.load_facts();
+    codes_.advance();
+    tokens.swap_chunks_of_odd_quads(r_sum);
+    hopper::named_barrier_sync(kFirstTurn + group_, 256);
+    if (has_rows) tokens.add(r_sum);
+    hopper::named_barrier_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
+  }
+
+  ManyDownPlan<Shape>& s_plan_;
+  const DownInputs& inputs_;
+  int32_t thread_;
+  uint32_t group_;
+  uint32_t s_weights_;
+  uint32_t s_sums_;
+  int32_t tiles_to_turn_;
+  RingPlace ring_;
+  TileCursor<Shape> weights_;
+  CodeStream<Shape> codes_;
+};
+
+template <class Shape>
+__device__ __forceinline__ void prepare_many_down(ManyDownPlan<Shape>& s_plan) {
+  if (threadIdx.x < Shape::kGroups * Shape::kRingStages) {
+    hopper::mbarrier_init((&s_plan.arrived[0][0])[threadIdx.x], 1);
+    hopper::fence_mbarrier_init();
+  }
+  constexpr int kVectors = TokenSums::kPlaces * kDownTileRows / 4;
+  auto* s_sums = reinterpret_cast<float4*>(s_plan.sums.values);
+  for (int index = threadIdx.x; index < kVectors; index += Shape::kThreads) s_sums[index] = {};
+  __syncthreads();
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    expert_down_many_kernel(const __grid_constant__ DownInputs inputs) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  auto& s_plan = *reinterpret_cast<ManyDownPlan<Shape>*>(s_bytes);
+  constexpr int kWriters = Shape::kThreads / 32;
+  const int num_tiles = inputs.num_tiles();
+  prepare_many_down(s_plan);
+  hopper::allow_next_kernel();
+  ManyDown<Shape> down(s_plan, inputs);
+  DownUnit unit(inputs, 0);
+  down.start_weights(unit);
+  const ListedRows rows{inputs.grouped};
+  const RecordItem<FragmentRecords> first(
+      rows, num_tiles, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
+  hopper::wait_for_previous_kernel();
+  const BlockArrivals arrivals(inputs.arrivals);
+  write_records<FragmentRecords, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, rows, num_tiles, first);
+  __syncthreads();
+  arrivals.announce_and_wait<Shape::kThreads>();
+  down.start_codes(unit);
+  if (threadIdx.x / 128 == Shape::kGroups - 1) hopper::named_barrier_arrive(1, 256);
+  const int num_rounds = inputs.num_token_blocks();
+  for (int round = 0; round < num_rounds; ++round) {
+    const DownUnit done = unit;
+    down.add_tiles(done);
+    if (round + 1 < num_rounds) {
+      unit = DownUnit(inputs, round + 1);
+      down.start_weights(unit);
+      down.start_codes(unit);
+    }
+    store_and_clear<Shape::kThreads>(s_plan.sums, inputs, done.token_block, done.owner);
+  }
+}
+
+}

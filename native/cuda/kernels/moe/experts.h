@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/gemm/products.h"
+
+namespace glint::cuda {
+
+constexpr int32_t kDownTileRows = 40;
+constexpr int32_t kDownTileK = 192;
+constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
+constexpr int32_t kDownBlockTokens = 1024;
+constexpr int32_t kMaxLocalExperts = 256;
+constexpr int32_t kMaxExpertsPerToken = 8;
+constexpr int32_t kHandedTokens = 64;
+constexpr int32_t kHandedTileTokens = 16;
+constexpr int32_t kTilesLoadedAtOnce = 64;
+
+struct TilePlan {
+  int32_t gate_up_tokens;
+  int32_t down_tokens;
+  int32_t block_tokens;
+};
+
+TilePlan plan_tiles(int64_t num_tokens);
+int64_t max_grouped_tokens(int64_t num_experts);
+int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
+
+constexpr int64_t kRecordHeadBytes = 16;
+constexpr int64_t kRecordFactBytes = 16;
+
+struct RecordShape {
+  int64_t max_tokens;
+  int64_t width;
+
+  constexpr int64_t facts_offset() const { return max_tokens * width; }
+  constexpr int64_t bytes() const { return kRecordHeadBytes + max_tokens * (kRecordFactBytes + width); }
+};
+
+struct RowPlace {
+  uint32_t packed;
+
+  constexpr int tile() const { return static_cast<int>(packed >> 16U); }
+  constexpr int slot() const { return static_cast<int>(packed >> 8U & 0xffU); }
+  constexpr int row_count() const { return static_cast<int>(packed & 0xffU); }
+};
+
+struct GroupedTokens {
+  int32_t* row_tokens;
+  float* row_weights;
+  TokenTile* gate_up_tiles;
+  int32_t* num_gate_up_tiles;
+  TokenTile* down_tiles;
+  int32_t* down_tile_ends;
+  int32_t* num_rows;
+  RowPlace* row_places;
+  uint32_t* rows_recorded;
+};
+
+struct GroupCall {
+  GroupedTokens grouped;
+  const int32_t* experts;
+  const float* weights;
+  int32_t num_tokens;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+  int32_t has_shared;
+  const int32_t* num_real_tokens = nullptr;
+  uint64_t* experts_touched = nullptr;
+};
+
+struct GateUpCall {
+  float* hidden;
+  GroupedTokens grouped;
+  const uint8_t* packed_weights;
+  const float* gate_scales;
+  const float* up_scales;
+  const uint8_t* activations;
+  const float* token_scales;
+  int64_t width;
+  int64_t k_bytes;
+  int64_t num_tokens;
+  int64_t max_tiles;
+  uint32_t* tiles_taken = nullptr;
+};
+
+struct DownCall {
+  float* out;
+  uint8_t* records;
+  uint32_t* arrivals;
+  GroupedTokens grouped;
+  const uint8_t* packed_weights;
+  const float* row_scales;
+  float* hidden;
+  int64_t width;
+  int64_t hidden_size;
+  int64_t num_tokens;
+  int64_t max_rows;
+};
+
+constexpr bool hands_rows_over(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
+
+constexpr int64_t most_handed_rows(int64_t max_tokens, int64_t experts_per_token) {
+  return (max_tokens < kHandedTokens ? max_tokens : kHandedTokens) * (experts_per_token + 1);
+}
+
+int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
+void launch_pack_down(const PackCall& call, cudaStream_t stream);
+void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
+void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
+void launch_expert_down(const DownCall& call, cudaStream_t stream);
+
+}

@@ -1,0 +1,317 @@
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/kernels/moe/experts.h"
+#include "cuda/kernels/moe/group_few.cuh"
+#include "cuda/kernels/ptx/hopper.cuh"
+#include "cuda/kernels/gemm/launch_product.cuh"
+
+namespace glint::cuda {
+
+namespace {
+
+constexpr int kGroupThreads = 1024;
+constexpr int kWordTokens = 32;
+constexpr int kTokensPerThreadBlock = 256;
+constexpr int kLists = kGroupThreads / kMaxLocalExperts;
+constexpr int kWordBatch = 8;
+constexpr int kFixedSharedBytes = 6 * 1024;
+
+__host__ __device__ int words_for(int num_tokens) { return (num_tokens + kWordTokens - 1) / kWordTokens | 1; }
+
+struct ListPlan {
+  int32_t tile_first[kMaxLocalExperts];
+  int32_t num_tiles;
+  int32_t num_before;
+};
+
+struct GroupPlan {
+  uint32_t* s_masks;
+  uint16_t* s_ranks;
+  int32_t* s_row_first;
+  ListPlan* s_lists;
+  int num_words;
+  int num_experts;
+  int num_tokens;
+  int num_pairs;
+};
+
+__device__ void exclusive_scan_one_warp(int32_t* s_values, int32_t* s_total) {
+  constexpr int kItems = kMaxLocalExperts / 32;
+  const int lane = threadIdx.x % 32;
+  int32_t items[kItems];
+  int32_t sum = 0;
+#pragma unroll
+  for (int item = 0; item < kItems; ++item) {
+    items[item] = sum;
+    sum += s_values[lane * kItems + item];
+  }
+  int32_t before = sum;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int32_t other = __shfl_up_sync(~0U, before, distance);
+    if (lane >= distance) before += other;
+  }
+  if (lane == 31) *s_total = before;
+  before -= sum;
+#pragma unroll
+  for (int item = 0; item < kItems; ++item) s_values[lane * kItems + item] = before + items[item];
+}
+
+__device__ int local_expert(const GroupCall& call, int expert) {
+  return expert >= call.expert_first && expert < call.expert_last ? expert - call.expert_first : -1;
+}
+
+struct TokenChoices {
+  int r_experts[kMaxExpertsPerToken];
+
+  __device__ TokenChoices(const GroupCall& call, int token) {
+#pragma unroll
+    for (int choice = 0; choice < kMaxExpertsPerToken; ++choice) {
+      const bool is_real = token < call.num_tokens && choice < call.experts_per_token;
+      r_experts[choice] = is_real ? __ldcg(call.experts + token * call.experts_per_token + choice) : -1;
+    }
+  }
+
+  __device__ void mark(const GroupCall& call, const GroupPlan& plan, int token) const {
+    uint32_t* s_masks = plan.s_masks + token / kWordTokens;
+#pragma unroll
+    for (int choice = 0; choice < kMaxExpertsPerToken; ++choice) {
+      const int expert = choice < call.experts_per_token ? local_expert(call, r_experts[choice]) : -1;
+      if (expert >= 0) atomicOr(s_masks + expert * plan.num_words, 1U << (token % kWordTokens));
+    }
+  }
+};
+
+struct WeightedPair {
+  int expert;
+  float weight;
+
+  __device__ WeightedPair(const GroupCall& call, int pair) : expert(-1), weight(0.0F) {
+    if (pair >= call.num_tokens * call.experts_per_token) return;
+    expert = local_expert(call, __ldcg(call.experts + pair));
+    weight = __ldcg(call.weights + pair);
+  }
+};
+
+__device__ void mark_tokens(const GroupCall& call, const GroupPlan& plan, TokenChoices choices) {
+  for (int index = threadIdx.x; index < plan.num_experts * plan.num_words; index += kGroupThreads) {
+    plan.s_masks[index] = 0U;
+  }
+  __syncthreads();
+  for (int token = threadIdx.x; token < plan.num_tokens; token += kGroupThreads) {
+    const TokenChoices next(call, token + kGroupThreads);
+    choices.mark(call, plan, token);
+    choices = next;
+  }
+  uint32_t* s_shared_mask = plan.s_masks + (plan.num_experts - 1) * plan.num_words;
+  for (int word = threadIdx.x; call.has_shared != 0 && word < plan.num_words; word += kGroupThreads) {
+    const int tokens_left = plan.num_tokens - word * kWordTokens;
+    s_shared_mask[word] = tokens_left >= kWordTokens ? ~0U : tokens_left > 0 ? (1U << tokens_left) - 1U : 0U;
+  }
+  __syncthreads();
+}
+
+__device__ int rank_of_word(const GroupPlan& plan, int expert, int word) {
+  if (word < plan.num_words) return plan.s_ranks[expert * plan.num_words + word];
+  const int last = expert * plan.num_words + plan.num_words - 1;
+  return plan.s_ranks[last] + __popc(plan.s_masks[last]);
+}
+
+__device__ int rank_words(const GroupPlan& plan, int expert) {
+  const uint32_t* s_masks = plan.s_masks + expert * plan.num_words;
+  uint16_t* s_ranks = plan.s_ranks + expert * plan.num_words;
+  int count = 0;
+  for (int first = 0; first < plan.num_words; first += kWordBatch) {
+    uint32_t r_masks[kWordBatch];
+#pragma unroll
+    for (int next = 0; next < kWordBatch; ++next) {
+      r_masks[next] = first + next < plan.num_words ? s_masks[first + next] : 0U;
+    }
+#pragma unroll
+    for (int next = 0; next < kWordBatch; ++next) {
+      if (first + next < plan.num_words) s_ranks[first + next] = static_cast<uint16_t>(count);
+      count += __popc(r_masks[next]);
+    }
+  }
+  return count;
+}
+
+__device__ void rank_tokens(const GroupCall& call, const GroupPlan& plan, int32_t* s_total) {
+  const int expert = threadIdx.x;
+  const int count = expert < plan.num_experts ? rank_words(plan, expert) : 0;
+  if (expert < kMaxLocalExperts) plan.s_row_first[expert] = count;
+  const bool is_touched = count > 0 && expert < call.expert_last - call.expert_first;
+  const int num_touched = __syncthreads_count(is_touched ? 1 : 0);
+  if (threadIdx.x == 0 && blockIdx.x == 0 && call.experts_touched != nullptr) {
+    auto* g_touched = reinterpret_cast<unsigned long long*>(call.experts_touched);
+    atomicAdd(g_touched, static_cast<unsigned long long>(num_touched));
+  }
+  if (threadIdx.x < 32) exclusive_scan_one_warp(plan.s_row_first, s_total);
+  __syncthreads();
+}
+
+__device__ void store_row(const GroupCall& call, const GroupPlan& plan, int expert, int token, float weight) {
+  const int index = expert * plan.num_words + token / kWordTokens;
+  const uint32_t below = plan.s_masks[index] & ((1U << (token % kWordTokens)) - 1U);
+  const int row = plan.s_row_first[expert] + plan.s_ranks[index] + __popc(below);
+  call.grouped.row_tokens[row] = token;
+  call.grouped.row_weights[row] = weight;
+}
+
+__device__ void store_rows(const GroupCall& call, const GroupPlan& plan, int first, WeightedPair pair) {
+  const int stride = gridDim.x * kGroupThreads;
+  for (int index = first; index < plan.num_pairs; index += stride) {
+    const WeightedPair next(call, index + stride);
+    if (pair.expert >= 0) store_row(call, plan, pair.expert, index / call.experts_per_token, pair.weight);
+    pair = next;
+  }
+  for (int token = first; call.has_shared != 0 && token < plan.num_tokens; token += stride) {
+    store_row(call, plan, plan.num_experts - 1, token, 1.0F);
+  }
+}
+
+struct ExpertTiles {
+  int rank_first;
+  int count;
+  int num_tiles;
+
+  __device__ ExpertTiles(const GroupPlan& plan, int expert, int word_first, int word_last, int tile_tokens) {
+    rank_first = rank_of_word(plan, expert, min(word_first, plan.num_words));
+    count = rank_of_word(plan, expert, min(word_last, plan.num_words)) - rank_first;
+    num_tiles = (count + tile_tokens - 1) / tile_tokens;
+  }
+};
+
+struct TileList {
+  int token_block;
+  int word_first;
+  int word_last;
+  int tile_tokens;
+
+  __device__ TileList(const GroupPlan& plan, const TilePlan& tiles, int list) : token_block(list - 1) {
+    const int block_words = tiles.block_tokens / kWordTokens;
+    word_first = list == 0 ? 0 : token_block * block_words;
+    word_last = list == 0 ? plan.num_words : word_first + block_words;
+    tile_tokens = list == 0 ? tiles.gate_up_tokens : tiles.down_tokens;
+  }
+
+  __device__ int tiles_before(const GroupPlan& plan, int expert) const {
+    const int block_words = word_last - word_first;
+    int before = 0;
+    for (int word = 0; token_block > 0 && word < word_first; word += block_words) {
+      before += ExpertTiles(plan, expert, word, word + block_words, tile_tokens).num_tiles;
+    }
+    return before;
+  }
+};
+
+__device__ void store_tiles(const GroupCall& call, const GroupPlan& plan, const TilePlan& tiles) {
+  const int num_lists = 1 + (call.num_tokens + tiles.block_tokens - 1) / tiles.block_tokens;
+  const int list = static_cast<int>(blockIdx.x) * kLists + static_cast<int>(threadIdx.x) / kMaxLocalExperts;
+  const int expert = threadIdx.x % kMaxLocalExperts;
+  if (static_cast<int>(blockIdx.x) * kLists >= num_lists) return;
+  ListPlan& s_list = plan.s_lists[threadIdx.x / kMaxLocalExperts];
+  const bool is_used = list < num_lists && expert < plan.num_experts;
+  const TileList bounds(plan, tiles, list);
+  const ExpertTiles mine(plan, is_used ? expert : 0, bounds.word_first, bounds.word_last, bounds.tile_tokens);
+  s_list.tile_first[expert] = is_used ? mine.num_tiles : 0;
+  const int before = __reduce_add_sync(~0U, is_used ? bounds.tiles_before(plan, expert) : 0);
+  if (threadIdx.x % 32 == 0 && before > 0) atomicAdd(&s_list.num_before, before);
+  __syncthreads();
+  if (expert < 32) exclusive_scan_one_warp(s_list.tile_first, &s_list.num_tiles);
+  __syncthreads();
+  if (!is_used) return;
+  TokenTile* g_tiles = list == 0 ? call.grouped.gate_up_tiles : call.grouped.down_tiles;
+  int index = s_list.num_before + s_list.tile_first[expert];
+  const int row_first = plan.s_row_first[expert] + mine.rank_first;
+  for (int done = 0; done < mine.count; done += bounds.tile_tokens, ++index) {
+    g_tiles[index] = {expert, row_first + done, min(bounds.tile_tokens, mine.count - done), index};
+  }
+  if (expert > 0) return;
+  int32_t* g_end = list == 0 ? call.grouped.num_gate_up_tiles : call.grouped.down_tile_ends + bounds.token_block;
+  *g_end = s_list.num_before + s_list.num_tiles;
+}
+
+__global__ void __launch_bounds__(kGroupThreads)
+    group_tokens_kernel(const __grid_constant__ GroupCall call, const TilePlan tiles, int num_experts) {
+  extern __shared__ uint32_t s_words[];
+  __shared__ int32_t s_row_first[kMaxLocalExperts];
+  __shared__ ListPlan s_lists[kLists];
+  __shared__ int32_t s_total;
+  const int num_words = words_for(call.num_tokens);
+  if (threadIdx.x < kLists) s_lists[threadIdx.x].num_before = 0;
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  const int first_pair = static_cast<int>(blockIdx.x) * kGroupThreads + static_cast<int>(threadIdx.x);
+  const TokenChoices first_choices(call, threadIdx.x);
+  const WeightedPair first_weight(call, first_pair);
+  const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldcg(call.num_real_tokens);
+  const int num_tokens = max(0, min(num_real, call.num_tokens));
+  const GroupPlan plan = {.s_masks = s_words,
+                          .s_ranks = reinterpret_cast<uint16_t*>(s_words + num_experts * num_words),
+                          .s_row_first = s_row_first,
+                          .s_lists = s_lists,
+                          .num_words = num_words,
+                          .num_experts = num_experts,
+                          .num_tokens = num_tokens,
+                          .num_pairs = num_tokens * call.experts_per_token};
+  mark_tokens(call, plan, first_choices);
+  rank_tokens(call, plan, &s_total);
+  if (threadIdx.x == 0 && blockIdx.x == 0) *call.grouped.num_rows = s_total;
+  store_rows(call, plan, first_pair, first_weight);
+  store_tiles(call, plan, tiles);
+}
+
+void launch_few(const GroupCall& call, int num_experts, cudaStream_t stream) {
+  require_argument(call.grouped.row_places != nullptr && call.grouped.rows_recorded != nullptr, "a grouping of ",
+                   call.num_tokens, " tokens tells places in records; give it row_places and rows_recorded");
+  LaunchAttributes launch(kFewGroupThreads, 0, 1, stream);
+  launch.config.gridDim = dim3(1);
+  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, group_few_kernel, call, num_experts));
+}
+
+}
+
+TilePlan plan_tiles(int64_t num_tokens) {
+  if (num_tokens <= kFewGroupTokens) return {kFewTileTokens, kFewTileTokens, kFewGroupTokens};
+  if (num_tokens <= 256) return {32, 32, 256};
+  const int64_t num_blocks = (num_tokens + kDownBlockTokens - 1) / kDownBlockTokens;
+  const int64_t block_words = (num_tokens + num_blocks * kWordTokens - 1) / (num_blocks * kWordTokens);
+  return {128, 64, static_cast<int32_t>(block_words * kWordTokens)};
+}
+
+int64_t max_grouped_tokens(int64_t num_experts) {
+  constexpr int64_t kMostRanks = 65535;
+  const int64_t words = (kSharedLimitBytes - kFixedSharedBytes - 16) / (6 * num_experts);
+  return std::min(kMostRanks, ((words - 1) | 1) * kWordTokens);
+}
+
+int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts) {
+  const TilePlan plan = plan_tiles(num_tokens);
+  const int64_t blocks = (num_tokens + plan.block_tokens - 1) / plan.block_tokens;
+  const int64_t rows = num_tokens * (experts_per_token + 1);
+  return std::max(int64_t{kTilesLoadedAtOnce}, rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks);
+}
+
+void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
+  const int num_experts = call.expert_last - call.expert_first + (call.has_shared != 0 ? 1 : 0);
+  require_argument(num_experts <= kMaxLocalExperts, "one rank holds at most ", kMaxLocalExperts, " experts, not ",
+                   num_experts);
+  require_argument(call.experts_per_token <= kMaxExpertsPerToken, "a token has at most ", kMaxExpertsPerToken,
+                   " experts, not ", call.experts_per_token);
+  const int num_words = words_for(call.num_tokens);
+  const auto bytes = static_cast<size_t>(num_experts) * static_cast<size_t>(num_words) * 6 + 16;
+  require_argument(call.num_tokens <= max_grouped_tokens(num_experts), "a step of ", call.num_tokens,
+                   " tokens is too large to group by expert; it has at most ", max_grouped_tokens(num_experts));
+  if (call.num_tokens <= kFewGroupTokens) return launch_few(call, num_experts, stream);
+  GLINT_CHECK_CUDA(cudaFuncSetAttribute(group_tokens_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        kSharedLimitBytes - kFixedSharedBytes));
+  LaunchAttributes launch(kGroupThreads, bytes, 1, stream);
+  const int num_thread_blocks = (call.num_tokens + kTokensPerThreadBlock - 1) / kTokensPerThreadBlock;
+  launch.config.gridDim = dim3(static_cast<unsigned>(num_thread_blocks));
+  GLINT_CHECK_CUDA(
+      cudaLaunchKernelEx(&launch.config, group_tokens_kernel, call, plan_tiles(call.num_tokens), num_experts));
+}
+
+}

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/memory/activations.h"
+
+namespace glint::cuda {
+
+struct Staging {
+  static constexpr int32_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT;
+
+  Staging(const glint_model& model, const StepLimits& limits);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  static uint64_t pinned_bytes(const glint_model& model, const StepLimits& limits);
+
+  PinnedMemory memory;
+  StepPlaces steps[kStepSlots];
+  SamplePlaces sampling;
+  uint64_t* experts_touched[kSampleSlots] = {};
+  cudaEvent_t sampled[kSampleSlots] = {};
+};
+
+}

@@ -1,0 +1,171 @@
+#include "cuda/weights/placement.h"
+
+#include "base/contract.h"
+#include "cuda/kernels/moe/experts.h"
+#include "cuda/kernels/gemm/portable.h"
+#include "model/weights.h"
+
+namespace glint::cuda {
+
+namespace {
+
+constexpr int64_t kHopperWidthLimit = 1536;
+constexpr int32_t kHopperExpertPieces = 8;
+
+int64_t tiles_over(int64_t length) { return (length + kScaleTile - 1) / kScaleTile; }
+
+class Placer {
+ public:
+  Placer(const glint_model& model, const PlacementOptions& options, Arena& arena)
+      : model_(model),
+        arena_(arena),
+        hidden_(model.hidden_size),
+        vocab_rows_(options.vocab_rows),
+        num_experts_(options.num_local_experts),
+        num_multiprocessors_(options.num_multiprocessors),
+        runs_hopper_(options.kernels == GLINT_KERNELS_HOPPER),
+        layer_element_(model.weight_scale_kind == GLINT_SCALE_NONE ? ProductElement::kBf16 : ProductElement::kE4m3) {
+    require_argument(num_experts_ >= 0 && num_experts_ <= model.num_experts, "num_local_experts is ", num_experts_,
+                     ", the model has ", model.num_experts, " experts");
+  }
+
+  PlacedWeights place() {
+    PlacedWeights placed;
+    placed.embedding = arena_.take<uint16_t>(int64_t{model_.vocab_size} * hidden_);
+    placed.lm_head = place_matrix(vocab_rows_, hidden_, ProductElement::kBf16);
+    placed.final_norm = arena_.take<float>(hidden_);
+    for (int32_t layer = 0; layer < model_.num_layers; ++layer) placed.layers.push_back(place_layer(layer));
+    return placed;
+  }
+
+ private:
+  PlacedLayer place_layer(int32_t layer) {
+    PlacedLayer placed;
+    placed.input_norm = arena_.take<float>(hidden_);
+    placed.post_attention_norm = arena_.take<float>(hidden_);
+    if (model_.has_qk_norm != 0) {
+      placed.query_norm = arena_.take<float>(model_.head_dim);
+      placed.key_norm = arena_.take<float>(model_.head_dim);
+    }
+    const int64_t query_rows = int64_t{model_.num_heads} * model_.head_dim;
+    const int64_t kv_rows = int64_t{model_.num_kv_heads} * model_.head_dim;
+    placed.query_key_value = place_sections({query_rows, kv_rows, kv_rows}, model_.has_attention_bias != 0);
+    placed.output = place_matrix(hidden_, query_rows, layer_element_);
+    if (layer < model_.num_dense_layers) {
+      placed.dense = place_feed_forward(model_.dense_width);
+      return placed;
+    }
+    placed.router = arena_.take<uint16_t>(int64_t{model_.num_experts} * hidden_);
+    placed.router_bias = arena_.take<float>(model_.num_experts);
+    placed.experts = place_experts();
+    if (!placed.experts.holds_shared) placed.shared = place_feed_forward(model_.shared_width);
+    return placed;
+  }
+
+  std::vector<PlacedSection> place_sections(const std::vector<int64_t>& section_rows, bool has_bias) {
+    std::vector<PlacedSection> sections;
+    int64_t all_rows = 0;
+    for (const int64_t rows : section_rows) all_rows += rows;
+    if (is_hopper_product(hidden_, layer_element_)) {
+      sections.push_back(place_section(all_rows, 0, has_bias));
+      return sections;
+    }
+    int64_t out_first = 0;
+    for (const int64_t rows : section_rows) {
+      sections.push_back(place_section(rows, out_first, has_bias));
+      out_first += rows;
+    }
+    return sections;
+  }
+
+  PlacedSection place_section(int64_t rows, int64_t out_first, bool has_bias) {
+    PlacedSection section;
+    section.weight = place_matrix(rows, hidden_, layer_element_);
+    section.bias = has_bias ? arena_.take<float>(rows) : nullptr;
+    section.out_first = out_first;
+    return section;
+  }
+
+  PlacedFeedForward place_feed_forward(int64_t width) {
+    PlacedFeedForward placed;
+    placed.gate_up = place_sections({width, width}, false);
+    placed.down = place_matrix(hidden_, width, layer_element_);
+    placed.width = width;
+    return placed;
+  }
+
+  PlacedExperts place_experts() {
+    const int64_t width = model_.expert_width;
+    PlacedExperts placed;
+    placed.num_experts = num_experts_;
+    placed.is_hopper = is_hopper_expert();
+    if (!placed.is_hopper) {
+      placed.gate = place_matrices(width, hidden_, layer_element_, num_experts_, false);
+      placed.up = place_matrices(width, hidden_, layer_element_, num_experts_, false);
+      placed.down = place_matrices(hidden_, width, layer_element_, num_experts_, false);
+      return placed;
+    }
+    placed.holds_shared = model_.shared_width == width;
+    const int64_t num_matrices = num_experts_ + (placed.holds_shared ? 1 : 0);
+    placed.packed_gate_up = arena_.take<uint8_t>(num_matrices * packed_gate_up_bytes(width, hidden_));
+    placed.packed_down = arena_.take<uint8_t>(num_matrices * packed_down_bytes(hidden_, width));
+    placed.gate_scales = arena_.take<float>(num_matrices * width);
+    placed.up_scales = arena_.take<float>(num_matrices * width);
+    placed.down_scales = arena_.take<float>(num_matrices * hidden_);
+    return placed;
+  }
+
+  PlacedWeight place_matrix(int64_t rows, int64_t cols, ProductElement element) {
+    return place_matrices(rows, cols, element, 1, is_hopper_product(cols, element));
+  }
+
+  PlacedWeight place_matrices(int64_t rows, int64_t cols, ProductElement element, int64_t num_matrices,
+                              bool is_hopper) {
+    PlacedWeight placed;
+    placed.rows = rows;
+    placed.cols = cols;
+    placed.num_matrices = num_matrices;
+    placed.element = element;
+    placed.is_hopper = is_hopper;
+    placed.matrix_bytes = is_hopper ? packed_product_bytes(rows, cols * element_bytes(element))
+                                    : portable_weight_bytes(rows, cols, element);
+    placed.packed = arena_.take<uint8_t>(num_matrices * placed.matrix_bytes);
+    if (element == ProductElement::kBf16) return placed;
+    const bool has_tiles = model_.weight_scale_kind == GLINT_SCALE_TILE;
+    placed.scale_kind = has_tiles ? GLINT_SCALE_TILE : GLINT_SCALE_CHANNEL;
+    placed.scale_stride = has_tiles ? tiles_over(cols) : 0;
+    placed.matrix_scales = has_tiles ? tiles_over(rows) * placed.scale_stride : rows;
+    placed.scales = arena_.take<float>(num_matrices * placed.matrix_scales);
+    return placed;
+  }
+
+  bool is_hopper_product(int64_t cols, ProductElement element) const {
+    const bool has_tiles = element == ProductElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
+    return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kProductTileK == 0;
+  }
+
+  bool is_hopper_expert() const {
+    const int64_t width = model_.expert_width;
+    return layer_element_ == ProductElement::kE4m3 && is_hopper_product(hidden_, layer_element_) &&
+           plan_pieces(hidden_).num_pieces == kHopperExpertPieces && hidden_ % kDownTileRows == 0 &&
+           hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 && width <= kHopperWidthLimit &&
+           num_experts_ + 1 <= kMaxLocalExperts;
+  }
+
+  const glint_model& model_;
+  Arena& arena_;
+  int64_t hidden_;
+  int64_t vocab_rows_;
+  int64_t num_experts_;
+  int64_t num_multiprocessors_;
+  bool runs_hopper_;
+  ProductElement layer_element_;
+};
+
+}
+
+PlacedWeights place_weights(const glint_model& model, const PlacementOptions& options, Arena& arena) {
+  return Placer(model, options, arena).place();
+}
+
+}
