@@ -153,6 +153,7 @@ class Call:
         """End what is left of the call and record its outcome."""
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None
         if self.generation is not None:
             self.generation.close()
         self._ticket.close(self._outcome(problem))
@@ -248,7 +249,7 @@ class GeneratingRoute:
             try:
                 await self._handle(call)
             except Exception as error:
-                problem = problem_of(error, call.request_id)
+                problem = problem_of(error, call.request_id).with_traceback(None)
                 await self._refuse(call, problem)
         except asyncio.CancelledError:
             if problem is None:

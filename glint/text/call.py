@@ -42,19 +42,10 @@ class CallReader:
         self._key = [] if first_key is None else [first_key]
         self._held: list[str] = []
         self._json: list[str] = []
-        self._steps: dict[State, Callable[[str], bool]] = {
-            State.BETWEEN: self._read_between,
-            State.KEY: self._read_key,
-            State.VALUE_START: self._read_value_start,
-            State.VALUE: self._read_value,
-            State.AFTER_VALUE: self._read_after_value,
-            State.NEXT_KEY: self._read_next_key,
-            State.AFTER_CALL: self._read_after_call,
-        }
 
     def read(self, token: str) -> bool:
         """Read a tag or a text. False: it is no part of this call, which `is_over`."""
-        while not self._steps[self._state](token):
+        while not STEPS[self._state](self, token):
             if self.is_over:
                 return False
         return True
@@ -191,3 +182,14 @@ class CallReader:
             return True
         self._keep_held()
         return False
+
+
+STEPS: dict[State, Callable[[CallReader, str], bool]] = {
+    State.BETWEEN: CallReader._read_between,
+    State.KEY: CallReader._read_key,
+    State.VALUE_START: CallReader._read_value_start,
+    State.VALUE: CallReader._read_value,
+    State.AFTER_VALUE: CallReader._read_after_value,
+    State.NEXT_KEY: CallReader._read_next_key,
+    State.AFTER_CALL: CallReader._read_after_call,
+}

@@ -150,12 +150,6 @@ class OutputParser:
         self._discards_calls = discards_calls
         self._events: list[OutputEvent] = []
         self._num_calls = 0
-        self._steps: dict[State, Callable[[str], bool]] = {
-            State.REASONING: self._read_reasoning,
-            State.CONTENT: self._read_content,
-            State.NAME: self._read_name,
-            State.CALL: self._read_call,
-        }
         self._open_content(is_after_think=start is OutputStart.CONTENT)
         self._keeps_blank = start in (OutputStart.UNDECIDED, OutputStart.PLAIN)
         self._state = State.REASONING if start is OutputStart.REASONING else State.CONTENT
@@ -201,7 +195,7 @@ class OutputParser:
 
     def _read(self, token: str) -> None:
         """Pass a tag or a text from state to state until one has used it up."""
-        while not self._steps[self._state](token):
+        while not STEPS[self._state](self, token):
             pass
 
     def _add(self, event: ReasoningText | ContentText | ToolCallArguments) -> None:
@@ -385,6 +379,14 @@ class OutputParser:
             self._state = State.CONTENT
         else:
             self._open_content(is_after_think=False)
+
+
+STEPS: dict[State, Callable[[OutputParser, str], bool]] = {
+    State.REASONING: OutputParser._read_reasoning,
+    State.CONTENT: OutputParser._read_content,
+    State.NAME: OutputParser._read_name,
+    State.CALL: OutputParser._read_call,
+}
 
 
 @dataclass(frozen=True, slots=True)
