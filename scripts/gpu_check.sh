@@ -7,7 +7,7 @@ usage: scripts/gpu_check.sh correct|sanitize|speed|serve|build [PYTEST ARGUMENTS
 
 What must pass on a machine with an NVIDIA GPU; each part takes under 8 minutes. Builds libglint_cpu.so, libglint_cuda.so,
 their test builds and the check programs into build-cuda (needs nvcc 13, cmake and g++) and runs them. Figures belong in
-docs/gpu-results.md.
+docs/results.md.
 
   correct   every kernel against an FP64 reference, then tests/gpu: every operation against the CPU operation, whole
             models against the exact CPU path and torch, the determinism contract, leaks and failures (needs pytest,

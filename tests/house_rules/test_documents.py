@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,13 @@ from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind, line_
 
 DOCUMENTS = [
     "README.md",
+    "docs/architecture.md",
+    "docs/bench.md",
     "docs/deploy.md",
+    "docs/reliability.md",
+    "docs/results.md",
     "docs/server.md",
+    "docs/specification.md",
     "native/cuda/README.md",
     "native/README.md",
     "CONTRIBUTING.md",
@@ -109,6 +115,18 @@ def test_quoted_messages_are_those_of_the_source() -> None:
     assert len(messages) > 10
     source = "\n".join(one.text for one in source_files() if one.path.parts[0] in ("glint", "native", "deploy"))
     assert not [message for message in messages if message not in source]
+
+
+def test_the_chart_is_drawn_from_the_results() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "results_chart.py"))
+    drawn = script["draw"](script["read_steps"](read("docs/results.md")))
+    assert drawn == read("docs/results.svg"), "run scripts/results_chart.py: docs/results.md has other figures"
+
+
+def test_the_chart_needs_the_table() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "results_chart.py"))
+    with pytest.raises(ValueError, match="add the table"):
+        script["read_steps"]("no rows")
 
 
 def test_a_function_without_a_section_is_found() -> None:
