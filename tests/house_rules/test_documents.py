@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import runpy
 from pathlib import Path
 
 import pytest
 
+from glint.server.flags import add_flags
 from tests.house_rules.sources import KIND_BY_SUFFIX, ROOT, Finding, Kind, line_at, source_files
 
 DOCUMENTS = [
@@ -32,6 +34,7 @@ CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH_SHAPE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 FUNCTION_OF_A_FILE = re.compile(r"([\w/]+\.py)::(\w+)")
 MESSAGE_ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
+FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*[a-z]")
 NOT_IN_THE_REPOSITORY = ("build", ".venv", "shared")
 
 
@@ -127,6 +130,16 @@ def test_the_chart_needs_the_table() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "results_chart.py"))
     with pytest.raises(ValueError, match="add the table"):
         script["read_steps"]("no rows")
+
+
+def test_every_flag_of_the_server_has_a_row() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser)
+    flags = set(FLAG.findall(parser.format_usage() + parser.format_help()))
+    assert len(flags) > 40
+    rows = " ".join(line.split("|")[1] for line in read("docs/server.md").splitlines() if line.startswith("| `"))
+    named = {span[1] for span in CODE_SPAN.finditer(rows)}
+    assert not flags - named, f"docs/server.md has no row for: {', '.join(sorted(flags - named))}"
 
 
 def test_a_function_without_a_section_is_found() -> None:
