@@ -8,7 +8,10 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-ROW = re.compile(r"^\| (\d+) requests?, context ([\d,]+) \| ([\d.]+) \| (\d+)% \|$", re.MULTILINE)
+HEAD = re.compile(
+    r"^\| decode step, requests \| ms at context ([\d,]+) \| .* \| ms at context ([\d,]+) \| share \|$", re.MULTILINE
+)
+ROW = re.compile(r"^\| (\d+) \| ([\d.]+) \| (\d+)% \| ([\d.]+) \| (\d+)% \|$", re.MULTILINE)
 TITLE = "GLM-4.7-FP8, one rank of eight on an H200: decode step as a share of peak bandwidth"
 COLOURS = ("#1f77b4", "#ff7f0e")
 WIDTH = 760
@@ -20,7 +23,7 @@ TOP = 40
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One row of the table."""
+    """One step of the table: a number of requests at a context."""
 
     requests: int
     context: str
@@ -29,10 +32,14 @@ class DecodeStep:
 
 
 def read_steps(document: str) -> list[DecodeStep]:
-    """The rows of the table, in its order."""
-    steps = [DecodeStep(int(row[1]), row[2], row[3], int(row[4])) for row in ROW.finditer(document)]
-    if not steps:
-        raise ValueError("docs/results.md has no row such as '| 1 request, context 512 | 3.30 | 31% |'; add the table")
+    """The steps of the table, row by row."""
+    head = HEAD.search(document)
+    if head is None:
+        raise ValueError("docs/results.md has no line '| decode step, requests | ms at context N |'; add the table")
+    steps = []
+    for row in ROW.finditer(document, head.end()):
+        steps.append(DecodeStep(int(row[1]), head[1], row[2], int(row[3])))
+        steps.append(DecodeStep(int(row[1]), head[2], row[4], int(row[5])))
     return steps
 
 

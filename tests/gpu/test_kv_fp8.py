@@ -1,6 +1,6 @@
 """E4M3 pages on the GPU: bitwise BF16 pages of the same rounded numbers, at half the bytes, and what they lose.
 
-LOSSES are the largest mean KL from BF16 pages seen on an H200, in nats (`native/cuda/README.md`).
+LOSSES are the largest mean KL from BF16 pages seen on an H200, in nats (`docs/results.md`).
 """
 
 import random
