@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from contextlib import suppress
+from statistics import median
 
 import httpx
 import pytest
@@ -17,7 +18,8 @@ MEGABYTE = 2**20
 FLOOD_BYTES = 60 * MEGABYTE
 ALLOWED_GROWTH_BYTES = 5 * MEGABYTE
 CLOSE_SECONDS = 20.0
-HEALTH_SECONDS = 5.0
+HEALTH_SECONDS = 0.5
+SLOWEST_SECONDS = 5.0
 GENERATE = {"prompt": "Once", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
 LONG_NAME = "requests behind one that takes long"
 PAGES_BYTES = 24 * 2**20
@@ -45,11 +47,14 @@ FLOODS = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_costs_no_memory_and_is_cut_off(server: Served, name: str) -> None:
-    """A request that runs meanwhile touches pages of its own for the first time."""
+    """A request that runs meanwhile touches pages of its own for the first time.
+
+    The median of the times that others wait is judged strictly, the slowest loosely: the machine has other work too.
+    """
     begin, piece = FLOODS[name]
     server.wait_idle()
     memory_before, began = server.memory_bytes(), time.monotonic()
-    slowest = 0.0
+    waits = [0.0]
     with connect(server, CLOSE_SECONDS) as connection, httpx.Client(base_url=server.url) as other:
         connection.sendall(begin)
         sent = 0
@@ -60,10 +65,10 @@ def test_a_flood_costs_no_memory_and_is_cut_off(server: Served, name: str) -> No
                 if sent % MEGABYTE < len(piece):
                     asked = time.monotonic()
                     assert other.get("/health", timeout=30).status_code == 200
-                    slowest = max(slowest, time.monotonic() - asked)
+                    waits.append(time.monotonic() - asked)
     pages = PAGES_BYTES if LONG_NAME == name else 0
     assert server.memory_bytes() - memory_before < ALLOWED_GROWTH_BYTES + pages
-    assert slowest < HEALTH_SECONDS
+    assert median(waits) < HEALTH_SECONDS and max(waits) < SLOWEST_SECONDS
     check_all_free(server)
 
 
