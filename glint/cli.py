@@ -317,7 +317,7 @@ def run_check(chosen: argparse.Namespace) -> int:
 
 def run_sample_model(chosen: argparse.Namespace) -> int:
     """Makes the sample model and prints its folder, which --model of the other commands takes."""
-    from glint.checkpoint.sample import make_sample_model
+    from glint.sample.model import make_sample_model
 
     print(make_sample_model(chosen.dtype, chosen.cache_dir, chosen.wheel))
     return 0

@@ -244,7 +244,7 @@ def model_folder(chosen: argparse.Namespace) -> Path:
     """The model folder that was asked for, or the sample model, which is made if it is not there."""
     if chosen.model is not None:
         return Path(chosen.model)
-    from glint.checkpoint.sample import make_sample_model
+    from glint.sample.model import make_sample_model
 
     folder = make_sample_model()
     print(f"glint: no --model given, using the sample model in {folder}", file=sys.stderr)

@@ -11,14 +11,14 @@ from typing import Any, Self, cast
 
 from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.table import open_checkpoint
-from glint.config import Device, EngineSettings, Kernels, KvCacheDtype
-from glint.engine import Engine
+from glint.engine.engine import Engine
+from glint.engine.memory_plan import size_engine
+from glint.engine.ranks import AllReduce, Exchange
+from glint.engine.request import FinishReason, StepOutput
+from glint.engine.settings import Device, EngineSettings, Kernels, KvCacheDtype
+from glint.engine.share import DEFAULT_SHARE, Share
 from glint.errors import RequestError
-from glint.ranks import AllReduce, Exchange
-from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
-from glint.scheduling.share import DEFAULT_SHARE, Share
-from glint.sizing import size_engine
 from glint.text.chat import render_prompt
 from glint.text.tokenizer import Tokenizer
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from glint.checkpoint.plan import ExpertLayout
-from glint.checkpoint.sample import RECORD_NAME
-from glint.config import Device, Kernels
+from glint.engine.request import StepOutput
+from glint.engine.settings import Device, Kernels
 from glint.errors import RequestError
 from glint.llm import LLM
-from glint.request import StepOutput
+from glint.sample.model import RECORD_NAME
 from glint.sampling import SamplingParams
 
 PROMPTS = (

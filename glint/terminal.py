@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from glint.errors import GlintError, RequestError
 
 if TYPE_CHECKING:
+    from glint.engine.request import StepOutput
     from glint.llm import LLM
-    from glint.request import StepOutput
     from glint.sampling import SamplingParams
 
 INTERRUPTED = "interrupted"

@@ -16,8 +16,8 @@ from glint.bench.machine import processor_name, refusing_unwritable
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import TableEntry, open_checkpoint
-from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_ITEMS, EngineSettings, token_cache_bytes
-from glint.engine import Engine
+from glint.engine.engine import Engine
+from glint.engine.settings import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_ITEMS, EngineSettings, token_cache_bytes
 from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 

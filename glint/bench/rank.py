@@ -15,15 +15,15 @@ from glint.bench.machine import check_writable
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, project, show, write_json
 from glint.bench.rank_shapes import BF16_BYTES, RankShape, find_model, shape_rank
 from glint.checkpoint.table import NATIVE_TENSOR
-from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
-from glint.engine_options import kernels_name, native_options
+from glint.engine.loading import shown_loading
+from glint.engine.memory_plan import plan_gpu
+from glint.engine.native_options import kernels_name, native_options
+from glint.engine.request import ActiveRequest
+from glint.engine.settings import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
 from glint.errors import EngineError, RequestError
-from glint.loading import shown_loading
 from glint.native import abi
 from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
-from glint.request import ActiveRequest
 from glint.sampling import SamplingParams
-from glint.sizing import plan_gpu
 
 SYNTHETIC_SEED = 1
 CEILING_BYTES = 2**30

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from glint.bench.machine import check_writable, processor_name
+from glint.engine.scheduler import Scheduler
 from glint.errors import RequestError
-from glint.scheduling.scheduler import Scheduler
 
 RUNNING = (1, 8, 64, 256)
 STEPS = 2000

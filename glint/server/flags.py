@@ -203,7 +203,7 @@ def _engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
     if chosen.max_total_tokens is not None:
         if chosen.kv_cache_bytes is not None:
             raise RequestError("--max-total-tokens and --kv-cache-memory-bytes are both given; give one")
-        from glint.config import DEFAULT_PAGE_TOKENS
+        from glint.engine.settings import DEFAULT_PAGE_TOKENS
 
         page_tokens = chosen.page_tokens or DEFAULT_PAGE_TOKENS[chosen.device]
         options["num_pages"] = -(-chosen.max_total_tokens // page_tokens)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from glint.request import StepOutput
+from glint.engine.request import StepOutput
 from glint.server.limits import Place
 from glint.server.prepare import Prepared
 from glint.server.problems import Problem

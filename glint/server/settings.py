@@ -13,7 +13,7 @@ from glint.server.origin import AllowedHosts, is_loopback
 class ServerSettings:
     """Everything that `glint serve` is told.
 
-    `engine_options` are those of `glint.sizing.size_engine`. `model_names` are the names that clients may use, the
+    `engine_options` are those of `size_engine`. `model_names` are the names that clients may use, the
     first being the one that answers carry. A server whose work makes no step for `health_seconds` is unhealthy. After
     the first SIGTERM requests in flight have `drain_seconds` to end. `hosts` are names besides those of this machine
     that the server answers to, `origins` the web pages of other sites that may call it. With `allows_special_tokens`

@@ -36,8 +36,8 @@ from enum import Enum, StrEnum, auto
 from itertools import groupby
 
 from glint.text.arguments import ArgumentSchema, ArgumentWriter
-from glint.text.call import CallReader
 from glint.text.tags import THINK_TAGS, Tag, TagScanner
+from glint.text.tool_call import CallReader
 from glint.text.tools import Tool
 
 MAX_NAME = 256

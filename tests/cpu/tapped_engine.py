@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint import LLM, SamplingParams
-from glint.config import Device, Kernels, KvCacheDtype
+from glint.engine.settings import Device, Kernels, KvCacheDtype
 from glint.native import abi
 from tests.cpu.testing_library import declare, load_testing_library
 

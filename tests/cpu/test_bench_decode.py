@@ -10,7 +10,7 @@ import pytest
 from glint import cli
 from glint.bench import cpu
 from glint.checkpoint.table import open_checkpoint
-from glint.engine import Engine
+from glint.engine.engine import Engine
 from glint.errors import EngineError
 from tests.cpu.sweeps import slow
 from tests.reference.checkpoints import make_checkpoint

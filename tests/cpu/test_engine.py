@@ -13,8 +13,8 @@ import pytest
 from glint import LLM, Completion, EngineError, RequestError, SamplingParams
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
-from glint.config import EngineSettings
-from glint.engine import Engine
+from glint.engine.engine import Engine
+from glint.engine.settings import EngineSettings
 from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, UnknownRequest, choose_library
 from tests.cpu.sweeps import slow
 from tests.reference.checkpoints import make_checkpoint

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from glint import RequestError
-from glint.engine import Engine
-from glint.request import StepOutput
+from glint.engine.engine import Engine
+from glint.engine.request import StepOutput
 from tests.cpu.small_engine import VOCAB_SIZE
 from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engine, prompt_of
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from glint.engine import Engine
+from glint.engine.engine import Engine
+from glint.engine.request import StepOutput
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine
-from glint.request import StepOutput
 from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engine, prompt_of, run
 
 pytestmark = [pytest.mark.sanitize, pytest.mark.threads]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glint.config import Device
+from glint.engine.settings import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 

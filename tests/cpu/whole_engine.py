@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from glint import SamplingParams
-from glint.config import EngineSettings
-from glint.engine import Engine
-from glint.request import StepOutput
+from glint.engine.engine import Engine
+from glint.engine.request import StepOutput
+from glint.engine.settings import EngineSettings
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.small_engine import VOCAB_SIZE, Ask, answer_alone, small_model
 

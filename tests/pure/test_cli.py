@@ -15,13 +15,13 @@ from typing import get_args
 import pytest
 
 from glint import cli, flags
-from glint.config import EngineSettings, Kernels
+from glint.engine.memory_plan import size_engine
+from glint.engine.ranks import AllReduce, Exchange
+from glint.engine.request import FinishReason, StepOutput
+from glint.engine.settings import EngineSettings, Kernels
 from glint.errors import RequestError
 from glint.native import library
-from glint.ranks import AllReduce, Exchange
-from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
-from glint.sizing import size_engine
 from glint.terminal import stream_answer
 from tests.pure.checkpoint_files import small_folder
 

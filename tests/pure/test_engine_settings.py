@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from glint import config
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import ScaleKind
-from glint.config import EngineSettings, token_cache_bytes
-from glint.engine_options import native_options
+from glint.engine import settings as config
+from glint.engine.native_options import native_options
+from glint.engine.settings import EngineSettings, token_cache_bytes
 from glint.errors import EngineError
 from glint.native import abi
 
@@ -118,7 +118,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"exchange": "none"}, "exchange is 'none'; choose one of auto, replicated, sharded"),
         ({"all_reduce": "ring"}, "all_reduce is 'ring'; choose one of auto, nccl, custom"),
         ({"all_reduce": "nccl"}, "all_reduce is 'nccl', but the ranks of device 'cpu' share their memory; leave --all"),
-        ({"device": "cuda"}, r"num_pages is not given; on device 'cuda' glint\.sizing\.size_engine finds it"),
+        ({"device": "cuda"}, r"num_pages is not given; on device 'cuda' glint\.engine\.memory_plan\.size_engine finds it"),
         (
             {"kernels": "hopper"},
             "kernels is 'hopper', which device 'cuda' has and 'cpu' has not; choose one of auto, exact",

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from glint.engine.request import ActiveRequest, OutputText
 from glint.native import abi
 from glint.native.library import ItemOutcome
-from glint.request import ActiveRequest, OutputText
 from glint.sampling import SamplingParams
 from glint.text.tokenizer import Tokenizer
 

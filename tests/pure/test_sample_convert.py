@@ -14,9 +14,8 @@ import pytest
 from safetensors import deserialize
 
 from glint.checkpoint.config import read_config, read_generation
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample import convert_gguf
-from glint.checkpoint.sample_convert import (
+from glint.checkpoint.table import open_checkpoint
+from glint.sample.convert import (
     DATA_ALIGNMENT,
     SampleDtype,
     StoredTensor,
@@ -26,7 +25,8 @@ from glint.checkpoint.sample_convert import (
     quantise_rows,
     write_safetensors,
 )
-from glint.checkpoint.table import open_checkpoint
+from glint.sample.gguf import GgufFile
+from glint.sample.model import convert_gguf
 from tests.pure.sample_source import sample_gguf, silent
 from tests.reference.numpy_model import read_tensors
 from tests.reference.numpy_ops import bf16_bits, decode_e4m3, encode_e4m3, round_bf16

@@ -13,9 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample import convert_gguf
-from glint.checkpoint.sample_convert import (
+from glint.sample.convert import (
     SampleDtype,
     StoredTensor,
     bf16_codes,
@@ -25,6 +23,8 @@ from glint.checkpoint.sample_convert import (
     tokenizer_documents,
     write_safetensors,
 )
+from glint.sample.gguf import GgufFile
+from glint.sample.model import convert_gguf
 from tests.pure.sample_source import sample_gguf, silent
 from tests.pure.test_sample_convert import bit_patterns
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from glint.checkpoint.sample import make_sample_model
 from glint.errors import RankFailed
 from glint.llm import LLM
+from glint.sample.model import make_sample_model
 from glint.sampling import SamplingParams
 from tests.cpu.testing_library import declare
 from tests.e2e.served import ROOT

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from glint.checkpoint.gguf import GgufFile
 from glint.errors import CheckpointError
+from glint.sample.gguf import GgufFile
 
 SampleDtype = Literal["fp8", "bf16"]
 

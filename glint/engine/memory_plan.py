@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.shards import CheckpointFile
-from glint.config import DEFAULT_PAGE_TOKENS, MAX_PAGES, Device, EngineSettings
-from glint.engine_options import native_options
+from glint.engine.native_options import native_options
+from glint.engine.settings import DEFAULT_PAGE_TOKENS, MAX_PAGES, Device, EngineSettings
 from glint.errors import EngineError
 from glint.native import abi
 from glint.native.library import open_library, plan_engine

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glint.scheduling.plan import StepItem, StepPlan
-from glint.scheduling.scheduler import Scheduler
+from glint.engine.scheduler import Scheduler
+from glint.engine.step_plan import StepItem, StepPlan
 from tests.pure.step_machine import Machine, Work
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from glint.scheduling.share import Share
+from glint.engine.share import Share
 
 
 @dataclass(slots=True, eq=False)

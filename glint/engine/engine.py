@@ -9,17 +9,17 @@ from types import TracebackType
 from typing import Self
 
 from glint.checkpoint.table import Checkpoint
-from glint.config import EngineSettings
-from glint.constraint import Constraint, Grammar
-from glint.engine_options import kernels_name, native_options
+from glint.engine.constraint import Constraint, Grammar
+from glint.engine.loading import shown_loading
+from glint.engine.native_options import kernels_name, native_options
+from glint.engine.request import ActiveRequest, OutputText, StepOutput
+from glint.engine.settings import EngineSettings
+from glint.engine.share import DEFAULT_SHARE, Share
+from glint.engine.step_loop import StepLoop, StepSummary
 from glint.errors import EngineError, RequestError
-from glint.loading import shown_loading
 from glint.native import abi
 from glint.native.library import NativeEngine, Unsupported, load_progress, open_library
-from glint.request import ActiveRequest, OutputText, StepOutput
 from glint.sampling import SEED_LIMIT, SamplingParams
-from glint.scheduling.share import DEFAULT_SHARE, Share
-from glint.steps import StepLoop, StepSummary
 from glint.text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "StepSummary"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glint.engine.scheduler import Scheduler
+from glint.engine.share import Share
+from glint.engine.step_plan import StepItem
 from glint.errors import RequestError
-from glint.scheduling.plan import StepItem
-from glint.scheduling.scheduler import Scheduler
-from glint.scheduling.share import Share
 from tests.pure.step_machine import Machine, Work
 
 PLENTY_PAGES = 10**6

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import takewhile
 
-from glint.scheduling.key_queue import AgeEntry, KeyQueue, age_entry, drop
-from glint.scheduling.plan import StepItem, StepPlan
-from glint.scheduling.request import Request
-from glint.scheduling.share import DEFAULT_SHARE, Share
+from glint.engine.key_queue import AgeEntry, KeyQueue, age_entry, drop
+from glint.engine.scheduled_request import Request
+from glint.engine.share import DEFAULT_SHARE, Share
+from glint.engine.step_plan import StepItem, StepPlan
 
 
 class Scheduler:

@@ -4,7 +4,7 @@ from ctypes import c_float, c_int32, pointer
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from glint.constraint import Constraint
+from glint.engine.constraint import Constraint
 from glint.native import abi
 from glint.native.library import ItemOutcome
 from glint.sampling import SamplingParams

@@ -6,7 +6,7 @@ from typing import get_args
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.shards import CheckpointFile
-from glint.config import EngineSettings, Kernels, KvCacheDtype
+from glint.engine.settings import EngineSettings, Kernels, KvCacheDtype
 from glint.native import abi
 
 KV_DTYPES: dict[KvCacheDtype, int] = {"auto": 0, "bf16": abi.DTYPE_BF16, "fp8": abi.DTYPE_F8_E4M3}

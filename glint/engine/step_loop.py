@@ -3,13 +3,13 @@
 import time
 from dataclasses import dataclass
 
-from glint.config import EngineSettings
+from glint.engine.request import ActiveRequest, StepOutput
+from glint.engine.scheduler import Scheduler
+from glint.engine.settings import EngineSettings
+from glint.engine.share import Share
+from glint.engine.step_plan import StepPlan
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, StepOutcome
-from glint.request import ActiveRequest, StepOutput
-from glint.scheduling.plan import StepPlan
-from glint.scheduling.scheduler import Scheduler
-from glint.scheduling.share import Share
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from glint.scheduling.request import Request
+from glint.engine.scheduled_request import Request
 
 AgeEntry = tuple[int, Request]
 SizeEntry = tuple[int, int, int, Request]

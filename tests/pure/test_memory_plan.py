@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from glint import sizing
+from glint.engine import memory_plan
+from glint.engine.memory_plan import COLUMNS, GpuPlan, SizedEngine, choose_pages, size_engine
 from glint.errors import EngineError
 from glint.native import abi
-from glint.sizing import COLUMNS, GpuPlan, SizedEngine, choose_pages, size_engine
 from glint.terminal import plain_table, print_table
 from tests.pure.test_engine_settings import SAMPLE
 
@@ -44,8 +44,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[abi.EngineOptions]:
         return abi.sized(abi.EnginePlan, device_name=b"NVIDIA H200", **{name: getattr(H200, name) for name in names})
 
     monkeypatch.delenv("GLINT_KERNELS", raising=False)
-    monkeypatch.setattr(sizing, "open_library", lambda device, path: path)
-    monkeypatch.setattr(sizing, "plan_engine", plan_engine)
+    monkeypatch.setattr(memory_plan, "open_library", lambda device, path: path)
+    monkeypatch.setattr(memory_plan, "plan_engine", plan_engine)
     return asked
 
 

@@ -8,8 +8,8 @@ from typing import Literal, cast, get_args
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.quantisation import ScaleKind
+from glint.engine.ranks import AllReduce, Exchange, check_slices, check_split
 from glint.errors import EngineError
-from glint.ranks import AllReduce, Exchange, check_slices, check_split
 
 Device = Literal["cpu", "cuda"]
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
@@ -142,7 +142,7 @@ class EngineSettings:
 
         Threads are the cores this process may use; kernels those of $GLINT_KERNELS where it is set. On the CPU the page
         cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB, never
-        over a quarter of the free memory; on a GPU `num_pages` comes from `glint.sizing.size_engine`. Without
+        over a quarter of the free memory; on a GPU `num_pages` comes from `memory_plan.size_engine`. Without
         `max_model_len` the context is what model and page cache allow. Raises `EngineError` with all reasons where
         something does not fit. Ranks may have one GPU in common where $GLINT_SHARED_DEVICES is 1.
         """
@@ -241,7 +241,7 @@ def _count_pages(
 ) -> int:
     """Pages for the asked-for bytes, or for the default when none were asked for."""
     if device != "cpu":
-        raise EngineError(f"num_pages is not given; on device {device!r} glint.sizing.size_engine finds it")
+        raise EngineError(f"num_pages is not given; on device {device!r} glint.engine.memory_plan.size_engine finds it")
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:
         if kv_cache_bytes > free_bytes:
