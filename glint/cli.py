@@ -16,10 +16,10 @@ from typing import Any, cast
 from glint import __version__
 from glint.errors import GlintError, RequestError
 from glint.flags import (
+    add_engine_args,
     add_engine_flags,
-    add_expert_layout,
     add_sampling_flags,
-    engine_options,
+    engine_args,
     model_folder,
     open_model,
     path,
@@ -151,7 +151,7 @@ def _add_check(commands: Any) -> None:
         "Exit code 0: no problems; 1: problems, all listed. Only headers are read, so 362 GB take seconds. Sizes are "
         "bytes of one rank: weights, and key/value bytes per token."
     )
-    add_expert_layout(parser)
+    add_engine_args(parser, "expert_layout")
 
 
 def _add_sample_model(commands: Any) -> None:
@@ -366,11 +366,11 @@ def run_bench_cpu(chosen: argparse.Namespace) -> int:
     if chosen.json is not None:
         machine.check_writable(chosen.json)
     chosen.model = model_folder(chosen)
-    return cpu.run(chosen, engine_options(chosen))
+    return cpu.run(chosen, engine_args(chosen))
 
 
 def run_smoke(chosen: argparse.Namespace) -> int:
     """Runs the smoke check on the chosen model."""
     from glint import smoke
 
-    return smoke.run(model_folder(chosen), chosen.engine, **engine_options(chosen))
+    return smoke.run(model_folder(chosen), chosen.engine, **vars(engine_args(chosen)))

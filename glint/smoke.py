@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glint.checkpoint.plan import ExpertLayout
 from glint.engine.request import StepOutput
-from glint.engine.settings import Device, Kernels
 from glint.errors import RequestError
 from glint.llm import LLM
 from glint.sample.model import RECORD_NAME
@@ -48,12 +46,6 @@ class Run:
 def run(
     model_dir: Path,
     engine: Path | None = None,
-    *,
-    device: Device = "cpu",
-    threads: int | None = None,
-    kernels: Kernels | None = None,
-    tp: int = 1,
-    expert_layout: ExpertLayout = "tp",
     **options: Any,
 ) -> int:
     """Runs the prompts alone, again from the prefix cache, and together; gives 0 if all is well, else 1.
@@ -61,20 +53,11 @@ def run(
     Prints text, tokens and speed of every prompt, and names each thing that is off. The arguments are those of `LLM`.
     """
     started = time.monotonic()
-    with LLM(
-        model_dir,
-        device,
-        threads,
-        tp,
-        expert_layout,
-        kernels=kernels,
-        engine=engine,
-        progress=True,
-        **options,
-    ) as llm:
+    with LLM(model_dir, engine=engine, progress=True, **options) as llm:
         seconds = time.monotonic() - started
-        ranks = f", {tp} ranks with row_slices {llm.settings.row_slices}" if tp > 1 else ""
-        computing = f"device {device}{ranks}, {llm.settings.threads} threads, kernels {llm.engine.kernels}"
+        settings = llm.settings
+        ranks = f", {settings.tp} ranks with row_slices {settings.row_slices}" if settings.tp > 1 else ""
+        computing = f"device {settings.device}{ranks}, {settings.threads} threads, kernels {llm.engine.kernels}"
         print(f"model {model_dir}, loaded in {seconds:.2f} s, {computing}")
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
         runs = [run_alone(llm, prompt, params) for prompt in PROMPTS]

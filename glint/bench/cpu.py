@@ -4,10 +4,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,8 +15,9 @@ from glint.bench.machine import processor_name, refusing_unwritable
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import TableEntry, open_checkpoint
+from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
-from glint.engine.settings import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_ITEMS, EngineSettings, token_cache_bytes
+from glint.engine.settings import DEFAULT_NUM_SEQS, DEFAULT_PAGE_TOKENS, EngineSettings, token_cache_bytes
 from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 
@@ -52,15 +52,10 @@ class Report:
     peer_problem: str | None
 
 
-def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
-    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine.
-
-    `options` go to `EngineSettings.resolve`.
-    """
+def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
+    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine."""
     checkpoint = open_checkpoint(Path(chosen.model))
-    settings = bench_settings(
-        Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, options
-    )
+    settings = bench_settings(Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, args)
     with Engine(checkpoint, settings, None, chosen.engine) as engine:
         ceiling = engine.measure_read(CEILING_BYTES)
         rows = [measure_prefill(engine, checkpoint.config, chosen.prompt_tokens)]
@@ -91,7 +86,7 @@ def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
 
 
 def bench_settings(
-    folder: Path, config: ModelConfig, prompt_tokens: int, decode_tokens: int, options: Mapping[str, Any]
+    folder: Path, config: ModelConfig, prompt_tokens: int, decode_tokens: int, args: EngineArgs
 ) -> EngineSettings:
     """Settings with room for one prefill, and for all decoding requests from their first prompt to the last step."""
     decode_room = PROMPT_OF_DECODE + STEPS_TO_ADMIT + decode_tokens + 1
@@ -105,10 +100,12 @@ def bench_settings(
     return EngineSettings.resolve(
         folder,
         config,
-        max_model_len=longest,
-        num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
-        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_STEP_ITEMS["cpu"],
-        **options,
+        replace(
+            args,
+            max_model_len=longest,
+            num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
+            max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_NUM_SEQS["cpu"],
+        ),
     )
 
 

@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from glint.engine.native_options import kernels_name, native_options
 from glint.engine.request import ActiveRequest
 from glint.engine.settings import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
 from glint.errors import EngineError, RequestError
+from glint.flags import engine_args
 from glint.native import abi
 from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
 from glint.sampling import SamplingParams
@@ -95,15 +97,14 @@ def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSetting
     return EngineSettings.resolve(
         Path(chosen.model),
         shape.model,
-        device=chosen.device,
-        kernels=chosen.kernels,
-        threads=chosen.threads,
-        expert_layout=chosen.expert_layout,
-        kv_cache_dtype=chosen.kv_cache_dtype,
-        num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
-        max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
-        max_step_items=max(chosen.batch),
-        max_model_len=longest,
+        replace(
+            engine_args(chosen),
+            tp=1,
+            num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
+            max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
+            max_num_seqs=max(chosen.batch),
+            max_model_len=longest,
+        ),
     )
 
 

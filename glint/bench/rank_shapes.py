@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig, read_config
-from glint.checkpoint.placement import ExpertLayout
+from glint.checkpoint.layout import ExpertLayout
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
 from glint.errors import RequestError
 

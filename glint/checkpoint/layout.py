@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
+
+ExpertLayout = Literal["tp", "ep"]
 
 
 class Dtype(IntEnum):

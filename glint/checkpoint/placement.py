@@ -6,15 +6,13 @@ for GLM-4.7) lets a rank look its tokens up without an exchange. A tied lm_head 
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.layout import Part, Role
+from glint.checkpoint.layout import ExpertLayout, Part, Role
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
 from glint.checkpoint.table import TableEntry
 from glint.errors import CheckpointError
-
-ExpertLayout = Literal["tp", "ep"]
 
 _QUERY_HEADS = frozenset({Role.QUERY, Role.OUTPUT})
 _KV_HEADS = frozenset({Role.KEY, Role.VALUE})

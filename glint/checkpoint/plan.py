@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.layout import Dtype, Part, Role
-from glint.checkpoint.placement import ExpertLayout, Slice, find_split_problems, kv_heads_of, slice_of
+from glint.checkpoint.layout import Dtype, ExpertLayout, Part, Role
+from glint.checkpoint.placement import Slice, find_split_problems, kv_heads_of, slice_of
 from glint.checkpoint.table import TableEntry
 from glint.errors import CheckpointError
-
-__all__ = ["BF16_BYTES", "ExpertLayout", "MemoryPlan", "TensorKind", "plan_memory"]
 
 BF16_BYTES = 2
 

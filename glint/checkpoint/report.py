@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.placement import ExpertLayout
+from glint.checkpoint.layout import ExpertLayout
 from glint.checkpoint.plan import MemoryPlan, TensorKind, plan_memory
 from glint.checkpoint.quantisation import ScaleKind
 from glint.checkpoint.table import Inspection, inspect_checkpoint

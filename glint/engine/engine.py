@@ -11,7 +11,7 @@ from typing import Self
 from glint.checkpoint.table import Checkpoint
 from glint.engine.constraint import Constraint, Grammar
 from glint.engine.loading import shown_loading
-from glint.engine.native_options import kernels_name, native_options
+from glint.engine.native_options import kernels_name, native_options, refusing_in_public_words
 from glint.engine.request import ActiveRequest, OutputText, StepOutput
 from glint.engine.settings import EngineSettings
 from glint.engine.share import DEFAULT_SHARE, Share
@@ -56,7 +56,7 @@ class Engine:
         is_cuda = settings.device == "cuda"
         showing = nullcontext() if say is None else shown_loading(lambda: load_progress(library), say, is_cuda)
         try:
-            with showing:
+            with showing, refusing_in_public_words():
                 self._native = NativeEngine(library, options, checkpoint.tensor_array())
         except Unsupported as refusal:
             if settings.kernels == "auto" or is_cuda:

@@ -58,16 +58,16 @@ class Scheduler:
     depends on what was there before it and on the weights, not on what comes later; then the next one is the oldest.
     """
 
-    def __init__(self, max_step_tokens: int, max_step_items: int, page_tokens: int) -> None:
+    def __init__(self, max_step_tokens: int, max_num_seqs: int, page_tokens: int) -> None:
         for name, value in (
             ("max_step_tokens", max_step_tokens),
-            ("max_step_items", max_step_items),
+            ("max_num_seqs", max_num_seqs),
             ("page_tokens", page_tokens),
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.chunk_tokens = _choose_chunk(max_step_tokens, max_step_items, page_tokens)
-        self.max_running = min(max_step_items, max_step_tokens - self.chunk_tokens + 1)
+        self.chunk_tokens = _choose_chunk(max_step_tokens, max_num_seqs, page_tokens)
+        self.max_running = min(max_num_seqs, max_step_tokens - self.chunk_tokens + 1)
         self._max_step_tokens = max_step_tokens
         self._page_tokens = page_tokens
         self._requests: dict[int, Request] = {}
@@ -448,13 +448,13 @@ class _Draft:
         self.started[queue.number] = self.started.get(queue.number, 0) + 1
 
 
-def _choose_chunk(max_step_tokens: int, max_step_items: int, page_tokens: int) -> int:
+def _choose_chunk(max_step_tokens: int, max_num_seqs: int, page_tokens: int) -> int:
     """The largest whole number of pages that fits into a step beside a decode of every other request.
 
     Where the budget is too small for that, about half of it, so that chunks and decodes share the step; fewer requests
     then run at once. Below one page the chunk is not rounded to pages.
     """
-    room = max_step_tokens - max_step_items
+    room = max_step_tokens - max_num_seqs
     if room < page_tokens:
         room = max(room + 1, (max_step_tokens + 1) // 2)
     return room - room % page_tokens or room

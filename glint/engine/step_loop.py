@@ -68,7 +68,7 @@ class StepLoop:
         self.num_preemptions = 0
         self._native = native
         self._num_pages = settings.num_pages
-        self._scheduler = Scheduler(settings.max_step_tokens, settings.max_step_items, settings.page_tokens)
+        self._scheduler = Scheduler(settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens)
         self._in_flight: _Step | None = None
         self._collected_at = 0.0
         self._last_step = StepSummary(serial=0, pages_free=settings.num_pages, pages_held=0, pages_cached=0)

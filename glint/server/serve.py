@@ -254,8 +254,8 @@ class Server(uvicorn.Server):
                 settings.model_dir,
                 checkpoint.config,
                 checkpoint.files,
+                settings.engine_args,
                 settings.library_path,
-                **settings.engine_options,
             )
             sized.show()
             self._startup.mark("memory plan")

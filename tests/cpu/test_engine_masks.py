@@ -91,7 +91,7 @@ def run_one(engine: Engine, grammar: Any, count: int = 30, **wishes: Any) -> lis
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_step_tokens": 6}, {"max_step_tokens": 1}, {"max_step_items": 1}, {"num_pages": 6, "max_model_len": 48}],
+    [{}, {"max_step_tokens": 6}, {"max_step_tokens": 1}, {"max_num_seqs": 1}, {"num_pages": 6, "max_model_len": 48}],
 )
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
 def test_the_answer_is_the_only_one_allowed(options: dict[str, int], temperature: float) -> None:

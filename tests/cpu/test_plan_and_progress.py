@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from glint.bench.rank import RankBench
+from glint.engine.args import EngineArgs
 from glint.engine.memory_plan import plan_gpu
 from glint.engine.native_options import native_options
 from glint.engine.settings import EngineSettings, read_free_memory, token_cache_bytes
@@ -23,7 +24,7 @@ SHAPE = small_model().config
 def settings(**wishes: int) -> EngineSettings:
     """Settings of an engine on the small model."""
     sizes = {"page_tokens": 16, "num_pages": 64, "threads": 1, "max_model_len": 512} | wishes
-    return EngineSettings.resolve("small", SHAPE, **sizes)
+    return EngineSettings.resolve("small", SHAPE, EngineArgs(**sizes))
 
 
 def test_a_plan_says_what_the_engine_then_takes() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glint import SamplingParams
-from glint.engine.settings import Kernels
+from glint.engine.args import Kernels
 from glint.sample.model import make_sample_model
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.parity import assert_parity, compare

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glint.engine.settings import Device
+from glint.engine.args import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 

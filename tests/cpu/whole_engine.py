@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from glint import SamplingParams
+from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
 from glint.engine.request import StepOutput
 from glint.engine.settings import EngineSettings
@@ -17,7 +18,7 @@ def make_engine(tokenizer: Tokenizer | None = None, say: Callable[[str], None] |
     """An engine on the small model; the context is short enough for few pages."""
     wishes = {"page_tokens": 8, "num_pages": 128, "threads": 1, "max_model_len": 64} | options
     checkpoint = small_model()
-    settings = EngineSettings.resolve(Path("small"), checkpoint.config, **wishes)
+    settings = EngineSettings.resolve(Path("small"), checkpoint.config, EngineArgs(**wishes))
     return Engine(checkpoint, settings, tokenizer, say=say)
 
 
