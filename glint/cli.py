@@ -275,7 +275,7 @@ def run_serve(chosen: argparse.Namespace) -> int:
 
 def run_generate(chosen: argparse.Namespace) -> int:
     """Continues a text: streamed, or whole with --json or several answers."""
-    from glint.terminal import stream_answer
+    from glint.conversation import stream_answer
 
     prompt = read_prompt(chosen)
     changes = sampling_changes(chosen)
@@ -299,7 +299,7 @@ def run_generate(chosen: argparse.Namespace) -> int:
 
 def run_chat(chosen: argparse.Namespace) -> int:
     """Talks with a model until /exit or the end of standard input."""
-    from glint.terminal import Conversation, talk
+    from glint.conversation import Conversation, talk
 
     changes = sampling_changes(chosen)
     with open_model(chosen) as llm:

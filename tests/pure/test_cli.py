@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from glint import cli, flags
+from glint.conversation import stream_answer
 from glint.engine.args import EngineArgs
 from glint.engine.request import FinishReason, StepOutput
 from glint.errors import RequestError
 from glint.native import library
 from glint.sampling import SamplingParams
-from glint.terminal import stream_answer
 from tests.pure.checkpoint_files import small_folder
 
 ROOT = Path(__file__).resolve().parents[2]
