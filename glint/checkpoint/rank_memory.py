@@ -56,7 +56,7 @@ class TensorKind:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class RankMemory:
     """What each of `num_ranks` ranks holds; all hold equally much.
 
     `weight_bytes` is the sum over `kinds`, as stored in the files. Each rank keeps the keys and values of `kv_heads`
@@ -72,9 +72,9 @@ class MemoryPlan:
     kv_bytes_per_token: int
 
 
-def plan_memory(
+def measure_rank(
     config: ModelConfig, tensors: Sequence[TableEntry], num_ranks: int, expert_layout: ExpertLayout
-) -> MemoryPlan:
+) -> RankMemory:
     """Plan the memory of one of `num_ranks` equal ranks.
 
     Raises CheckpointError with everything that keeps the model from being split so.
@@ -87,7 +87,7 @@ def plan_memory(
         for (name, is_view, _, _, _), entries in _sort_by_kind(tensors).items()
     )
     kv_heads = len(kv_heads_of(config, 0, num_ranks))
-    return MemoryPlan(
+    return RankMemory(
         num_ranks=num_ranks,
         expert_layout=expert_layout,
         kinds=kinds,
