@@ -7,8 +7,8 @@ from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import ExpertLayout
-from glint.checkpoint.rank_memory import RankMemory, TensorKind, measure_rank
 from glint.checkpoint.quantisation import ScaleKind
+from glint.checkpoint.rank_memory import RankMemory, TensorKind, measure_rank
 from glint.checkpoint.table import Inspection, inspect_checkpoint
 from glint.errors import CheckpointError
 
@@ -98,7 +98,7 @@ def _describe_files(inspection: Inspection) -> Iterator[str]:
 
 
 def _describe_plan(plan: RankMemory, config: ModelConfig) -> Iterator[str]:
-    ranks = "1 rank" if plan.num_ranks == 1 else f"each of {plan.num_ranks} ranks"
+    ranks = "1 rank" if plan.tp == 1 else f"each of {plan.tp} ranks"
     yield f"Memory plan for {ranks}, experts by {plan.expert_layout}"
     total = ("weights", "", "", "", "", format_bytes(plan.weight_bytes))
     yield from _align([_KIND_COLUMNS, *map(_describe_kind, plan.kinds), total])

@@ -15,8 +15,8 @@ from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
 from glint.checkpoint.config import ModelConfig, parse_config
 from glint.checkpoint.layout import Dtype, Part, Role, expected_tensors
 from glint.checkpoint.placement import ExpertLayout, Slice, find_split_problems, kv_heads_of, slice_of
-from glint.checkpoint.rank_memory import measure_rank
 from glint.checkpoint.quantisation import ScaleKind
+from glint.checkpoint.rank_memory import measure_rank
 from glint.checkpoint.table import TableEntry
 from glint.errors import CheckpointError
 from tests.pure.checkpoint_files import GLM_47, SMALL, quantization
