@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from glint.checkpoint.table import Checkpoint
-from glint.engine.constraint import Constraint, Grammar
+from glint.engine.guarded_matcher import GuardedMatcher
 from glint.engine.loading import shown_loading
 from glint.engine.native_options import kernels_name, native_options, refusing_in_public_words
 from glint.engine.request import ActiveRequest, OutputText, StepOutput
@@ -20,6 +20,7 @@ from glint.errors import EngineError, RequestError
 from glint.native import abi
 from glint.native.library import NativeEngine, Unsupported, load_progress, open_library
 from glint.sampling import SEED_LIMIT, SamplingParams
+from glint.text.grammar import Grammar
 from glint.text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "StepSummary"]
@@ -182,14 +183,14 @@ class Engine:
         """
         return self._loop.step()
 
-    def _constrain(self, grammar: Grammar | None, begins_after: int | None) -> Constraint | None:
+    def _constrain(self, grammar: Grammar | None, begins_after: int | None) -> GuardedMatcher | None:
         if grammar is None:
             return None
         try:
             matcher = grammar.start(begins_after)
         except Exception as problem:
             raise RequestError(f"the grammar of the request cannot start: {problem}; change the grammar") from problem
-        return Constraint(matcher, -(-self._model.vocab_size // MASK_BITS))
+        return GuardedMatcher(matcher, -(-self._model.vocab_size // MASK_BITS))
 
     def _check_request(self, prompt: tuple[int, ...], params: SamplingParams, cache_salt: int) -> None:
         vocab_size = self._model.vocab_size

@@ -4,7 +4,7 @@ from ctypes import c_float, c_int32, pointer
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from glint.engine.constraint import Constraint
+from glint.engine.guarded_matcher import GuardedMatcher
 from glint.native import abi
 from glint.native.library import ItemOutcome
 from glint.sampling import SamplingParams
@@ -85,7 +85,7 @@ class ActiveRequest:
     stop_tokens: tuple[int, ...]
     max_new_tokens: int
     text: OutputText | None
-    constraint: Constraint | None = None
+    constraint: GuardedMatcher | None = None
     native_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from glint.engine.share import Share
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class ScheduledRequest:
     """A request's counts: tokens of its prompt, tokens known so far, tokens computed so far.
 
     Steps in flight are counted as if they were done: the tokens they compute as computed, the tokens they sample as

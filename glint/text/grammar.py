@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any, Final
 
 from glint.errors import TextError
+from glint.text.constraint import Choice, Constraint, GrammarLimits, JsonObject, JsonSchema, Regex, ToolCalls
 from glint.text.schema_check import OPTIONS_KEYWORD, check_options, check_pattern, check_schema, to_json
-from glint.text.structured_output import Choice, Constraint, GrammarLimits, JsonObject, JsonSchema, Regex, ToolCalls
 from glint.text.tokenizer import Tokenizer
 from glint.text.tool_grammar import ToolGrammar, check_tools, tag_token_ids
 from glint.text.tool_values import quote, to_lark
