@@ -28,7 +28,7 @@ from glint.native.library import NativeEngine, StepOutcome, load_progress, open_
 from glint.sampling import SamplingParams
 
 SYNTHETIC_SEED = 1
-CEILING_BYTES = 2**30
+PEAK_READ_BYTES = 2**30
 PREFILL_REPEATS = 5
 
 
@@ -39,7 +39,7 @@ def run(chosen: argparse.Namespace) -> int:
     shape = shape_rank(find_model(chosen.model), chosen.tp, chosen.expert_layout)
     settings = rank_settings(chosen, shape)
     with open_rank(chosen, shape, settings) as native:
-        ceiling = native.measure_read(CEILING_BYTES)
+        peak = native.measure_read(PEAK_READ_BYTES)
         bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
         decodes = []
         for context in chosen.context:
@@ -60,11 +60,11 @@ def run(chosen: argparse.Namespace) -> int:
         device=chosen.device,
         kernels=kernels_name(stats.kernels),
         weight_bytes=stats.weight_bytes_placed,
-        ceiling_bytes_per_second=ceiling,
+        peak_bytes_per_second=peak,
         decodes=tuple(decodes),
         prefills=tuple(prefills),
         all_reduce_us=chosen.all_reduce_us,
-        exchange_gbs=chosen.exchange_gbs,
+        collective_gbs=chosen.collective_gbs,
         page_element_bytes=1 if settings.kv_cache_dtype == "fp8" else BF16_BYTES,
     )
     projection = project(report, chosen.requests, chosen.prompt_len, chosen.gen_len)

@@ -77,10 +77,11 @@ def _add_projected(group: argparse._ArgumentGroup) -> None:
         metavar="US",
         type=positive,
         default=10.0,
-        help="microseconds assumed for each exchange of a decode step, of which a layer has 2, whatever its bytes "
+        help="microseconds assumed for each all-reduce of a decode step, of which a layer has 2, whatever its bytes "
         "(default: 10)",
     )
     group.add_argument(
+        "--collective-gbs",
         "--exchange-gbs",
         metavar="GB/S",
         type=positive,

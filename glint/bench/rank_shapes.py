@@ -92,7 +92,7 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
             raise RequestError(f"--tp is {tp}, which does not divide {name} {size}; choose another")
     if whole.num_kv_heads % tp and tp % whole.num_kv_heads:
         raise RequestError(f"--tp is {tp}, which does not go with {whole.num_kv_heads} key/value heads; choose another")
-    differences = ["exchanges between ranks are left out of measured times and added to projected ones"]
+    differences = ["collectives between ranks are left out of measured times and added to projected ones"]
     if tp > 1:
         differences.append(
             f"in a prefill step the rank norms and routes 1/{tp} of the rows, as a rank of several does; rows of the "

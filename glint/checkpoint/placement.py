@@ -2,7 +2,7 @@
 
 Query, key, value, gate and up are split by rows, output and down by columns, lm_head by rows of the vocabulary; scales
 and biases go with their weight. Norms, the router and the embedding are whole on every rank: a whole embedding (1.55 GB
-for GLM-4.7) lets a rank look its tokens up without an exchange. A tied lm_head is a view of the embedding's rows.
+for GLM-4.7) lets a rank look its tokens up without a collective. A tied lm_head is a view of the embedding's rows.
 """
 
 from collections.abc import Iterator

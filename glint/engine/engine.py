@@ -104,7 +104,7 @@ class Engine:
         return self._native.stats()
 
     def measure_read(self, byte_count: int) -> float:
-        """The memory ceiling of this machine with the engine's threads, in bytes read per second."""
+        """Measure the peak bandwidth of memory reads with the engine's threads, in bytes per second."""
         return self._native.measure_read(byte_count)
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ def kernels_name(number: int) -> str:
 def native_options(settings: EngineSettings, model: ModelConfig, files: Sequence[CheckpointFile]) -> abi.EngineOptions:
     """The options of a native engine; the struct keeps what it points to.
 
-    A request that ended keeps its place until the step it is part of is collected, so there are places for one step
+    A request that ended keeps its entry until the step it is part of is collected, so there are entries for one step
     more than may run.
     """
     native_model = abi.sized(abi.Model, **{name: getattr(model, name) for name in _MODEL_FIELDS})

@@ -1,4 +1,4 @@
-"""What generated text may be asked to be, and the sizes up to which such a wish is looked at."""
+"""What generated text may be asked to be, and the sizes up to which a constraint is compiled."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

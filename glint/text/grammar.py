@@ -447,18 +447,18 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
 
 def _check(constraint: Constraint, limits: GrammarLimits) -> str:
     """Raises TextError for what is too large or malformed; gives the text that tells the constraint from others."""
-    wish: list[object] = [type(constraint).__name__]
+    parts: list[object] = [type(constraint).__name__]
     if isinstance(constraint, JsonSchema):
         check_schema(constraint.schema, "the JSON schema", limits)
         if constraint.schema is False:
             raise TextError("the JSON schema is false, which allows no value; give a schema that allows one")
-        wish += [constraint.schema]
+        parts += [constraint.schema]
     elif isinstance(constraint, Regex):
-        wish += [check_pattern(constraint.pattern, "the regex", limits)]
+        parts += [check_pattern(constraint.pattern, "the regex", limits)]
     elif isinstance(constraint, Choice):
-        wish += [check_options(constraint.options, limits)]
+        parts += [check_options(constraint.options, limits)]
     elif isinstance(constraint, ToolCalls):
         check_tools(constraint.tools, limits)
-        wish += [(tool.name, tool.parameters, tool.is_strict) for tool in constraint.tools]
-        wish += [constraint.is_required, constraint.allows_several]
-    return to_json(wish, "the constraint")
+        parts += [(tool.name, tool.parameters, tool.is_strict) for tool in constraint.tools]
+        parts += [constraint.is_required, constraint.allows_several]
+    return to_json(parts, "the constraint")

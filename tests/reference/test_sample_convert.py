@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from glint.sample.convert import (
     SampleDtype,
     StoredTensor,
-    bf16_codes,
-    e4m3_codes,
     model_config,
     model_tensors,
+    round_to_bf16,
+    round_to_e4m3,
     tokenizer_documents,
     write_safetensors,
 )
@@ -36,7 +36,7 @@ TEXT = "The capital of France is Paris, and 1234 people live there.\ndef main():
 def test_bf16_rounding_is_that_of_torch() -> None:
     values = bit_patterns()
     expected = torch.from_numpy(values).to(torch.bfloat16)
-    found = torch.from_numpy(bf16_codes(values).view(np.int16)).view(torch.bfloat16)
+    found = torch.from_numpy(round_to_bf16(values).view(np.int16)).view(torch.bfloat16)
     is_nan = np.isnan(values)
     assert torch.equal(found[~is_nan].view(torch.int16), expected[~is_nan].view(torch.int16))
     assert found[is_nan].isnan().all()
@@ -46,7 +46,7 @@ def test_e4m3_rounding_is_that_of_torch() -> None:
     values = bit_patterns()
     inside = values[np.abs(values) <= 448]
     expected = torch.from_numpy(inside).to(torch.float8_e4m3fn).view(torch.uint8)
-    np.testing.assert_array_equal(e4m3_codes(inside), expected.numpy())
+    np.testing.assert_array_equal(round_to_e4m3(inside), expected.numpy())
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "bf16"])
