@@ -1,4 +1,4 @@
-"""What a terminal shows of a model: answers as they come, and a conversation that is typed."""
+"""A model on a terminal: answers as they come, and a typed conversation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """What a command that gave this answer exits with."""
+        """The exit code of a command that gave this answer."""
         return EXIT_CODES[self.finish_reason]
 
     def take_in(self, output: StepOutput, seconds: float) -> None:

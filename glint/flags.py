@@ -1,4 +1,4 @@
-"""Flags that several commands share, and what they ask for."""
+"""Flags that several commands share, and the options that they set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ each of them would hold, and why a model cannot be shared by so many."""
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) -> None:
-    """Which model runs, on what, and how large."""
+    """Add the flags of the model, the device and the sizes."""
     group = parser.add_argument_group("model and engine")
     group.add_argument(
         "--model", "--model-path", metavar="DIR", type=path, help="checkpoint folder (default: the sample model)"
@@ -43,7 +43,7 @@ def add_engine_args(parser: argparse._ActionsContainer, *names: str, **defaults:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """How tokens are chosen."""
+    """Add the flags of sampling."""
     group = parser.add_argument_group("sampling", "What is left out follows the model's generation_config.json.")
     group.add_argument(
         "--max-tokens",

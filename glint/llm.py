@@ -81,7 +81,7 @@ class Completion:
 
 @dataclass
 class _Gathered:
-    """What has come out for one prompt so far, by request id of its choices."""
+    """The outputs for one prompt so far, by request id of its choices."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -160,7 +160,7 @@ class LLM:
         self.close()
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """What the model's generation_config asks for, with the given fields changed."""
+        """The sampling parameters of the model's generation_config, with the given fields changed."""
         return SamplingParams(**(self._generation.sampling() | changes))
 
     def generate(

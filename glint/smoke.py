@@ -1,4 +1,4 @@
-"""The smoke check: five prompts through the whole engine, with everything checked that can be checked."""
+"""The smoke check: five prompts through the whole engine, with all that can be checked."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def print_speed(runs: Sequence[Run]) -> None:
 
 
 def content_problems(one: Run, answer: str | None = None) -> list[str]:
-    """What is wrong with the text of one prompt, which must hold `answer` where there is one."""
+    """The problems of the text of one prompt, which must hold `answer` where there is one."""
     where = f"prompt {one.prompt!r}"
     problems = []
     if one.finish_reason not in ("stop", "length"):
@@ -151,7 +151,7 @@ def content_problems(one: Run, answer: str | None = None) -> list[str]:
 
 
 def repeat_problems(llm: LLM, runs: Sequence[Run], params: SamplingParams) -> list[str]:
-    """What differs when the prompts run together, and when half of each answer is resent and found in the cache."""
+    """The differences when the prompts run together, and when half of each answer is resent and found in the cache."""
     problems = []
     batch = llm.generate(prompt_token_ids=[one.prompt_token_ids for one in runs], sampling_params=params)
     for one, together in zip(runs, batch, strict=True):
@@ -172,7 +172,7 @@ def repeat_problems(llm: LLM, runs: Sequence[Run], params: SamplingParams) -> li
 
 
 def page_problems(llm: LLM) -> list[str]:
-    """What is wrong with the books of the engine once every request has ended."""
+    """The problems of the engine's bookkeeping once every request has ended."""
     stats = llm.engine.stats()
     llm.engine.check()
     problems = []

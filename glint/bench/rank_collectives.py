@@ -1,4 +1,4 @@
-"""What one rank of several sends to the others in a step, counted from the shapes."""
+"""The collectives and bytes that one of several ranks sends in a step, counted from the shapes."""
 
 from dataclasses import dataclass
 

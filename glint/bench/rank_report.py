@@ -1,4 +1,4 @@
-"""What `glint bench rank` found: shares of the peak bandwidth, projections, tables and JSON."""
+"""The results of `glint bench rank`: shares of the peak bandwidth, projections, tables and JSON."""
 
 import json
 from collections.abc import Iterator
@@ -108,11 +108,11 @@ class RankReport:
         return projected_prefill_ms(self.shape, row.median_ms, row.tokens, self.collective_gbs)
 
     def decode_collectives(self, row: DecodeRow) -> CollectiveCount:
-        """What this rank would send in a step of this row."""
+        """The collectives of this rank in a step of this row."""
         return count_collectives(self.shape, row.batch, row.batch)
 
     def prefill_collectives(self, row: PrefillRow) -> CollectiveCount:
-        """What this rank would send in a prefill step, of which one row is sampled."""
+        """The collectives of this rank in a prefill step, of which one row is sampled."""
         return count_collectives(self.shape, row.tokens, 1)
 
     def rate(self, row: PrefillRow) -> float:

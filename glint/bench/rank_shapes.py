@@ -1,4 +1,4 @@
-"""One rank of a model: its shapes, the bytes that a step reads, the operations of a prefill, and what N ranks would do.
+"""One rank of a model: its shapes, the bytes that a step reads, the operations of a prefill, and projections.
 
 All of it is arithmetic on shapes and measured times; nothing here runs.
 """
@@ -189,7 +189,7 @@ def prefill_operations(shape: RankShape, tokens: int, cached: int) -> float:
 
 @dataclass(frozen=True)
 class Projection:
-    """What `tp` such GPUs would do for a load of equal requests that come together: projected, not measured."""
+    """The throughput of `tp` such GPUs for a load of equal requests that come together: projected, not measured."""
 
     requests: int
     prompt_tokens: int

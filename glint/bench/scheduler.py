@@ -1,4 +1,4 @@
-"""`glint bench scheduler`: what planning and counting one step costs, without any engine."""
+"""`glint bench scheduler`: the cost of planning one step, without any engine."""
 
 import argparse
 import json

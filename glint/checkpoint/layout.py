@@ -19,7 +19,7 @@ class Dtype(IntEnum):
 
 
 class Role(IntEnum):
-    """What a tensor is for; numbered as GLINT_ROLE_ in glint.h."""
+    """The purpose of a tensor; numbered as GLINT_ROLE_ in glint.h."""
 
     EMBEDDING = 1
     LM_HEAD = 2
@@ -42,7 +42,7 @@ class Role(IntEnum):
 
 
 class Part(IntEnum):
-    """Which part of a role a tensor is; numbered as GLINT_PART_ in glint.h."""
+    """The part of a role that a tensor holds; numbered as GLINT_PART_ in glint.h."""
 
     WEIGHT = 0
     SCALE = 1

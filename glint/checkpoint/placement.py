@@ -1,4 +1,4 @@
-"""Which slice of which tensor goes to which rank.
+"""The slice of every tensor that each rank holds.
 
 Query, key, value, gate and up are split by rows, output and down by columns, lm_head by rows of the vocabulary; scales
 and biases go with their weight. Norms, the router and the embedding are whole on every rank: a whole embedding (1.55 GB
@@ -37,7 +37,7 @@ class Slice(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """What is dealt to the ranks: `units` units of `unit_size` rows or columns each.
+    """A division among ranks: `units` units of `unit_size` rows or columns each.
 
     `field` is what a user knows the units by, `tensors` which tensors are cut so.
     """

@@ -1,4 +1,4 @@
-"""How much memory a rank needs for the weights and the KV cache, as the placement of the tensors has it."""
+"""The memory that one rank needs for weights and KV cache, by the placement of the tensors."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class TensorKind:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What each of `tp` ranks holds; all hold equally much.
+    """The memory of each of `tp` ranks; all hold equally much.
 
     `weight_bytes` is the sum over `kinds`, as stored in the files. Each rank keeps the keys and values of `kv_heads`
     heads, and each head is kept by `kv_copies` ranks; `kv_bytes_per_token` is for BF16 and all main layers.
@@ -75,7 +75,7 @@ class RankMemory:
 def measure_rank(
     config: ModelConfig, tensors: Sequence[TableEntry], tp: int, expert_layout: ExpertLayout
 ) -> RankMemory:
-    """Plan the memory of one of `tp` equal ranks.
+    """Add up the memory of one of `tp` equal ranks.
 
     Raises CheckpointError with everything that keeps the model from being split so.
     """

@@ -1,4 +1,4 @@
-"""What may be asked of an engine. Every option is written once: name, type, default, flags and native field.
+"""The options of an engine. Each is written once: name, type, default, flags and native field.
 
 The command line, `LLM`, the server and the native engine take their options from here. This module imports nothing
 heavy, so `glint --help` answers at once.
@@ -80,7 +80,7 @@ class EngineChoices:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs(EngineChoices):
-    """What a user asks of an engine. `EngineSettings.resolve` fills in what is None.
+    """The options that a user sets. `EngineSettings.resolve` fills in those that are None.
 
     `tp` is the number of ranks. Rows that ranks sum up have `row_slices` parts with a scale of their own: answers are
     the same at every `tp` where `row_slices` is. `exchange` and `all_reduce` choose how ranks share rows and sums; they

@@ -91,7 +91,7 @@ class Engine:
 
     @property
     def last_step(self) -> StepSummary:
-        """What the last call of `step` did."""
+        """The figures of the last call of `step`."""
         return self._loop.last_step
 
     @property
@@ -137,8 +137,8 @@ class Engine:
 
         The choices share one seed and the pages of the prompt. With a grammar every choice follows it by itself, from
         its first token or from the token behind `begins_after`, and ends where the grammar is complete. `share`
-        says whose request it is, which decides when it is computed and nothing else. Raises `RequestError` where the
-        request cannot be served; then nothing was queued.
+        names the owner of the request, which decides when it is computed and nothing else. Raises `RequestError` where
+        the request cannot be served; then nothing was queued.
         """
         try:
             prompt = tuple(map(index, prompt_tokens))
@@ -171,7 +171,7 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """End a request without a further output. One that has already ended changes nothing.
 
-        What a step in flight still brings for it is dropped. With the last request the step in flight ends too.
+        Tokens of a step in flight are dropped. With the last request the step in flight ends too.
         """
         self._loop.abort(request_id)
 

@@ -6,7 +6,7 @@ from glint.text.grammar import Matcher
 
 
 class GuardedMatcher:
-    """A matcher that can hurt nobody but its own request: whatever it raises becomes `failure`.
+    """A matcher whose failures end its own request alone: every exception becomes `failure`.
 
     `is_over` says that no further mask is needed: the grammar is complete, the matcher failed, or the request ended.
     """

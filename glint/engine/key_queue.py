@@ -1,4 +1,4 @@
-"""The requests of one key that have prompt tokens to compute, and what the key has had so far."""
+"""The requests of one key that have prompt tokens to compute, and the key's share of work so far."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How large an engine is made: on the CPU by its settings alone, on a GPU by the memory that the GPU has."""
+"""The sizes of an engine: on the CPU from its settings alone, on a GPU from the memory of the GPU."""
 
 import ctypes
 import sys
@@ -27,12 +27,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What one GPU has and what one rank of an engine takes of it, in bytes unless the name says otherwise.
+    """The memory of one GPU and the part that one rank of an engine takes, in bytes unless the name says otherwise.
 
     All of `tp` ranks take as much, each on a GPU of its own, of which this one has the least free memory; where
     `is_shared`, in tests alone, all are on this one. With several ranks a part is left to the links between them.
-    `utilization` is the share of the whole memory that may be in use once the engine is there; what others already
-    use counts. `wanted_pages` would hold `max_requests` requests of `max_model_len` tokens at once: more is not taken.
+    `utilization` is the share of the whole memory that may be in use once the engine is there, by other processes
+    too. `wanted_pages` would hold `max_requests` requests of `max_model_len` tokens at once: more is not taken.
     """
 
     device_name: str
@@ -51,28 +51,28 @@ class GpuPlan:
 
     @property
     def used_bytes(self) -> int:
-        """What others use already."""
+        """Memory that other processes use."""
         return self.memory_total - self.memory_free
 
     @property
     def allowed_bytes(self) -> int:
-        """What a rank may take: the share that others do not use already."""
+        """Memory that a rank may take: the share that other processes leave."""
         allowed = int(self.memory_total * self.utilization) - self.used_bytes
         return allowed // self.tp if self.is_shared else allowed
 
     @property
     def collective_bytes(self) -> int:
-        """What is left to the links between ranks, which take their memory by themselves."""
+        """Memory left to the links between ranks, which NCCL takes by itself."""
         return COLLECTIVE_BYTES if self.tp > 1 else 0
 
     @property
     def taken_bytes(self) -> int:
-        """What a rank takes besides its pages."""
+        """Memory that a rank takes besides its pages."""
         return self.weight_bytes + self.workspace_bytes + self.collective_bytes
 
     @property
     def room_bytes(self) -> int:
-        """What is left for pages; negative where not even the weights and the workspace fit."""
+        """Memory left for pages; negative where not even the weights and the workspace fit."""
         return self.allowed_bytes - self.taken_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""How several ranks share one model, and everything about it that is checked before anything loads."""
+"""Checks that several ranks can share one model, before anything loads."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a request."""
+"""A request as the scheduler counts it."""
 
 from dataclasses import dataclass
 

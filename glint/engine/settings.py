@@ -1,4 +1,4 @@
-"""Settings of an engine: what was asked for, filled in from the machine and the model, and checked."""
+"""Settings of an engine: its options, completed from the machine and the model, and checked."""
 
 import os
 from dataclasses import dataclass, fields
@@ -104,7 +104,7 @@ class EngineSettings(EngineChoices):
 
     @classmethod
     def resolve(cls, model_dir: str | Path, model: ModelConfig, args: EngineArgs) -> "EngineSettings":
-        """Fill what was not asked for from the machine and the model.
+        """Complete the options from the machine and the model.
 
         Threads are the cores this process may use; kernels those of $GLINT_KERNELS where it is set. On the CPU the page
         cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB, never
@@ -156,7 +156,7 @@ def _check_count(name: str, value: int) -> None:
 
 
 def _check_asked(model: ModelConfig, args: EngineArgs) -> None:
-    """Refuse sizes that were asked for and can never be."""
+    """Refuse sizes that no engine of this model can have."""
     for name in ("num_pages", "max_model_len"):
         if getattr(args, name) is not None:
             _check_count(name, getattr(args, name))
@@ -180,7 +180,7 @@ def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1) -> int:
 
 
 def _count_pages(model: ModelConfig, args: EngineArgs, page_tokens: int) -> int:
-    """Pages for the asked-for bytes, or for the default when none were asked for."""
+    """Pages for `kv_cache_bytes`, or for the default without it."""
     device, kv_cache_bytes, max_model_len = args.device, args.kv_cache_bytes, args.max_model_len
     if device != "cpu":
         raise EngineError(f"num_pages is not given; on device {device!r} glint.engine.memory_plan.size_engine finds it")

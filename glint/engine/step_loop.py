@@ -1,4 +1,4 @@
-"""Running requests step by step: while one step computes, the next is planned and submitted."""
+"""Runs requests step by step: while one step computes, the next is planned and submitted."""
 
 import time
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, Step
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What one call of `step` did, in numbers.
+    """The figures of one call of `step`.
 
     `serial` numbers the collected steps; a call that collected none repeats it with all counts 0. `started_ids` are
     the requests that were scheduled in it for the first time. `num_tokens` were computed for `num_items` requests,
@@ -85,7 +85,7 @@ class StepLoop:
 
     @property
     def last_step(self) -> StepSummary:
-        """What the last call of `step` did."""
+        """The figures of the last call of `step`."""
         return self._last_step
 
     def add(self, request: ActiveRequest, leader_id: int | None, share: Share) -> None:

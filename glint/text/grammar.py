@@ -1,4 +1,4 @@
-"""Grammars over tokens: which tokens may come next so that the text is what was asked for."""
+"""Grammars over tokens: which tokens may come next so that the text meets its constraint."""
 
 import re
 from collections import OrderedDict
@@ -199,7 +199,7 @@ class GrammarCompiler:
 
 
 class Grammar:
-    """What a text must look like; shared by any number of matchers, from any thread.
+    """The form of a text; shared by any number of matchers, from any thread.
 
     Raises TextError if the grammar cannot be built or has no token to begin with.
     """
@@ -239,7 +239,7 @@ class Grammar:
         return Matcher(inner, self._eos_token_ids, self._open_words, begins_after, self._build_alone)
 
     def _build_alone(self) -> Any:
-        """What follows the grammar with states of its own; those that matchers share are taken to be used up."""
+        """A matcher with states of its own; those that matchers share are taken to be used up."""
         with self._lock:
             self._first = None
         return self._build()

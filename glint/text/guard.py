@@ -31,7 +31,7 @@ class PromptText:
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def extended(self, markup: str) -> "PromptText":
