@@ -78,11 +78,11 @@ def tokens_of(outputs: list[StepOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def run_one(engine: Engine, grammar: Any, count: int = 30, **wishes: Any) -> list[StepOutput]:
+def run_one(engine: Engine, grammar: Any, count: int = 30, **options: Any) -> list[StepOutput]:
     """The outputs of one request with the grammar, in the company of two without."""
     free = [(prompt_of(seed, 10 + seed), 12) for seed in range(2)]
     free_ids = [engine.submit(prompt, greedy(length))[0] for prompt, length in free]
-    (request_id,) = engine.submit(prompt_of(9, 21), greedy(count, **wishes), grammar=grammar)
+    (request_id,) = engine.submit(prompt_of(9, 21), greedy(count, **options), grammar=grammar)
     outputs = gather(engine, {})
     assert [tokens_of(outputs[free_id]) for free_id in free_ids] == [alone(*ask) for ask in free]
     assert_idle(engine)

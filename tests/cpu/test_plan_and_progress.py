@@ -21,9 +21,9 @@ from tests.cpu.whole_engine import make_engine
 SHAPE = small_model().config
 
 
-def settings(**wishes: int) -> EngineSettings:
+def settings(**options: int) -> EngineSettings:
     """Settings of an engine on the small model."""
-    sizes = {"page_tokens": 16, "num_pages": 64, "threads": 1, "max_model_len": 512} | wishes
+    sizes = {"page_tokens": 16, "num_pages": 64, "threads": 1, "max_model_len": 512} | options
     return EngineSettings.resolve("small", SHAPE, EngineArgs(**sizes))
 
 

@@ -63,8 +63,8 @@ def free_memory(monkeypatch: pytest.MonkeyPatch) -> int:
     return 8 * GIGABYTE
 
 
-def resolve(**wishes: Any) -> EngineSettings:
-    return EngineSettings.resolve("folder", SAMPLE, EngineArgs(**wishes))
+def resolve(**options: Any) -> EngineSettings:
+    return EngineSettings.resolve("folder", SAMPLE, EngineArgs(**options))
 
 
 def test_defaults_fit_the_model_and_stay_small(free_memory: int) -> None:
@@ -108,7 +108,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         ({"tp": 65}, "tp is 65; it must be an integer from 1 to 64"),
         ({"tp": 0}, "tp is 0"),
@@ -146,13 +146,13 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"kv_cache_bytes": GIGABYTE, "num_pages": 2}, "both given"),
     ],
 )
-def test_what_cannot_be_is_refused(free_memory: int, wishes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(free_memory: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        resolve(**wishes)
+        resolve(**options)
 
 
-def resolve_cuda(**wishes: Any) -> EngineSettings:
-    return resolve(device="cuda", **({"num_pages": 200} | wishes))
+def resolve_cuda(**options: Any) -> EngineSettings:
+    return resolve(device="cuda", **({"num_pages": 200} | options))
 
 
 def test_defaults_of_a_gpu() -> None:
@@ -163,7 +163,7 @@ def test_defaults_of_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         (
             {"kernels": "exact"},
@@ -175,13 +175,13 @@ def test_defaults_of_a_gpu() -> None:
         ({"tp": 3, "row_slices": 6}, "row_slices is 6 and tp is 3; on device 'cuda' they are equal"),
     ],
 )
-def test_what_a_gpu_cannot_do_is_refused(wishes: dict[str, Any], message: str) -> None:
+def test_what_a_gpu_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        resolve_cuda(**wishes)
+        resolve_cuda(**options)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "reasons"),
+    ("options", "reasons"),
     [
         (
             {"tp": 2},
@@ -213,11 +213,11 @@ def test_what_a_gpu_cannot_do_is_refused(wishes: dict[str, Any], message: str) -
     ],
 )
 def test_a_model_that_cannot_be_shared_is_refused_with_every_reason(
-    wishes: dict[str, Any], reasons: tuple[str, ...]
+    options: dict[str, Any], reasons: tuple[str, ...]
 ) -> None:
     with pytest.raises(EngineError) as refused:
-        resolve(**wishes)
-    asked = f"tp {wishes.get('tp', 1)} and row_slices {wishes.get('row_slices', wishes.get('tp', 1))}"
+        resolve(**options)
+    asked = f"tp {options.get('tp', 1)} and row_slices {options.get('row_slices', options.get('tp', 1))}"
     assert str(refused.value).splitlines() == [f"{asked} do not go with this model:", *(f"  {one}" for one in reasons)]
 
 

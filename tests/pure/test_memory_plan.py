@@ -50,8 +50,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[abi.EngineOptions]:
     return asked
 
 
-def size(**wishes: Any) -> SizedEngine:
-    return size_engine("folder", SAMPLE, (), EngineArgs(device="cuda", **wishes), "library")
+def size(**options: Any) -> SizedEngine:
+    return size_engine("folder", SAMPLE, (), EngineArgs(device="cuda", **options), "library")
 
 
 def test_what_is_left_becomes_pages() -> None:
@@ -138,7 +138,7 @@ def test_pages_and_bytes_may_be_asked_for(gpu: list[abi.EngineOptions]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "named"),
+    ("options", "named"),
     [
         ({"gpu_memory_utilization": 0.3}, ("does not fit into the memory", "--max-num-batched-tokens")),
         ({"num_pages": 50_000}, ("50,000 pages does not fit, only 41,984 do", "raise --gpu-memory-utilization")),
@@ -146,10 +146,10 @@ def test_pages_and_bytes_may_be_asked_for(gpu: list[abi.EngineOptions]) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_arithmetic(
-    gpu: list[abi.EngineOptions], wishes: dict[str, Any], named: tuple[str, ...]
+    gpu: list[abi.EngineOptions], options: dict[str, Any], named: tuple[str, ...]
 ) -> None:
     with pytest.raises(EngineError) as refused:
-        size(**wishes)
+        size(**options)
     for words in (*named, "GPU memory", "- weights", "= left for pages", "one page"):
         assert words in str(refused.value)
 
