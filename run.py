@@ -53,7 +53,7 @@ later starts begin at once.
   ./run.py --smoke                     five prompts through the CPU engine, checked; the place to begin
   ./run.py --smoke --model DIR         the same with your own GLM-4.x MoE checkpoint
   ./run.py --smoke --device cuda       the same on an NVIDIA GPU; builds the CUDA engine first, which needs nvcc
-  ./run.py --serve                     the OpenAI and Anthropic interfaces on http://127.0.0.1:8000
+  ./run.py --serve                     the OpenAI and Anthropic APIs on http://127.0.0.1:8000
   ./run.py --bench                     a server under load for a minute: throughput and latencies
   ./run.py chat                        any glint command: serve, generate, chat, check, sample-model, bench, smoke
   ./run.py generate --help             what such a command takes

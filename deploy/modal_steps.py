@@ -59,7 +59,7 @@ class Setup:
         return cls(chosen["GLINT_MODEL_ID"], None if gpu == NO_GPU else gpu, layout, flags)
 
     @property
-    def num_ranks(self) -> int:
+    def tp(self) -> int:
         """Ranks that share the model, one per GPU."""
         return int((self.gpu or "").partition(":")[2] or 1)
 
@@ -71,7 +71,7 @@ class Setup:
     def engine_flags(self, folder: Path) -> list[str]:
         """The flags that smoke, bench and serve share."""
         device = "cpu" if self.gpu is None else "cuda"
-        ranks = ["--tp", str(self.num_ranks), "--expert-layout", self.expert_layout]
+        ranks = ["--tp", str(self.tp), "--expert-layout", self.expert_layout]
         return ["--model", str(folder), "--device", device, *ranks]
 
     def server_flags(self, folder: Path, port: int) -> list[str]:
@@ -85,10 +85,10 @@ def check_model(folder: Path, setup: Setup) -> None:
     from glint.checkpoint.report import run_check
     from glint.errors import CheckpointError
 
-    text, is_usable = run_check(folder, setup.num_ranks, "ep" if setup.expert_layout == "ep" else "tp")
+    text, is_usable = run_check(folder, setup.tp, "ep" if setup.expert_layout == "ep" else "tp")
     print(text, end="", flush=True)
     if not is_usable:
-        raise CheckpointError(f"{folder} cannot be served by {setup.num_ranks} ranks; the problems are listed above")
+        raise CheckpointError(f"{folder} cannot be served by {setup.tp} ranks; the problems are listed above")
 
 
 def run_glint(arguments: Sequence[str]) -> None:

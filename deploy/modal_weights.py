@@ -33,8 +33,8 @@ Fetched = TypeVar("Fetched")
 
 def model_folder(models: Path, model_id: str) -> Path:
     """The folder that a fetched model is in; refused where it was not fetched."""
-    from glint.checkpoint.sample import sample_folder
     from glint.errors import CheckpointError
+    from glint.sample.model import sample_folder
 
     folder = sample_folder(models / SAMPLE, "fp8") if model_id == SAMPLE else models / model_id
     if not (folder / "config.json").is_file():
@@ -51,7 +51,7 @@ def fetch_model(models: Path, model_id: str, revision: str, owner: str | None = 
     The commit that the revision stood for is recorded beside the weights once all of them are right. `owner` names who
     fetches, across restarts and machines; by default it is this machine.
     """
-    from glint.checkpoint.sample import make_sample_model
+    from glint.sample.model import make_sample_model
 
     if model_id == SAMPLE:
         return make_sample_model("fp8", models / SAMPLE)

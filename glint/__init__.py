@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from glint.engine.share import Share
     from glint.errors import CheckpointError, EngineError, GlintError, RankFailed, RequestError, TextError
     from glint.llm import LLM, Choice, Completion
     from glint.sampling import SamplingParams
-    from glint.scheduling.share import Share
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _MODULES = {
     "Choice": "glint.llm",
     "Completion": "glint.llm",
     "SamplingParams": "glint.sampling",
-    "Share": "glint.scheduling.share",
+    "Share": "glint.engine.share",
     "CheckpointError": "glint.errors",
     "EngineError": "glint.errors",
     "GlintError": "glint.errors",

@@ -16,10 +16,10 @@ from typing import Any, cast
 from glint import __version__
 from glint.errors import GlintError, RequestError
 from glint.flags import (
+    add_engine_args,
     add_engine_flags,
-    add_expert_layout,
     add_sampling_flags,
-    engine_options,
+    engine_args,
     model_folder,
     open_model,
     path,
@@ -151,7 +151,7 @@ def _add_check(commands: Any) -> None:
         "Exit code 0: no problems; 1: problems, all listed. Only headers are read, so 362 GB take seconds. Sizes are "
         "bytes of one rank: weights, and key/value bytes per token."
     )
-    add_expert_layout(parser)
+    add_engine_args(parser, "expert_layout")
 
 
 def _add_sample_model(commands: Any) -> None:
@@ -275,7 +275,7 @@ def run_serve(chosen: argparse.Namespace) -> int:
 
 def run_generate(chosen: argparse.Namespace) -> int:
     """Continues a text: streamed, or whole with --json or several answers."""
-    from glint.terminal import stream_answer
+    from glint.conversation import stream_answer
 
     prompt = read_prompt(chosen)
     changes = sampling_changes(chosen)
@@ -299,7 +299,7 @@ def run_generate(chosen: argparse.Namespace) -> int:
 
 def run_chat(chosen: argparse.Namespace) -> int:
     """Talks with a model until /exit or the end of standard input."""
-    from glint.terminal import Conversation, talk
+    from glint.conversation import Conversation, talk
 
     changes = sampling_changes(chosen)
     with open_model(chosen) as llm:
@@ -317,7 +317,7 @@ def run_check(chosen: argparse.Namespace) -> int:
 
 def run_sample_model(chosen: argparse.Namespace) -> int:
     """Makes the sample model and prints its folder, which --model of the other commands takes."""
-    from glint.checkpoint.sample import make_sample_model
+    from glint.sample.model import make_sample_model
 
     print(make_sample_model(chosen.dtype, chosen.cache_dir, chosen.wheel))
     return 0
@@ -366,11 +366,11 @@ def run_bench_cpu(chosen: argparse.Namespace) -> int:
     if chosen.json is not None:
         machine.check_writable(chosen.json)
     chosen.model = model_folder(chosen)
-    return cpu.run(chosen, engine_options(chosen))
+    return cpu.run(chosen, engine_args(chosen))
 
 
 def run_smoke(chosen: argparse.Namespace) -> int:
     """Runs the smoke check on the chosen model."""
     from glint import smoke
 
-    return smoke.run(model_folder(chosen), chosen.engine, **engine_options(chosen))
+    return smoke.run(model_folder(chosen), chosen.engine, **vars(engine_args(chosen)))

@@ -39,7 +39,7 @@ class TextError(GlintError):
 
 
 class RequestError(GlintError):
-    """A request asks for something that cannot be served; `field` names what is at fault, where one thing is."""
+    """A request that cannot be served; `field` names the field at fault, where it is one."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)

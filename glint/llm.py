@@ -9,16 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.table import open_checkpoint
-from glint.config import Device, EngineSettings, Kernels, KvCacheDtype
-from glint.engine import Engine
+from glint.engine.args import EngineArgs
+from glint.engine.engine import Engine
+from glint.engine.memory_plan import size_engine
+from glint.engine.request import FinishReason, StepOutput
+from glint.engine.settings import EngineSettings
+from glint.engine.share import DEFAULT_SHARE, Share
 from glint.errors import RequestError
-from glint.ranks import AllReduce, Exchange
-from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
-from glint.scheduling.share import DEFAULT_SHARE, Share
-from glint.sizing import size_engine
 from glint.text.chat import render_prompt
 from glint.text.tokenizer import Tokenizer
 
@@ -82,7 +81,7 @@ class Completion:
 
 @dataclass
 class _Gathered:
-    """What has come out for one prompt so far, by request id of its choices."""
+    """The outputs for one prompt so far, by request id of its choices."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -121,57 +120,21 @@ class LLM:
     def __init__(
         self,
         model_dir: str | Path,
-        device: Device = "cpu",
-        threads: int | None = None,
-        tp: int = 1,
-        expert_layout: ExpertLayout = "tp",
-        skip_tokenizer: bool = False,
         *,
-        kernels: Kernels | None = None,
         engine: str | Path | None = None,
-        row_slices: int | None = None,
-        exchange: Exchange = "auto",
-        all_reduce: AllReduce = "auto",
-        kv_cache_dtype: KvCacheDtype = "auto",
-        page_tokens: int | None = None,
-        num_pages: int | None = None,
-        kv_cache_bytes: int | None = None,
-        max_step_tokens: int | None = None,
-        max_step_items: int | None = None,
-        max_model_len: int | None = None,
-        gpu_memory_utilization: float | None = None,
+        skip_tokenizer: bool = False,
         progress: bool = False,
+        **options: Any,
     ) -> None:
         """Open the model folder and load the engine.
 
         `engine` is the path of a native library, instead of the device's own. With `skip_tokenizer` prompts are token
-        ids and completions have no text. `gpu_memory_utilization` is the share of the GPU's memory to use, else 0.9.
-        `progress` shows memory plan and loading on standard error. The others are those of `EngineSettings.resolve`.
+        ids and completions have no text. `progress` shows memory plan and loading on standard error. `options` are the
+        fields of `EngineArgs`, such as device="cuda" or tp=8.
         """
         folder = Path(model_dir).expanduser()
         checkpoint = open_checkpoint(folder)
-        sized = size_engine(
-            folder,
-            checkpoint.config,
-            checkpoint.files,
-            engine,
-            device=device,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kernels=kernels,
-            threads=threads,
-            tp=tp,
-            row_slices=row_slices,
-            expert_layout=expert_layout,
-            exchange=exchange,
-            all_reduce=all_reduce,
-            kv_cache_dtype=kv_cache_dtype,
-            page_tokens=page_tokens,
-            num_pages=num_pages,
-            kv_cache_bytes=kv_cache_bytes,
-            max_step_tokens=max_step_tokens,
-            max_step_items=max_step_items,
-            max_model_len=max_model_len,
-        )
+        sized = size_engine(folder, checkpoint.config, checkpoint.files, EngineArgs(**options), engine)
         self.tokenizer = None if skip_tokenizer else Tokenizer(folder)
         self._generation = checkpoint.generation
         if progress:
@@ -197,7 +160,7 @@ class LLM:
         self.close()
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """What the model's generation_config asks for, with the given fields changed."""
+        """The sampling parameters of the model's generation_config, with the given fields changed."""
         return SamplingParams(**(self._generation.sampling() | changes))
 
     def generate(
@@ -295,9 +258,9 @@ class LLM:
         owners: dict[int, _Gathered] = {}
         unfinished: set[int] = set()
         try:
-            for index, (entry, wishes, share) in enumerate(zip(gathered, params, spread, strict=True)):
+            for index, (entry, sampling, share) in enumerate(zip(gathered, params, spread, strict=True)):
                 try:
-                    ids = self.engine.submit(entry.prompt_token_ids, wishes, share=share)
+                    ids = self.engine.submit(entry.prompt_token_ids, sampling, share=share)
                 except RequestError as problem:
                     raise RequestError(f"prompt {index}: {problem}") from problem
                 entry.outputs = {request_id: [] for request_id in ids}

@@ -16,7 +16,7 @@ TOKEN_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What a request asks of sampling, checked at construction.
+    """The sampling of a request, checked at construction.
 
     The defaults sample from the model's own distribution. `temperature` 0 is greedy; `top_k` 0 or -1, `top_p` 1 and
     `min_p` 0 cut nothing off. `top_p` and `repetition_penalty` are at least `MIN_POSITIVE`, which a 32-bit float tells

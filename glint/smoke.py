@@ -1,4 +1,4 @@
-"""The smoke check: five prompts through the whole engine, with everything checked that can be checked."""
+"""The smoke check: five prompts through the whole engine, with all that can be checked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glint.checkpoint.plan import ExpertLayout
-from glint.checkpoint.sample import RECORD_NAME
-from glint.config import Device, Kernels
+from glint.engine.request import StepOutput
 from glint.errors import RequestError
 from glint.llm import LLM
-from glint.request import StepOutput
+from glint.sample.model import RECORD_NAME
 from glint.sampling import SamplingParams
 
 PROMPTS = (
@@ -48,12 +46,6 @@ class Run:
 def run(
     model_dir: Path,
     engine: Path | None = None,
-    *,
-    device: Device = "cpu",
-    threads: int | None = None,
-    kernels: Kernels | None = None,
-    tp: int = 1,
-    expert_layout: ExpertLayout = "tp",
     **options: Any,
 ) -> int:
     """Runs the prompts alone, again from the prefix cache, and together; gives 0 if all is well, else 1.
@@ -61,20 +53,11 @@ def run(
     Prints text, tokens and speed of every prompt, and names each thing that is off. The arguments are those of `LLM`.
     """
     started = time.monotonic()
-    with LLM(
-        model_dir,
-        device,
-        threads,
-        tp,
-        expert_layout,
-        kernels=kernels,
-        engine=engine,
-        progress=True,
-        **options,
-    ) as llm:
+    with LLM(model_dir, engine=engine, progress=True, **options) as llm:
         seconds = time.monotonic() - started
-        ranks = f", {tp} ranks with row_slices {llm.settings.row_slices}" if tp > 1 else ""
-        computing = f"device {device}{ranks}, {llm.settings.threads} threads, kernels {llm.engine.kernels}"
+        settings = llm.settings
+        ranks = f", {settings.tp} ranks with row_slices {settings.row_slices}" if settings.tp > 1 else ""
+        computing = f"device {settings.device}{ranks}, {settings.threads} threads, kernels {llm.engine.kernels}"
         print(f"model {model_dir}, loaded in {seconds:.2f} s, {computing}")
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
         runs = [run_alone(llm, prompt, params) for prompt in PROMPTS]
@@ -142,7 +125,7 @@ def print_speed(runs: Sequence[Run]) -> None:
 
 
 def content_problems(one: Run, answer: str | None = None) -> list[str]:
-    """What is wrong with the text of one prompt, which must hold `answer` where there is one."""
+    """The problems of the text of one prompt, which must hold `answer` where there is one."""
     where = f"prompt {one.prompt!r}"
     problems = []
     if one.finish_reason not in ("stop", "length"):
@@ -168,7 +151,7 @@ def content_problems(one: Run, answer: str | None = None) -> list[str]:
 
 
 def repeat_problems(llm: LLM, runs: Sequence[Run], params: SamplingParams) -> list[str]:
-    """What differs when the prompts run together, and when half of each answer is resent and found in the cache."""
+    """The differences when the prompts run together, and when half of each answer is resent and found in the cache."""
     problems = []
     batch = llm.generate(prompt_token_ids=[one.prompt_token_ids for one in runs], sampling_params=params)
     for one, together in zip(runs, batch, strict=True):
@@ -189,7 +172,7 @@ def repeat_problems(llm: LLM, runs: Sequence[Run], params: SamplingParams) -> li
 
 
 def page_problems(llm: LLM) -> list[str]:
-    """What is wrong with the books of the engine once every request has ended."""
+    """The problems of the engine's bookkeeping once every request has ended."""
     stats = llm.engine.stats()
     llm.engine.check()
     problems = []

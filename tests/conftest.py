@@ -18,7 +18,7 @@ MARKS = {"address,undefined": "sanitize", "thread": "threads"}
 @pytest.fixture(scope="session")
 def sample_model() -> Path:
     """The folder of the FP8 sample model, made in the user's cache on first use."""
-    from glint.checkpoint.sample import make_sample_model
+    from glint.sample.model import make_sample_model
 
     return make_sample_model()
 

@@ -1,1 +1,1 @@
-"""Benches: figures with units, beside the machine's own ceiling and beside a peer."""
+"""Benches: figures with units, beside the machine's measured peak bandwidth and beside a peer."""

@@ -1,13 +1,12 @@
-"""`glint bench cpu`: prefill and decode on this machine, against its memory ceiling and against llama.cpp."""
+"""`glint bench cpu`: prefill and decode on this machine, against its measured peak bandwidth and against llama.cpp."""
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,15 +15,16 @@ from glint.bench.machine import processor_name, refusing_unwritable
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import TableEntry, open_checkpoint
-from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_ITEMS, EngineSettings, token_cache_bytes
-from glint.engine import Engine
+from glint.engine.args import EngineArgs
+from glint.engine.engine import Engine
+from glint.engine.settings import DEFAULT_NUM_SEQS, DEFAULT_PAGE_TOKENS, EngineSettings, token_cache_bytes
 from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 
 BATCHES = (1, 8, 32)
 PROMPT_OF_DECODE = 64
 STEPS_TO_ADMIT = 2 * max(BATCHES)
-CEILING_BYTES = 512 << 20
+PEAK_READ_BYTES = 512 << 20
 PREFILL_REPEATS = 3
 ROUTED = (Role.GATE, Role.UP, Role.DOWN)
 
@@ -46,23 +46,18 @@ class Report:
     processor: str
     kernels: str
     threads: int
-    ceiling_bytes_per_second: float
+    peak_bytes_per_second: float
     rows: tuple[Row, ...]
     peer: PeerFigures | None
     peer_problem: str | None
 
 
-def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
-    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine.
-
-    `options` go to `EngineSettings.resolve`.
-    """
+def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
+    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine."""
     checkpoint = open_checkpoint(Path(chosen.model))
-    settings = bench_settings(
-        Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, options
-    )
+    settings = bench_settings(Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, args)
     with Engine(checkpoint, settings, None, chosen.engine) as engine:
-        ceiling = engine.measure_read(CEILING_BYTES)
+        peak = engine.measure_read(PEAK_READ_BYTES)
         rows = [measure_prefill(engine, checkpoint.config, chosen.prompt_tokens)]
         for batch in BATCHES:
             touched = touched_bytes(checkpoint.tensors, checkpoint.config, batch)
@@ -78,7 +73,7 @@ def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
         processor=processor_name(),
         kernels=kernels,
         threads=settings.threads,
-        ceiling_bytes_per_second=ceiling,
+        peak_bytes_per_second=peak,
         rows=tuple(rows),
         peer=peer,
         peer_problem=problem,
@@ -91,7 +86,7 @@ def run(chosen: argparse.Namespace, options: Mapping[str, Any]) -> int:
 
 
 def bench_settings(
-    folder: Path, config: ModelConfig, prompt_tokens: int, decode_tokens: int, options: Mapping[str, Any]
+    folder: Path, config: ModelConfig, prompt_tokens: int, decode_tokens: int, args: EngineArgs
 ) -> EngineSettings:
     """Settings with room for one prefill, and for all decoding requests from their first prompt to the last step."""
     decode_room = PROMPT_OF_DECODE + STEPS_TO_ADMIT + decode_tokens + 1
@@ -105,10 +100,12 @@ def bench_settings(
     return EngineSettings.resolve(
         folder,
         config,
-        max_model_len=longest,
-        num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
-        max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_STEP_ITEMS["cpu"],
-        **options,
+        replace(
+            args,
+            max_model_len=longest,
+            num_pages=max(prefill_pages, (decode_pages + 1) * max(BATCHES)),
+            max_step_tokens=max(prompt_tokens, PROMPT_OF_DECODE) + DEFAULT_NUM_SEQS["cpu"],
+        ),
     )
 
 
@@ -184,19 +181,19 @@ def timed_step(engine: Engine, batch: int) -> float:
 
 
 def render(report: Report) -> str:
-    """The table a person reads: figures with units, share of the ceiling, and the ratio to the peer."""
-    ceiling = report.ceiling_bytes_per_second
+    """The table a person reads: figures with units, share of the peak bandwidth, and the ratio to the peer."""
+    peak = report.peak_bytes_per_second
     lines = [
         f"model      {report.model}",
         f"processor  {report.processor}, {report.threads} threads, kernels {report.kernels}",
-        f"ceiling    {ceiling / 1e9:.1f} GB/s read by {report.threads} threads, measured in this run",
+        f"peak read  {peak / 1e9:.1f} GB/s read by {report.threads} threads, measured in this run",
         "",
-        f"{'':22}{'tok/s':>10}{'GB/s':>8}{'of ceiling':>12}{'llama.cpp':>12}{'ratio':>8}",
+        f"{'':22}{'tok/s':>10}{'GB/s':>8}{'of peak':>12}{'llama.cpp':>12}{'ratio':>8}",
     ]
     for index, row in enumerate(report.rows):
         speed = f"{row.tokens_per_second:.1f}"
         rate = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / 1e9:.1f}"
-        share = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / ceiling:.0%}"
+        share = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / peak:.0%}"
         other = None if report.peer is None else report.peer.tokens_per_second[index]
         peer = "-" if other is None else f"{other:.1f}"
         ratio = "-" if other is None else f"{row.tokens_per_second / other:.2f}x"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glint.checkpoint.sample import default_cache, extract_gguf, find_wheel, show_progress
 from glint.errors import GlintError
+from glint.sample.model import default_cache, extract_gguf, find_wheel, show_progress
 
 TIMEOUT_SECONDS = 600
 

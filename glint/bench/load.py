@@ -1,4 +1,4 @@
-"""Puts a load on an OpenAI-compatible server over HTTP and keeps what came back.
+"""Puts a load on an OpenAI-compatible server over HTTP and keeps its answers.
 
 With a duration the load is a closed loop: as many requests as the concurrency, each followed by the next, until the
 time is over. What is then in flight is cancelled: it does not count as complete and gives no latencies, but the tokens
@@ -59,7 +59,7 @@ class LoadSettings:
 
 @dataclass(frozen=True)
 class Workload:
-    """What to send to one server: the model's name there, and bodies by label."""
+    """The requests for one server: the model's name there, and bodies by label."""
 
     model: str
     make_body: Callable[[str], bytes]
@@ -288,7 +288,7 @@ class Load:
         await asyncio.sleep(SECONDS_AFTER_FAILURE)
 
     def measurement(self, model: str, counters: ServerCounters | None) -> Measurement:
-        """What was measured, for the report."""
+        """The measurement, for the report."""
         settings = self._settings
         return Measurement(
             base_url=settings.base_url,

@@ -1,4 +1,4 @@
-"""What benches share: the machine they ran on, and the files they write."""
+"""Helpers of all benches: the machine they run on, and the files they write."""
 
 import platform
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def refusing_unwritable(path: Path) -> Iterator[None]:
 
 
 def processor_name() -> str:
-    """What the kernel says of the processor, else its architecture."""
+    """The processor's name as the operating system gives it, else its architecture."""
     names = ("model name", "Model name")
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

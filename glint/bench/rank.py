@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,18 +16,19 @@ from glint.bench.machine import check_writable
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, project, show, write_json
 from glint.bench.rank_shapes import BF16_BYTES, RankShape, find_model, shape_rank
 from glint.checkpoint.table import NATIVE_TENSOR
-from glint.config import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
-from glint.engine_options import kernels_name, native_options
+from glint.engine.loading import shown_loading
+from glint.engine.memory_plan import plan_gpu
+from glint.engine.native_options import kernels_name, native_options
+from glint.engine.request import ActiveRequest
+from glint.engine.settings import DEFAULT_PAGE_TOKENS, DEFAULT_STEP_TOKENS, EngineSettings
 from glint.errors import EngineError, RequestError
-from glint.loading import shown_loading
+from glint.flags import engine_args
 from glint.native import abi
 from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
-from glint.request import ActiveRequest
 from glint.sampling import SamplingParams
-from glint.sizing import plan_gpu
 
 SYNTHETIC_SEED = 1
-CEILING_BYTES = 2**30
+PEAK_READ_BYTES = 2**30
 PREFILL_REPEATS = 5
 
 
@@ -37,7 +39,7 @@ def run(chosen: argparse.Namespace) -> int:
     shape = shape_rank(find_model(chosen.model), chosen.tp, chosen.expert_layout)
     settings = rank_settings(chosen, shape)
     with open_rank(chosen, shape, settings) as native:
-        ceiling = native.measure_read(CEILING_BYTES)
+        peak = native.measure_read(PEAK_READ_BYTES)
         bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
         decodes = []
         for context in chosen.context:
@@ -58,11 +60,11 @@ def run(chosen: argparse.Namespace) -> int:
         device=chosen.device,
         kernels=kernels_name(stats.kernels),
         weight_bytes=stats.weight_bytes_placed,
-        ceiling_bytes_per_second=ceiling,
+        peak_bytes_per_second=peak,
         decodes=tuple(decodes),
         prefills=tuple(prefills),
         all_reduce_us=chosen.all_reduce_us,
-        exchange_gbs=chosen.exchange_gbs,
+        collective_gbs=chosen.collective_gbs,
         page_element_bytes=1 if settings.kv_cache_dtype == "fp8" else BF16_BYTES,
     )
     projection = project(report, chosen.requests, chosen.prompt_len, chosen.gen_len)
@@ -95,15 +97,14 @@ def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSetting
     return EngineSettings.resolve(
         Path(chosen.model),
         shape.model,
-        device=chosen.device,
-        kernels=chosen.kernels,
-        threads=chosen.threads,
-        expert_layout=chosen.expert_layout,
-        kv_cache_dtype=chosen.kv_cache_dtype,
-        num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
-        max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
-        max_step_items=max(chosen.batch),
-        max_model_len=longest,
+        replace(
+            engine_args(chosen),
+            tp=1,
+            num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
+            max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
+            max_num_seqs=max(chosen.batch),
+            max_model_len=longest,
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 import argparse
 
 from glint.bench.serving_flags import count, counts, natural, positive
-from glint.flags import add_device, add_expert_layout, add_kernels, add_kv_cache_dtype, path
+from glint.flags import add_engine_args, path
 
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,11 +16,9 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
         help="shapes to measure: glm-4.7, or a folder whose config.json says them (default: glm-4.7)",
     )
     model.add_argument("--tp", metavar="N", type=count, default=8, help="ranks, one of which is measured (default: 8)")
-    add_expert_layout(model)
+    add_engine_args(model, "expert_layout")
     model.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
-    add_device(model, "cuda")
-    add_kernels(model)
-    add_kv_cache_dtype(model)
+    add_engine_args(model, "device", "kernels", "kv_cache_dtype", device="cuda")
     model.add_argument(
         "--threads", metavar="N", type=count, help="CPU threads (default: the cores this process may use)"
     )
@@ -79,10 +77,11 @@ def _add_projected(group: argparse._ArgumentGroup) -> None:
         metavar="US",
         type=positive,
         default=10.0,
-        help="microseconds assumed for each exchange of a decode step, of which a layer has 2, whatever its bytes "
+        help="microseconds assumed for each all-reduce of a decode step, of which a layer has 2, whatever its bytes "
         "(default: 10)",
     )
     group.add_argument(
+        "--collective-gbs",
         "--exchange-gbs",
         metavar="GB/S",
         type=positive,
@@ -96,7 +95,7 @@ def _add_projected(group: argparse._ArgumentGroup) -> None:
 
 def add_kernels_flags(parser: argparse.ArgumentParser) -> None:
     """Adds every flag of `glint bench kernels`."""
-    add_device(parser, "cuda")
+    add_engine_args(parser, "device", device="cuda")
     parser.add_argument(
         "--build-dir", metavar="DIR", type=path, help="folder with the check programs (default: build of the checkout)"
     )

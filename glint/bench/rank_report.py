@@ -1,4 +1,4 @@
-"""What `glint bench rank` found: shares of the ceiling, projections, tables and JSON."""
+"""The results of `glint bench rank`: shares of the peak bandwidth, projections, tables and JSON."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from glint.bench.machine import refusing_unwritable
-from glint.bench.rank_exchange import ExchangeCount, count_exchanges, projected_decode_ms, projected_prefill_ms
+from glint.bench.rank_collectives import CollectiveCount, count_collectives, projected_decode_ms, projected_prefill_ms
 from glint.bench.rank_shapes import (
     BF16_BYTES,
     Projection,
@@ -28,7 +28,7 @@ DECODE_COLUMNS = (
     "uniform",
     "GB/step",
     "GB/s",
-    "of ceiling",
+    "of peak",
     "replayed",
     "tok/s, this rank",
     "collectives",
@@ -80,11 +80,11 @@ class RankReport:
     device: str
     kernels: str
     weight_bytes: int
-    ceiling_bytes_per_second: float
+    peak_bytes_per_second: float
     decodes: tuple[DecodeRow, ...]
     prefills: tuple[PrefillRow, ...]
     all_reduce_us: float
-    exchange_gbs: float
+    collective_gbs: float
     page_element_bytes: int = BF16_BYTES
 
     def bytes_of_parts(self, row: DecodeRow) -> dict[str, float]:
@@ -100,20 +100,20 @@ class RankReport:
         return projected_decode_ms(self.shape, row.median_ms, row.batch, self.all_reduce_us)
 
     def decode_ms_by_bytes(self, row: DecodeRow) -> float:
-        """The same, with the bytes of its exchanges at the rate of prefill instead of a time for each."""
-        return row.median_ms + self.decode_exchanges(row).bytes_sent / (self.exchange_gbs * 1e6)
+        """The same, with the bytes of its collectives at the rate of prefill instead of a time for each."""
+        return row.median_ms + self.decode_collectives(row).bytes_sent / (self.collective_gbs * 1e6)
 
     def prefill_ms(self, row: PrefillRow) -> float:
         """A prefill step of all ranks, projected."""
-        return projected_prefill_ms(self.shape, row.median_ms, row.tokens, self.exchange_gbs)
+        return projected_prefill_ms(self.shape, row.median_ms, row.tokens, self.collective_gbs)
 
-    def decode_exchanges(self, row: DecodeRow) -> ExchangeCount:
-        """What this rank would send in a step of this row."""
-        return count_exchanges(self.shape, row.batch, row.batch)
+    def decode_collectives(self, row: DecodeRow) -> CollectiveCount:
+        """The collectives of this rank in a step of this row."""
+        return count_collectives(self.shape, row.batch, row.batch)
 
-    def prefill_exchanges(self, row: PrefillRow) -> ExchangeCount:
-        """What this rank would send in a prefill step, of which one row is sampled."""
-        return count_exchanges(self.shape, row.tokens, 1)
+    def prefill_collectives(self, row: PrefillRow) -> CollectiveCount:
+        """The collectives of this rank in a prefill step, of which one row is sampled."""
+        return count_collectives(self.shape, row.tokens, 1)
 
     def rate(self, row: PrefillRow) -> float:
         """TFLOP/s of a prefill step."""
@@ -148,16 +148,16 @@ def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens
 
 
 def show(report: RankReport, projection: ProjectedLoad | None) -> None:
-    """Print the tables and what must be known to read them."""
+    """Print the tables and what a reader needs to know about them."""
     shape = report.shape
     print(f"\nrank       1 of {shape.tp} of {report.model}, experts by {shape.expert_layout}, synthetic weights")
     print(f"engine     device {report.device}, kernels {report.kernels}, {report.weight_bytes / 1e9:.1f} GB of weights")
-    print(f"ceiling    {report.ceiling_bytes_per_second / 1e9:,.0f} GB/s read, measured in this run")
+    print(f"peak read  {report.peak_bytes_per_second / 1e9:,.0f} GB/s read, measured in this run")
     for difference in shape.differences:
         print(f"difference {difference}")
     print(
         f"projected  for {shape.tp} such GPUs, not measured: {report.all_reduce_us:g} us for each collective of a "
-        f"decode step, {report.exchange_gbs:g} GB/s for the bytes that a rank sends in a prefill step\n"
+        f"decode step, {report.collective_gbs:g} GB/s for the bytes that a rank sends in a prefill step\n"
     )
     if report.decodes:
         print_table("decode", DECODE_COLUMNS, decode_cells(report))
@@ -179,7 +179,7 @@ def describe_projection(report: RankReport, projection: ProjectedLoad | None) ->
         f"projected load on {report.shape.tp} such GPUs, {load.requests} requests of {load.prompt_tokens} + "
         f"{load.output_tokens} tokens: {load.tokens_per_second:,.0f} output tok/s "
         f"({load.prefill_seconds:.2f} s prefill, {load.decode_seconds:.2f} s decode); with the bytes of decode at "
-        f"{report.exchange_gbs:g} GB/s instead of {report.all_reduce_us:g} us a collective: "
+        f"{report.collective_gbs:g} GB/s instead of {report.all_reduce_us:g} us a collective: "
         f"{projection.by_bytes.tokens_per_second:,.0f}"
     )
 
@@ -199,10 +199,10 @@ def decode_cells(report: RankReport) -> Iterator[tuple[str, ...]]:
             f"{expected_experts(report.shape, row.batch):.1f}",
             f"{touched / 1e9:.2f}",
             f"{rate / 1e9:,.0f}",
-            f"{rate / report.ceiling_bytes_per_second:.0%}",
+            f"{rate / report.peak_bytes_per_second:.0%}",
             f"{row.share_replayed:.0%}",
             f"{row.batch / row.median_ms * 1e3:,.0f}",
-            *_exchange_cells(report.decode_exchanges(row)),
+            *_collective_cells(report.decode_collectives(row)),
             f"{projected_ms:.2f}",
             f"{row.batch / projected_ms * 1e3:,.0f}",
         )
@@ -216,12 +216,12 @@ def prefill_cells(report: RankReport) -> Iterator[tuple[str, ...]]:
             f"{row.median_ms:.2f}",
             f"{prefill_operations(report.shape, row.tokens, row.cached) / 1e12:.1f}",
             f"{report.rate(row):,.0f}",
-            *_exchange_cells(report.prefill_exchanges(row)),
+            *_collective_cells(report.prefill_collectives(row)),
             f"{report.prefill_ms(row):.2f}",
         )
 
 
-def _exchange_cells(count: ExchangeCount) -> tuple[str, str]:
+def _collective_cells(count: CollectiveCount) -> tuple[str, str]:
     return f"{count.collectives:,}", f"{count.bytes_sent / 1e6:,.1f}"
 
 
@@ -238,17 +238,17 @@ def as_json(report: RankReport, projection: ProjectedLoad | None) -> dict[str, A
         "device": report.device,
         "kernels": report.kernels,
         "weight_bytes": report.weight_bytes,
-        "ceiling_bytes_per_second": report.ceiling_bytes_per_second,
+        "peak_bytes_per_second": report.peak_bytes_per_second,
         "decode": [_decode_json(report, row) for row in report.decodes],
         "prefill": [
             asdict(row)
-            | asdict(report.prefill_exchanges(row))
+            | asdict(report.prefill_collectives(row))
             | {"tflops_per_second": report.rate(row), "projected_ms": report.prefill_ms(row)}
             for row in report.prefills
         ],
         "projected": {
             "all_reduce_us": report.all_reduce_us,
-            "exchange_gbs": report.exchange_gbs,
+            "collective_gbs": report.collective_gbs,
             "load": None if projection is None else _load_json(projection.by_count),
             "load_by_bytes": None if projection is None else _load_json(projection.by_bytes),
         },
@@ -264,12 +264,12 @@ def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
     rate = touched / row.median_ms * 1e3
     return (
         asdict(row)
-        | asdict(report.decode_exchanges(row))
+        | asdict(report.decode_collectives(row))
         | {
             "expected_experts_per_layer": expected_experts(report.shape, row.batch),
             "bytes_per_step": report.bytes_of_parts(row),
             "bytes_per_second": rate,
-            "share_of_ceiling": rate / report.ceiling_bytes_per_second,
+            "share_of_peak": rate / report.peak_bytes_per_second,
             "tokens_per_second_of_this_rank": row.batch / row.median_ms * 1e3,
             "projected_ms": report.decode_ms(row),
             "projected_tokens_per_second": row.batch / report.decode_ms(row) * 1e3,

@@ -1,4 +1,4 @@
-"""One rank of a model: its shapes, the bytes that a step reads, the operations of a prefill, and what N ranks would do.
+"""One rank of a model: its shapes, the bytes that a step reads, the operations of a prefill, and projections.
 
 All of it is arithmetic on shapes and measured times; nothing here runs.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig, read_config
-from glint.checkpoint.placement import ExpertLayout
+from glint.checkpoint.layout import ExpertLayout
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
 from glint.errors import RequestError
 
@@ -92,7 +92,7 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
             raise RequestError(f"--tp is {tp}, which does not divide {name} {size}; choose another")
     if whole.num_kv_heads % tp and tp % whole.num_kv_heads:
         raise RequestError(f"--tp is {tp}, which does not go with {whole.num_kv_heads} key/value heads; choose another")
-    differences = ["exchanges between ranks are left out of measured times and added to projected ones"]
+    differences = ["collectives between ranks are left out of measured times and added to projected ones"]
     if tp > 1:
         differences.append(
             f"in a prefill step the rank norms and routes 1/{tp} of the rows, as a rank of several does; rows of the "
@@ -189,7 +189,7 @@ def prefill_operations(shape: RankShape, tokens: int, cached: int) -> float:
 
 @dataclass(frozen=True)
 class Projection:
-    """What `tp` such GPUs would do for a load of equal requests that come together: projected, not measured."""
+    """The throughput of `tp` such GPUs for a load of equal requests that come together: projected, not measured."""
 
     requests: int
     prompt_tokens: int

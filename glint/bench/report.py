@@ -57,7 +57,7 @@ class ServerCounters:
         return cls(**values, cpu_seconds=seconds)
 
     def since(self, before: "ServerCounters") -> "ServerCounters":
-        """What was added since an earlier reading."""
+        """The difference to an earlier reading."""
         values = {name: _difference(getattr(self, name), getattr(before, name)) for name in COUNTERS}
         seconds = {name: value - before.cpu_seconds.get(name, 0.0) for name, value in self.cpu_seconds.items()}
         return ServerCounters(**values, cpu_seconds=seconds)
@@ -65,7 +65,7 @@ class ServerCounters:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a load left behind; times are in seconds of one clock, on which the load began at `start`."""
+    """The raw data of a load. Times are in seconds of one clock, on which the load began at `start`."""
 
     base_url: str
     model: str

@@ -1,4 +1,4 @@
-"""`glint bench scheduler`: what planning and counting one step costs, without any engine."""
+"""`glint bench scheduler`: the cost of planning one step, without any engine."""
 
 import argparse
 import json
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from glint.bench.machine import check_writable, processor_name
+from glint.engine.scheduler import Scheduler
 from glint.errors import RequestError
-from glint.scheduling.scheduler import Scheduler
 
 RUNNING = (1, 8, 64, 256)
 STEPS = 2000

@@ -13,8 +13,9 @@ from glint.bench.plot import draw
 from glint.bench.report import LoadReport
 from glint.bench.serving_flags import KEY_VARIABLE
 from glint.bench.table import as_json, compare, render, render_comparison
+from glint.engine.args import FLAGS
 from glint.errors import RequestError
-from glint.flags import engine_options, model_folder
+from glint.flags import engine_args, model_folder
 
 EXIT_FAILED = 1
 
@@ -37,10 +38,9 @@ def server_flags(chosen: argparse.Namespace) -> list[str]:
     Without --max-num-seqs it takes as many requests at once as the load has.
     """
     flags = ["--model", str(model_folder(chosen)), "--log-level", "warning"]
-    options = engine_options(chosen)
-    flags += ["--max-num-seqs", str(options.pop("max_step_items") or max(chosen.concurrency))]
-    for name, value in options.items():
-        flags += [] if value is None else ["--" + name.replace("_", "-"), str(value)]
+    args = engine_args(chosen)
+    for name, value in vars(replace(args, max_num_seqs=args.max_num_seqs or max(chosen.concurrency))).items():
+        flags += [] if value is None else [FLAGS[name].spellings.split()[0], str(value)]
     return flags + ([] if chosen.engine is None else ["--engine", str(chosen.engine)])
 
 

@@ -60,7 +60,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What came back for one streamed request, and when, in seconds of `perf_counter`.
+    """The answer to one streamed request, with times in seconds of `perf_counter`.
 
     `text_times` has one time per chunk that carries text; `last` is the time of the last chunk with text or with a
     finish reason. Token counts are those of the server's usage. An answer that neither finished nor failed was cut.

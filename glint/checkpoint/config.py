@@ -63,7 +63,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What generation_config.json asks for; None where it does not say.
+    """The sampling defaults of generation_config.json; None where the file sets none.
 
     `temperature` is 0 where do_sample is false. `unused` names what it asks for beyond these fields.
     """

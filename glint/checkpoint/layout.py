@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
+
+ExpertLayout = Literal["tp", "ep"]
 
 
 class Dtype(IntEnum):
@@ -17,7 +19,7 @@ class Dtype(IntEnum):
 
 
 class Role(IntEnum):
-    """What a tensor is for; numbered as GLINT_ROLE_ in glint.h."""
+    """The purpose of a tensor; numbered as GLINT_ROLE_ in glint.h."""
 
     EMBEDDING = 1
     LM_HEAD = 2
@@ -40,7 +42,7 @@ class Role(IntEnum):
 
 
 class Part(IntEnum):
-    """Which part of a role a tensor is; numbered as GLINT_PART_ in glint.h."""
+    """The part of a role that a tensor holds; numbered as GLINT_PART_ in glint.h."""
 
     WEIGHT = 0
     SCALE = 1

@@ -1,20 +1,18 @@
-"""Which slice of which tensor goes to which rank.
+"""The slice of every tensor that each rank holds.
 
 Query, key, value, gate and up are split by rows, output and down by columns, lm_head by rows of the vocabulary; scales
 and biases go with their weight. Norms, the router and the embedding are whole on every rank: a whole embedding (1.55 GB
-for GLM-4.7) lets a rank look its tokens up without an exchange. A tied lm_head is a view of the embedding's rows.
+for GLM-4.7) lets a rank look its tokens up without a collective. A tied lm_head is a view of the embedding's rows.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.layout import Part, Role
+from glint.checkpoint.layout import ExpertLayout, Part, Role
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
 from glint.checkpoint.table import TableEntry
 from glint.errors import CheckpointError
-
-ExpertLayout = Literal["tp", "ep"]
 
 _QUERY_HEADS = frozenset({Role.QUERY, Role.OUTPUT})
 _KV_HEADS = frozenset({Role.KEY, Role.VALUE})
@@ -39,7 +37,7 @@ class Slice(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """What is dealt to the ranks: `units` units of `unit_size` rows or columns each.
+    """A division among ranks: `units` units of `unit_size` rows or columns each.
 
     `field` is what a user knows the units by, `tensors` which tensors are cut so.
     """
@@ -51,40 +49,38 @@ class _Split(NamedTuple):
     can_duplicate: bool = False
     is_tiled: bool = False
 
-    def units_of(self, rank: int, num_ranks: int) -> range:
+    def units_of(self, rank: int, tp: int) -> range:
         """The units of one rank; the same unit on several ranks where there are more ranks than units."""
-        first = rank * self.units // num_ranks
-        return range(first, first + max(1, self.units // num_ranks))
+        first = rank * self.units // tp
+        return range(first, first + max(1, self.units // tp))
 
-    def refusal(self, num_ranks: int) -> str | None:
+    def refusal(self, tp: int) -> str | None:
         """Why this cannot be split over so many ranks, None where it can."""
-        if self.units % num_ranks and not (self.can_duplicate and num_ranks % self.units == 0):
+        if self.units % tp and not (self.can_duplicate and tp % self.units == 0):
             if self.can_duplicate:
-                return f"{self.field} {self.units} can neither be split over {num_ranks} ranks nor be duplicated evenly"
-            return f"{self.field} {self.units} cannot be split over {num_ranks} ranks"
-        share = max(1, self.units // num_ranks) * self.unit_size
-        if self.is_tiled and min(self.units, num_ranks) > 1 and share % TILE_SIZE:
+                return f"{self.field} {self.units} can neither be split over {tp} ranks nor be duplicated evenly"
+            return f"{self.field} {self.units} cannot be split over {tp} ranks"
+        share = max(1, self.units // tp) * self.unit_size
+        if self.is_tiled and min(self.units, tp) > 1 and share % TILE_SIZE:
             return (
-                f"{self.tensors}: {self.units * self.unit_size} over {num_ranks} ranks makes slices of {share}, which "
+                f"{self.tensors}: {self.units * self.unit_size} over {tp} ranks makes slices of {share}, which "
                 f"cut through the tiles of {TILE_SIZE} that share a scale"
             )
         return None
 
 
-def slice_of(
-    entry: TableEntry, config: ModelConfig, rank: int, num_ranks: int, expert_layout: ExpertLayout
-) -> Slice | None:
+def slice_of(entry: TableEntry, config: ModelConfig, rank: int, tp: int, expert_layout: ExpertLayout) -> Slice | None:
     """Give the part of a tensor that a rank holds, None where it holds nothing of it.
 
     Ranks hold equally much: as many elements of a tensor that is split, as many experts where those stay whole. Raises
     CheckpointError where this tensor cannot be split so.
     """
-    _check_rank(rank, num_ranks)
+    _check_rank(rank, tp)
     whole = Slice(0, entry.rows, 0, entry.cols)
     split = _split_of(entry.role, entry.expert is not None, config, expert_layout)
     if split is None:
         return whole
-    units = _deal(split, rank, num_ranks)
+    units = _deal(split, rank, tp)
     if entry.expert is not None and expert_layout == "ep":
         return whole if entry.expert in units else None
     first, count = units.start * split.unit_size, len(units) * split.unit_size
@@ -100,41 +96,41 @@ def slice_of(
     return Slice(first, count, 0, entry.cols)
 
 
-def kv_heads_of(config: ModelConfig, rank: int, num_ranks: int) -> range:
+def kv_heads_of(config: ModelConfig, rank: int, tp: int) -> range:
     """Give the key/value heads whose keys and values a rank keeps; raises CheckpointError where they do not split."""
-    _check_rank(rank, num_ranks)
-    return _deal(_kv_split(config), rank, num_ranks)
+    _check_rank(rank, tp)
+    return _deal(_kv_split(config), rank, tp)
 
 
-def find_split_problems(config: ModelConfig, num_ranks: int, expert_layout: ExpertLayout) -> tuple[str, ...]:
+def find_split_problems(config: ModelConfig, tp: int, expert_layout: ExpertLayout) -> tuple[str, ...]:
     """Say everything that keeps a model from being split over so many ranks, with the way out; nothing where it can."""
-    if num_ranks < 1:
-        return (f"a model cannot be split over {num_ranks} ranks; choose --tp 1 or more",)
+    if tp < 1:
+        return (f"a model cannot be split over {tp} ranks; choose --tp 1 or more",)
     problems = [
         f"{problem}; choose another --tp"
         for split in _common_splits(config)
-        if (problem := split.refusal(num_ranks)) is not None
+        if (problem := split.refusal(tp)) is not None
     ]
     if config.num_dense_layers < config.num_layers:
-        problem = _routed_split(config, expert_layout).refusal(num_ranks)
+        problem = _routed_split(config, expert_layout).refusal(tp)
         if problem is not None:
             other = _OTHER_LAYOUT[expert_layout]
-            can_other = _routed_split(config, other).refusal(num_ranks) is None
+            can_other = _routed_split(config, other).refusal(tp) is None
             way = f" or --expert-layout {other}" if can_other else ""
             problems.append(f"{problem}; choose another --tp{way}")
     return tuple(problems)
 
 
-def _check_rank(rank: int, num_ranks: int) -> None:
-    if not 0 <= rank < num_ranks:
-        raise CheckpointError(f"rank {rank} is not one of {num_ranks} ranks, which count from 0; name one of them")
+def _check_rank(rank: int, tp: int) -> None:
+    if not 0 <= rank < tp:
+        raise CheckpointError(f"rank {rank} is not one of {tp} ranks, which count from 0; name one of them")
 
 
-def _deal(split: _Split, rank: int, num_ranks: int) -> range:
-    problem = split.refusal(num_ranks)
+def _deal(split: _Split, rank: int, tp: int) -> range:
+    problem = split.refusal(tp)
     if problem is not None:
         raise CheckpointError(f"{problem}; choose another --tp or --expert-layout")
-    return split.units_of(rank, num_ranks)
+    return split.units_of(rank, tp)
 
 
 def _split_of(role: Role, is_routed: bool, config: ModelConfig, expert_layout: ExpertLayout) -> _Split | None:

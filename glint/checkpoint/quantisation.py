@@ -1,4 +1,4 @@
-"""Which FP8 format a checkpoint's quantization_config describes."""
+"""The FP8 format that a checkpoint's quantization_config describes."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,7 +8,7 @@ TILE_SIZE = 128
 
 
 class ScaleKind(IntEnum):
-    """What shares one weight scale; numbered as GLINT_SCALE_ in glint.h."""
+    """The weights that share one scale; numbered as GLINT_SCALE_ in glint.h."""
 
     NONE = 0
     CHANNEL = 1

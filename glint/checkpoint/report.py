@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.placement import ExpertLayout
-from glint.checkpoint.plan import MemoryPlan, TensorKind, plan_memory
+from glint.checkpoint.layout import ExpertLayout
 from glint.checkpoint.quantisation import ScaleKind
+from glint.checkpoint.rank_memory import RankMemory, TensorKind, measure_rank
 from glint.checkpoint.table import Inspection, inspect_checkpoint
 from glint.errors import CheckpointError
 
@@ -28,16 +28,16 @@ def run_check(model_dir: Path, tp: int, expert_layout: ExpertLayout) -> tuple[st
     It can be used where nothing is wrong with it and `tp` ranks can hold it in this layout.
     """
     inspection = inspect_checkpoint(model_dir)
-    plan: MemoryPlan | None = None
+    plan: RankMemory | None = None
     if inspection.config is not None:
         try:
-            plan = plan_memory(inspection.config, inspection.tensors, tp, expert_layout)
+            plan = measure_rank(inspection.config, inspection.tensors, tp, expert_layout)
         except CheckpointError as error:
             inspection = replace(inspection, problems=inspection.problems + error.problems)
     return render_check(inspection, plan), not inspection.problems
 
 
-def render_check(inspection: Inspection, plan: MemoryPlan | None) -> str:
+def render_check(inspection: Inspection, plan: RankMemory | None) -> str:
     """Write what was found, where it goes, the notes and all problems, numbered, as plain text."""
     lines = [f"Model folder {inspection.folder}", ""]
     if inspection.config is not None:
@@ -97,8 +97,8 @@ def _describe_files(inspection: Inspection) -> Iterator[str]:
         yield _row("skipped", f"{len(sizes):,}, {format_bytes(sum(sizes))}: {reason}")
 
 
-def _describe_plan(plan: MemoryPlan, config: ModelConfig) -> Iterator[str]:
-    ranks = "1 rank" if plan.num_ranks == 1 else f"each of {plan.num_ranks} ranks"
+def _describe_plan(plan: RankMemory, config: ModelConfig) -> Iterator[str]:
+    ranks = "1 rank" if plan.tp == 1 else f"each of {plan.tp} ranks"
     yield f"Memory plan for {ranks}, experts by {plan.expert_layout}"
     total = ("weights", "", "", "", "", format_bytes(plan.weight_bytes))
     yield from _align([_KIND_COLUMNS, *map(_describe_kind, plan.kinds), total])

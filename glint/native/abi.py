@@ -165,7 +165,7 @@ class EngineOptions(Structure):
     several ranks share rows and sums, `kv_dtype` what keys and values are kept in (0: the backend's own); with
     `shares_devices` several ranks may run on one GPU. With `synthetic_seed` other than 0 the weights are random, made
     from it; there are no files and no tensors then, and `emulated_ranks` above 1 makes this one rank of as many, whose
-    exchanges are local copies. The CPU library takes none of these.
+    collectives are local copies. The CPU library takes none of these.
     """
 
     _fields_ = [
@@ -196,7 +196,7 @@ class EngineOptions(Structure):
 
 
 class EnginePlan(Structure):
-    """What an engine with given options would take, in bytes, and the device it would run on.
+    """The bytes that an engine with given options would take, and the device it would run on.
 
     `weight_bytes`, `workspace_bytes` and `num_pages` times `bytes_per_page` lie in the device's memory, of which
     `memory_free` bytes of `memory_total` are free now; `pinned_bytes` lie in the machine's. `device_name` ends in NUL.
@@ -324,7 +324,7 @@ class Logprob(Structure):
 
 
 class ItemResult(Structure):
-    """What a step did for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts.
+    """The result of a step for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts.
 
     The tokens of all items of a step lie in one array.
     """
@@ -364,7 +364,7 @@ class EngineStats(Structure):
 
     `weight_bytes_placed` were copied to the device. `experts_read` adds up, over steps and layers, how many different
     experts were needed, on all ranks. `steps_replayed` ran from a recording of the device's work. `collectives_run` and
-    `collective_bytes` count what one rank exchanged with the others.
+    `collective_bytes` count the collectives of one rank.
     """
 
     _fields_ = [

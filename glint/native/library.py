@@ -68,7 +68,7 @@ _EXCEPTIONS: dict[int, type[EngineError]] = {
 
 
 class ItemOutcome(NamedTuple):
-    """What a step did for one request.
+    """The result of a step for one request.
 
     `logprobs` maps an absolute position of prompt and generated tokens to token ids and their log-probabilities: the
     actual token first, then the best in descending order.
@@ -84,7 +84,7 @@ class ItemOutcome(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What a step did, per item in the order of the submit, and the pages after it."""
+    """The results of a step, per item in the order of the submit, and the pages after it."""
 
     items: tuple[ItemOutcome, ...]
     pages_free: int
@@ -165,7 +165,7 @@ def _check(library: ctypes.CDLL, call: str, status: int) -> None:
 
 
 def plan_engine(library: ctypes.CDLL, options: abi.EngineOptions) -> abi.EnginePlan:
-    """What an engine with these options would take, on which device. Makes nothing and opens no file."""
+    """The memory that an engine with these options would take, and its device. Makes nothing and opens no file."""
     plan = abi.sized(abi.EnginePlan)
     _check(library, "glint_plan_engine", library.glint_plan_engine(ctypes.byref(options), ctypes.byref(plan)))
     return plan

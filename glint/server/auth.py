@@ -13,8 +13,8 @@ from pathlib import Path
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from glint.engine.share import MAX_WEIGHT, Share
 from glint.errors import RequestError
-from glint.scheduling.share import MAX_WEIGHT, Share
 from glint.server.problems import Problem, send_problem
 
 KEYS_VARIABLE = "GLINT_API_KEY"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from glint.engine.args import EngineArgs
 from glint.errors import RequestError
-from glint.flags import add_engine_flags, engine_options, model_folder, path
+from glint.flags import add_engine_args, add_engine_flags, engine_args, model_folder, path
 from glint.server.bounds import Limits
 
 if TYPE_CHECKING:
     from glint.server.settings import ServerSettings
 
 PARSERS = ["glm45", "glm47"]
-SIZES = ("max_step_tokens", "kv_cache_bytes", "page_tokens")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,30 +29,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sizes(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-num-batched-tokens",
-        "--chunked-prefill-size",
-        dest="max_step_tokens",
-        metavar="TOKENS",
-        type=int,
-        help="most tokens in one step; longer prompts are cut into chunks (default: 512, with --device cuda 4096)",
-    )
-    group.add_argument(
-        "--kv-cache-memory-bytes",
-        dest="kv_cache_bytes",
-        metavar="BYTES",
-        type=int,
-        help="bytes of the page cache, of all ranks together; with --device cuda on each GPU (default: on the CPU room "
-        "for one longest request and at least 384 MiB, on a GPU what --gpu-memory-utilization leaves)",
-    )
+    add_engine_args(group, "max_step_tokens", "kv_cache_bytes")
     group.add_argument("--max-total-tokens", metavar="TOKENS", type=int, help="the same in tokens; give one of the two")
-    group.add_argument(
-        "--page-size",
-        dest="page_tokens",
-        metavar="TOKENS",
-        type=int,
-        help="tokens of a page, a power of two (default: 16; with --device cuda 64, and nothing else)",
-    )
+    add_engine_args(group, "page_tokens")
     group.add_argument(
         "--enable-expert-parallel",
         "--enable-ep-moe",
@@ -176,7 +155,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         model_dir=folder,
         model_names=tuple(chosen.served_model_name or [_name_of(folder)]),
         keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ),
-        engine_options=_engine_options(chosen),
+        engine_args=_engine_args(chosen),
         library_path=chosen.engine,
         host=chosen.host,
         port=chosen.port,
@@ -196,18 +175,18 @@ def _name_of(folder: Path) -> str:
     return folder.resolve().name or "model"
 
 
-def _engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
-    options = engine_options(chosen) | {name: getattr(chosen, name) for name in SIZES}
+def _engine_args(chosen: argparse.Namespace) -> EngineArgs:
+    args = engine_args(chosen)
     if chosen.wants_ep:
-        options["expert_layout"] = "ep"
-    if chosen.max_total_tokens is not None:
-        if chosen.kv_cache_bytes is not None:
-            raise RequestError("--max-total-tokens and --kv-cache-memory-bytes are both given; give one")
-        from glint.config import DEFAULT_PAGE_TOKENS
+        args = replace(args, expert_layout="ep")
+    if chosen.max_total_tokens is None:
+        return args
+    if chosen.kv_cache_bytes is not None:
+        raise RequestError("--max-total-tokens and --kv-cache-memory-bytes are both given; give one")
+    from glint.engine.settings import DEFAULT_PAGE_TOKENS
 
-        page_tokens = chosen.page_tokens or DEFAULT_PAGE_TOKENS[chosen.device]
-        options["num_pages"] = -(-chosen.max_total_tokens // page_tokens)
-    return {name: value for name, value in options.items() if value is not None}
+    page_tokens = chosen.page_tokens or DEFAULT_PAGE_TOKENS[args.device]
+    return replace(args, num_pages=-(-chosen.max_total_tokens // page_tokens))
 
 
 def _limits(chosen: argparse.Namespace) -> Limits:

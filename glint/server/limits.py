@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from glint.scheduling.share import DEFAULT_SHARE, Share
+from glint.engine.share import DEFAULT_SHARE, Share
 from glint.server.bounds import Limits
 from glint.server.problems import Problem
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glint.request import StepOutput
+from glint.engine.request import StepOutput
 from glint.text.tokenizer import Tokenizer
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from glint.engine.share import Share
 from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
-from glint.scheduling.share import Share
 from glint.server.auth import Tenant
 from glint.server.service import Submission
 from glint.server.state import ServerState

@@ -20,7 +20,8 @@ import uvicorn
 import uvloop
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
-from glint.engine import Engine, StepSummary
+from glint.engine.engine import Engine, StepSummary
+from glint.engine.memory_plan import size_engine
 from glint.errors import GlintError, InternalFailure, RankFailed
 from glint.server.app import make_app
 from glint.server.connection import BoundedConnection
@@ -34,7 +35,6 @@ from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 from glint.server.supervised import SupervisorLink, ToldOutcomes
-from glint.sizing import size_engine
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
 
@@ -253,8 +253,8 @@ class Server(uvicorn.Server):
                 settings.model_dir,
                 checkpoint.config,
                 checkpoint.files,
+                settings.engine_args,
                 settings.library_path,
-                **settings.engine_options,
             )
             sized.show()
             self._startup.mark("memory plan")

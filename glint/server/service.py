@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from glint.engine import Engine, StepSummary
+from glint.engine.engine import Engine, StepSummary
+from glint.engine.request import StepOutput
+from glint.engine.share import DEFAULT_SHARE, Share
 from glint.errors import EngineError, GlintError, RankFailed
-from glint.request import StepOutput
 from glint.sampling import SamplingParams
-from glint.scheduling.share import DEFAULT_SHARE, Share
 from glint.server.problems import Problem
 from glint.text.grammar import Grammar
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from glint.engine.args import EngineArgs
 from glint.server.auth import ApiKeys, check_origins
 from glint.server.bounds import Limits
 from glint.server.origin import AllowedHosts, is_loopback
@@ -13,17 +13,16 @@ from glint.server.origin import AllowedHosts, is_loopback
 class ServerSettings:
     """Everything that `glint serve` is told.
 
-    `engine_options` are those of `glint.sizing.size_engine`. `model_names` are the names that clients may use, the
-    first being the one that answers carry. A server whose work makes no step for `health_seconds` is unhealthy. After
-    the first SIGTERM requests in flight have `drain_seconds` to end. `hosts` are names besides those of this machine
-    that the server answers to, `origins` the web pages of other sites that may call it. With `allows_special_tokens`
-    control tokens that messages spell become control tokens.
+    `model_names` are the names that clients may use, the first being the one that answers carry. A server whose work
+    makes no step for `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to
+    end. `hosts` are names besides those of this machine that the server answers to, `origins` the web pages of other
+    sites that may call it. With `allows_special_tokens` control tokens that messages spell become control tokens.
     """
 
     model_dir: Path
     model_names: tuple[str, ...]
     keys: ApiKeys
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine_args: EngineArgs = field(default_factory=EngineArgs)
     library_path: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from glint.engine.share import Share
 from glint.errors import RequestError, TextError
 from glint.sampling import TOKEN_LIMIT, SamplingParams
-from glint.scheduling.share import Share
 from glint.server.body import shorten
 from glint.server.bounds import Limits
 from glint.server.limits import Admission

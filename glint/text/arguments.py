@@ -70,7 +70,7 @@ def is_nested_too_deep(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What a schema lets a value be: some JSON types, and strings that are named one by one in an enumeration."""
+    """The values that a schema allows: some JSON types, and strings that are named one by one in an enumeration."""
 
     types: frozenset[str]
     strings: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ NOTHING = ValueType(frozenset())
 
 
 def unite(members: Iterable[ValueType | None]) -> ValueType | None:
-    """What may be any of the members; None, which means unknown, if one of them is unknown or there is none."""
+    """The type that any member allows; None, which means unknown, if one of them is unknown or there is none."""
     types: frozenset[str] = frozenset()
     strings: frozenset[str] = frozenset()
     is_empty = True
@@ -117,7 +117,7 @@ def unite(members: Iterable[ValueType | None]) -> ValueType | None:
 
 
 def intersect(members: Iterable[ValueType | None]) -> ValueType | None:
-    """What fits all known members that are not empty; nothing if all known ones are empty, None if none is known."""
+    """The type of all known members that are not empty; nothing if all known ones are empty, None if none is known."""
     known = [member for member in members if member is not None]
     filled = [member for member in known if member.types]
     if not filled:
@@ -143,13 +143,13 @@ def follow(root: Mapping[str, Any], reference: object) -> object:
 
 
 def listed_in(schema: Mapping[str, Any], keyword: str) -> list[object]:
-    """What a keyword such as anyOf or enum lists."""
+    """The members that a keyword such as anyOf or enum lists."""
     listed = schema.get(keyword)
     return listed if isinstance(listed, list) else []
 
 
 def read_type(schema: Mapping[str, Any]) -> ValueType | None:
-    """What the keyword `type` alone says; a name that JSON Schema does not know says nothing."""
+    """The type that the keyword `type` alone gives; a name that JSON Schema does not know says nothing."""
     declared = schema.get("type")
     names = declared if isinstance(declared, list) else [declared]
     types = {name for name in names if isinstance(name, str) and name in ALL_TYPES}
@@ -159,14 +159,14 @@ def read_type(schema: Mapping[str, Any]) -> ValueType | None:
 
 
 def read_values(schema: Mapping[str, Any]) -> ValueType | None:
-    """What the keywords `enum` and `const` alone say."""
+    """The type that the keywords `enum` and `const` alone give."""
     values = [*listed_in(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
     strings = frozenset(value for value in values if isinstance(value, str))
     return unite(ValueType(kinds_of(value), strings) for value in values)
 
 
 def read_shape(schema: Mapping[str, Any]) -> ValueType | None:
-    """What keywords that only make sense for one type say, where nothing else is said."""
+    """The type of keywords that only make sense for one type."""
     if any(keyword in schema for keyword in OBJECT_KEYWORDS):
         return ValueType(frozenset({"object"}))
     return ValueType(frozenset({"array"})) if any(keyword in schema for keyword in ARRAY_KEYWORDS) else None
@@ -193,7 +193,7 @@ class ArgumentSchema:
         return self._properties.keys()
 
     def type_of(self, name: str) -> ValueType:
-        """What the argument may be: a string where the schema does not say."""
+        """The type of an argument: a string where the schema does not say."""
         if name not in self._properties:
             return self._other
         if name not in self._known:

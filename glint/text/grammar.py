@@ -1,4 +1,4 @@
-"""Grammars over tokens: which tokens may come next so that the text is what was asked for."""
+"""Grammars over tokens: which tokens may come next so that the text meets its constraint."""
 
 import re
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from glint.errors import TextError
-from glint.text.constraints import Choice, Constraint, GrammarLimits, JsonObject, JsonSchema, Regex, ToolCalls
+from glint.text.constraint import Choice, Constraint, GrammarLimits, JsonObject, JsonSchema, Regex, ToolCalls
 from glint.text.schema_check import OPTIONS_KEYWORD, check_options, check_pattern, check_schema, to_json
 from glint.text.tokenizer import Tokenizer
 from glint.text.tool_grammar import ToolGrammar, check_tools, tag_token_ids
@@ -199,7 +199,7 @@ class GrammarCompiler:
 
 
 class Grammar:
-    """What a text must look like; shared by any number of matchers, from any thread.
+    """The form of a text; shared by any number of matchers, from any thread.
 
     Raises TextError if the grammar cannot be built or has no token to begin with.
     """
@@ -239,7 +239,7 @@ class Grammar:
         return Matcher(inner, self._eos_token_ids, self._open_words, begins_after, self._build_alone)
 
     def _build_alone(self) -> Any:
-        """What follows the grammar with states of its own; those that matchers share are taken to be used up."""
+        """A matcher with states of its own; those that matchers share are taken to be used up."""
         with self._lock:
             self._first = None
         return self._build()
@@ -447,18 +447,18 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
 
 def _check(constraint: Constraint, limits: GrammarLimits) -> str:
     """Raises TextError for what is too large or malformed; gives the text that tells the constraint from others."""
-    wish: list[object] = [type(constraint).__name__]
+    parts: list[object] = [type(constraint).__name__]
     if isinstance(constraint, JsonSchema):
         check_schema(constraint.schema, "the JSON schema", limits)
         if constraint.schema is False:
             raise TextError("the JSON schema is false, which allows no value; give a schema that allows one")
-        wish += [constraint.schema]
+        parts += [constraint.schema]
     elif isinstance(constraint, Regex):
-        wish += [check_pattern(constraint.pattern, "the regex", limits)]
+        parts += [check_pattern(constraint.pattern, "the regex", limits)]
     elif isinstance(constraint, Choice):
-        wish += [check_options(constraint.options, limits)]
+        parts += [check_options(constraint.options, limits)]
     elif isinstance(constraint, ToolCalls):
         check_tools(constraint.tools, limits)
-        wish += [(tool.name, tool.parameters, tool.is_strict) for tool in constraint.tools]
-        wish += [constraint.is_required, constraint.allows_several]
-    return to_json(wish, "the constraint")
+        parts += [(tool.name, tool.parameters, tool.is_strict) for tool in constraint.tools]
+        parts += [constraint.is_required, constraint.allows_several]
+    return to_json(parts, "the constraint")

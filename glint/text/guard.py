@@ -1,4 +1,4 @@
-"""Control tokens that a chat template writes, told from those that a conversation only spells.
+"""Control tokens that a chat template writes, distinguished from those that a conversation only spells.
 
 A tokenizer turns every text that reads like one of its added tokens, special or not, into that token, so a message
 with `<|user|>` in it would begin a turn of its own. Here each such text in a conversation gets a mark inside before the
@@ -31,7 +31,7 @@ class PromptText:
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def extended(self, markup: str) -> "PromptText":
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 class ControlTokens:
     """Finds the control tokens that a tokenizer would make of a text, by the tokenizer's own rules, and marks them.
 
-    Tokens of one character cannot be told from text: they stay what the tokenizer makes of them.
+    Tokens of one character cannot be distinguished from text: they stay what the tokenizer makes of them.
     """
 
     def __init__(self, added: Iterable[Any], normalizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a model writes, read as it comes: reasoning, content and tool calls.
+"""The parser of a model's output as it comes: reasoning, content and tool calls.
 
 One parser reads the formats of GLM-4.5, 4.6 and 4.7, which differ only in line ends between tags. It works on text
 pieces of any size; the events of all pieces, joined, do not depend on where the text was cut. Its cost is linear in
@@ -36,8 +36,8 @@ from enum import Enum, StrEnum, auto
 from itertools import groupby
 
 from glint.text.arguments import ArgumentSchema, ArgumentWriter
-from glint.text.call import CallReader
 from glint.text.tags import THINK_TAGS, Tag, TagScanner
+from glint.text.tool_call import CallReader
 from glint.text.tools import Tool
 
 MAX_NAME = 256
@@ -85,7 +85,7 @@ OutputEvent = ReasoningText | ContentText | ToolCallBegun | ToolCallArguments | 
 
 
 class OutputStart(StrEnum):
-    """Where the output begins, which the end of the prompt tells.
+    """Where the output begins, by the end of the prompt.
 
     REASONING: inside reasoning. CONTENT: after it. UNDECIDED: the model itself may open it, after any space.
     PLAIN: the model does not know the think tags; they are ordinary text.
@@ -129,7 +129,7 @@ class State(Enum):
 
 
 class CallUse(Enum):
-    """What becomes of a call: it is reported, passed on as content, or dropped."""
+    """The use of a call: it is reported, passed on as content, or dropped."""
 
     REPORT = auto()
     ECHO = auto()
@@ -318,7 +318,7 @@ class OutputParser:
         return False
 
     def _give_up_name(self) -> None:
-        """What was read is no call: it is text of what it stands in."""
+        """The text read so far is no call: it belongs to the text around it."""
         text = "".join(self._name)
         self._state = self._outer
         if not self._discards_calls:
@@ -335,7 +335,7 @@ class OutputParser:
         return self._schemas.get(name, NO_SCHEMA)
 
     def _choose_use(self, name: str) -> CallUse:
-        """What becomes of a call of this name: the one place that decides about tools that are not declared."""
+        """The use of a call of this name: the one place that decides about tools that are not declared."""
         if self._discards_calls:
             return CallUse.DROP
         return CallUse.REPORT if name in self._tools else CallUse.ECHO

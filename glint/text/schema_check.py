@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from glint.errors import TextError
-from glint.text.constraints import GrammarLimits
+from glint.text.constraint import GrammarLimits
 
 ANNOTATIONS: Final = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly")

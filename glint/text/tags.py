@@ -1,4 +1,4 @@
-"""The tags that structure what a model writes, found in text that comes in pieces."""
+"""The tags that structure a model's output, found in text that comes in pieces."""
 
 import re
 from collections.abc import Iterable, Iterator

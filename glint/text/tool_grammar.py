@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from glint.errors import TextError
-from glint.text.constraints import GrammarLimits, ToolCalls
+from glint.text.constraint import GrammarLimits, ToolCalls
 from glint.text.schema_check import ANNOTATIONS, check_schema, check_text, to_json
 from glint.text.tags import CALL_TAGS, Tag
 from glint.text.tool_values import FREE, Value, ValueReader, quote, resolve

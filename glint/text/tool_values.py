@@ -1,4 +1,4 @@
-"""What the value of one tool argument may be: bare text for strings, JSON for everything else."""
+"""The values that one tool argument may have: bare text for strings, JSON for everything else."""
 
 import json
 import re
@@ -66,7 +66,7 @@ class ValueReader:
         self._what = what
 
     def read(self, schema: object, name: str) -> Value:
-        """What the argument `name` of this schema may be."""
+        """The values that the argument `name` of this schema may have."""
         where = f"argument {name!r} of {self._what}"
         texts, schemas = self._split(schema, where, 0)
         if _ANY_TEXT in texts:

@@ -1,4 +1,4 @@
-"""What a tool is, whichever interface it came through."""
+"""A tool, whichever API it came through."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

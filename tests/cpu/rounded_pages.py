@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_int32
 
-from glint.config import Device
+from glint.engine.args import Device
 from tests.cpu.testing_library import declare
 
 

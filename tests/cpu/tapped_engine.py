@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint import LLM, SamplingParams
-from glint.config import Device, Kernels, KvCacheDtype
+from glint.engine.args import Device, Kernels, KvCacheDtype
 from glint.native import abi
 from tests.cpu.testing_library import declare, load_testing_library
 
@@ -51,7 +51,7 @@ class TappedEngine:
             kv_cache_dtype=kv_cache_dtype,
             engine=load_testing_library(device)._name,
             max_step_tokens=MAX_STEP_TOKENS,
-            max_step_items=64,
+            max_num_seqs=64,
             kv_cache_bytes=64 << 20,
         )
         self._salts = itertools.count(1)
@@ -93,7 +93,7 @@ class TappedEngine:
         vocab_size = self.llm.engine._model.vocab_size
         read = self._declare("glint_testing_logits", c_int32, POINTER(abi.Engine), _FLOATS, POINTER(c_int32), c_int64)
         parts = []
-        piece = self.llm.settings.max_step_items
+        piece = self.llm.settings.max_num_seqs
         for rows in np.split(np.arange(len(tokens), dtype=np.int32), range(piece, len(tokens), piece)):
             out = np.full((len(rows), vocab_size), np.nan, np.float32)
             pointers = out.ctypes.data_as(_FLOATS), rows.ctypes.data_as(POINTER(c_int32))

@@ -10,7 +10,8 @@ import pytest
 from glint import cli
 from glint.bench import cpu
 from glint.checkpoint.table import open_checkpoint
-from glint.engine import Engine
+from glint.engine.args import EngineArgs
+from glint.engine.engine import Engine
 from glint.errors import EngineError
 from tests.cpu.sweeps import slow
 from tests.reference.checkpoints import make_checkpoint
@@ -34,7 +35,7 @@ def test_every_batch_is_timed_over_the_steps_asked_for(
 
     monkeypatch.setattr(cpu, "timed_step", count_step)
     checkpoint = open_checkpoint(folder)
-    settings = cpu.bench_settings(folder, checkpoint.config, prompt_tokens, decode_tokens, {"threads": 1})
+    settings = cpu.bench_settings(folder, checkpoint.config, prompt_tokens, decode_tokens, EngineArgs(threads=1))
     with Engine(checkpoint, settings, None) as engine:
         assert cpu.measure_prefill(engine, checkpoint.config, prompt_tokens).tokens_per_second > 0
         for batch in cpu.BATCHES:
@@ -45,7 +46,7 @@ def test_every_batch_is_timed_over_the_steps_asked_for(
 
 def test_a_step_that_moves_too_few_requests_is_an_error(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
-    with Engine(checkpoint, cpu.bench_settings(folder, checkpoint.config, 1, 2, {"threads": 1}), None) as engine:
+    with Engine(checkpoint, cpu.bench_settings(folder, checkpoint.config, 1, 2, EngineArgs(threads=1)), None) as engine:
         engine.submit([1], cpu.greedy(2))
         with pytest.raises(EngineError, match="1 tokens to 2 requests"):
             cpu.timed_step(engine, 2)

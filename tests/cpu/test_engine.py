@@ -13,8 +13,9 @@ import pytest
 from glint import LLM, Completion, EngineError, RequestError, SamplingParams
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
-from glint.config import EngineSettings
-from glint.engine import Engine
+from glint.engine.args import EngineArgs
+from glint.engine.engine import Engine
+from glint.engine.settings import EngineSettings
 from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, UnknownRequest, choose_library
 from tests.cpu.sweeps import slow
 from tests.reference.checkpoints import make_checkpoint
@@ -68,7 +69,7 @@ def expected(folder: Path) -> list[Any]:
     "options",
     [
         {},
-        {"max_step_items": 2},
+        {"max_num_seqs": 2},
         {"num_pages": 10, "page_tokens": 8, "max_step_tokens": 11},
         {"threads": 3},
         *slow({"max_step_tokens": 1}, {"max_step_tokens": 7}, {"num_pages": 5}, {"threads": 1}),
@@ -270,7 +271,7 @@ def test_device_and_library_must_agree(folder: Path) -> None:
     with pytest.raises(EngineError, match="computes on 'cpu', but device is 'cuda'"):
         make_llm(folder, device="cuda", engine=choose_library("cpu"))
     checkpoint = open_checkpoint(folder)
-    settings = EngineSettings.resolve(folder, checkpoint.config)
+    settings = EngineSettings.resolve(folder, checkpoint.config, EngineArgs())
     object.__setattr__(settings, "device", "cuda")
     with pytest.raises(EngineError, match="computes on 'cpu', but device is 'cuda'"):
         Engine(checkpoint, settings, None, choose_library("cpu"))

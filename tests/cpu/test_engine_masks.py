@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from glint import RequestError
-from glint.engine import Engine
-from glint.request import StepOutput
+from glint.engine.engine import Engine
+from glint.engine.request import StepOutput
 from tests.cpu.small_engine import VOCAB_SIZE
 from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engine, prompt_of
 
@@ -78,11 +78,11 @@ def tokens_of(outputs: list[StepOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def run_one(engine: Engine, grammar: Any, count: int = 30, **wishes: Any) -> list[StepOutput]:
+def run_one(engine: Engine, grammar: Any, count: int = 30, **options: Any) -> list[StepOutput]:
     """The outputs of one request with the grammar, in the company of two without."""
     free = [(prompt_of(seed, 10 + seed), 12) for seed in range(2)]
     free_ids = [engine.submit(prompt, greedy(length))[0] for prompt, length in free]
-    (request_id,) = engine.submit(prompt_of(9, 21), greedy(count, **wishes), grammar=grammar)
+    (request_id,) = engine.submit(prompt_of(9, 21), greedy(count, **options), grammar=grammar)
     outputs = gather(engine, {})
     assert [tokens_of(outputs[free_id]) for free_id in free_ids] == [alone(*ask) for ask in free]
     assert_idle(engine)
@@ -91,7 +91,7 @@ def run_one(engine: Engine, grammar: Any, count: int = 30, **wishes: Any) -> lis
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_step_tokens": 6}, {"max_step_tokens": 1}, {"max_step_items": 1}, {"num_pages": 6, "max_model_len": 48}],
+    [{}, {"max_step_tokens": 6}, {"max_step_tokens": 1}, {"max_num_seqs": 1}, {"num_pages": 6, "max_model_len": 48}],
 )
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
 def test_the_answer_is_the_only_one_allowed(options: dict[str, int], temperature: float) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from glint.engine import Engine
+from glint.engine.engine import Engine
+from glint.engine.request import StepOutput
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine
-from glint.request import StepOutput
 from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engine, prompt_of, run
 
 pytestmark = [pytest.mark.sanitize, pytest.mark.threads]
@@ -57,7 +57,7 @@ def test_any_life_gives_the_answers_of_requests_alone(seed: int) -> None:
     source = random.Random(seed)
     options = {
         "max_step_tokens": source.choice((9, 24, 200)),
-        "max_step_items": source.choice((3, 8)),
+        "max_num_seqs": source.choice((3, 8)),
         "num_pages": source.choice((8, 14, 60)),
         "max_model_len": 56,
     }
@@ -129,7 +129,7 @@ def test_requests_that_come_and_stop_all_the_time_find_a_place() -> None:
     free_run = alone(prompt, 12)
     stop = next(token for token in free_run[2:] if token not in free_run[:2])
     expected = free_run[: free_run.index(stop) + 1]
-    with make_engine(max_step_items=2, max_requests=2) as engine:
+    with make_engine(max_num_seqs=2, max_requests=2) as engine:
         ids = [engine.submit(prompt, greedy(12, stop_token_ids=[stop]))[0] for _ in range(20)]
         assert run(engine, *ids) == [expected] * 20
         assert_idle(engine)
@@ -210,7 +210,7 @@ def test_the_summaries_add_up_to_the_counters(engine: Engine) -> None:
 
 
 def test_running_and_waiting_are_counted() -> None:
-    with make_engine(max_step_items=2) as engine:
+    with make_engine(max_num_seqs=2) as engine:
         for seed in range(5):
             engine.submit(prompt_of(seed, 4), greedy(5))
         assert (engine.num_running, engine.num_waiting) == (0, 5)

@@ -5,7 +5,7 @@ from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engi
 
 
 def test_a_key_with_all_slots_yields_and_every_answer_is_as_alone() -> None:
-    with make_engine(max_step_items=4, max_step_tokens=24) as engine:
+    with make_engine(max_num_seqs=4, max_step_tokens=24) as engine:
         prompts = [prompt_of(seed, 9 + seed) for seed in range(9)]
         asked = [(prompt, 30) for prompt in prompts[:6]] + [(prompt, 5) for prompt in prompts[6:]]
         ids = [engine.submit(prompt, greedy(count), share=Share("first"))[0] for prompt, count in asked[:6]]
@@ -23,7 +23,7 @@ def test_a_key_with_all_slots_yields_and_every_answer_is_as_alone() -> None:
 
 
 def test_a_short_prompt_of_the_same_key_overtakes_long_ones() -> None:
-    with make_engine(max_step_items=4, max_step_tokens=12) as engine:
+    with make_engine(max_num_seqs=4, max_step_tokens=12) as engine:
         prompts = [prompt_of(seed, 50) for seed in range(10)] + [prompt_of(10, 5)]
         ids = [engine.submit(prompt, greedy(2))[0] for prompt in prompts[:10]]
         ended = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from glint import SamplingParams
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from tests.cpu.case_store import CaseStore, quick_or_slow
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.parity import Comparison, assert_parity, compare

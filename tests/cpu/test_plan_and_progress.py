@@ -8,22 +8,23 @@ from dataclasses import replace
 import pytest
 
 from glint.bench.rank import RankBench
-from glint.config import EngineSettings, read_free_memory, token_cache_bytes
-from glint.engine_options import native_options
+from glint.engine.args import EngineArgs
+from glint.engine.memory_plan import plan_gpu
+from glint.engine.native_options import native_options
+from glint.engine.settings import EngineSettings, read_free_memory, token_cache_bytes
 from glint.errors import EngineError
 from glint.native import abi
 from glint.native.library import Unsupported, choose_library, load_library, load_progress, plan_engine
-from glint.sizing import plan_gpu
 from tests.cpu.small_engine import VOCAB_SIZE, engine_options, open_engine, small_model
 from tests.cpu.whole_engine import make_engine
 
 SHAPE = small_model().config
 
 
-def settings(**wishes: int) -> EngineSettings:
+def settings(**options: int) -> EngineSettings:
     """Settings of an engine on the small model."""
-    sizes = {"page_tokens": 16, "num_pages": 64, "threads": 1, "max_model_len": 512} | wishes
-    return EngineSettings.resolve("small", SHAPE, **sizes)
+    sizes = {"page_tokens": 16, "num_pages": 64, "threads": 1, "max_model_len": 512} | options
+    return EngineSettings.resolve("small", SHAPE, EngineArgs(**sizes))
 
 
 def test_a_plan_says_what_the_engine_then_takes() -> None:
@@ -67,7 +68,7 @@ def test_the_progress_ends_with_the_weights() -> None:
 
 
 def test_an_engine_says_how_long_its_weights_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glint.loading.SHOWN_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("glint.engine.loading.SHOWN_AFTER_SECONDS", 0.0)
     said: list[str] = []
     with make_engine(say=said.append):
         pass

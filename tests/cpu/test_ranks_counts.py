@@ -2,7 +2,7 @@
 
 import pytest
 
-from glint.bench.rank_exchange import SAMPLE_RESULT_BYTES, count_exchanges
+from glint.bench.rank_collectives import SAMPLE_RESULT_BYTES, count_collectives
 from glint.bench.rank_shapes import RankShape, shape_rank
 from glint.checkpoint.placement import ExpertLayout
 from glint.native.library import NativeEngine, choose_library, load_library, plan_engine
@@ -82,7 +82,7 @@ def test_the_bench_counts_what_few_rows_send(layout: ExpertLayout, num_ranks: in
     """The first rank sends the results and no logits, where the bench counts the mean over ranks of both."""
     checkpoint = rank_model()
     shape = shape_rank(checkpoint.config, num_ranks, layout)
-    expected = count_exchanges(shape, tokens, 1)
+    expected = count_collectives(shape, tokens, 1)
     results = SAMPLE_RESULT_BYTES * (num_ranks - 1)
     options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
     with open_engine(checkpoint, exchange=EXCHANGES["replicated"], **options) as engine:

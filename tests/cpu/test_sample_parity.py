@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from glint import SamplingParams
-from glint.checkpoint.sample import make_sample_model
-from glint.config import Kernels
+from glint.engine.args import Kernels
+from glint.sample.model import make_sample_model
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.parity import assert_parity, compare
 from tests.cpu.tapped_engine import TappedEngine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glint.config import Device
+from glint.engine.args import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 

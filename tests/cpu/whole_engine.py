@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from glint import SamplingParams
-from glint.config import EngineSettings
-from glint.engine import Engine
-from glint.request import StepOutput
+from glint.engine.args import EngineArgs
+from glint.engine.engine import Engine
+from glint.engine.request import StepOutput
+from glint.engine.settings import EngineSettings
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.small_engine import VOCAB_SIZE, Ask, answer_alone, small_model
 
 
 def make_engine(tokenizer: Tokenizer | None = None, say: Callable[[str], None] | None = None, **options: Any) -> Engine:
     """An engine on the small model; the context is short enough for few pages."""
-    wishes = {"page_tokens": 8, "num_pages": 128, "threads": 1, "max_model_len": 64} | options
+    args = EngineArgs(**({"page_tokens": 8, "num_pages": 128, "threads": 1, "max_model_len": 64} | options))
     checkpoint = small_model()
-    settings = EngineSettings.resolve(Path("small"), checkpoint.config, **wishes)
+    settings = EngineSettings.resolve(Path("small"), checkpoint.config, args)
     return Engine(checkpoint, settings, tokenizer, say=say)
 
 
@@ -27,9 +28,9 @@ def prompt_of(seed: int, length: int) -> list[int]:
     return [source.randrange(VOCAB_SIZE) for _ in range(length)]
 
 
-def greedy(count: int, **wishes: Any) -> SamplingParams:
-    """Up to `count` greedy tokens, with the given wishes."""
-    return SamplingParams(**({"temperature": 0.0, "max_tokens": count, "ignore_eos": True} | wishes))
+def greedy(count: int, **options: Any) -> SamplingParams:
+    """Up to `count` greedy tokens, with the given parameters."""
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": count, "ignore_eos": True} | options))
 
 
 def gather(engine: Engine, outputs: dict[int, list[StepOutput]]) -> dict[int, list[StepOutput]]:

@@ -271,7 +271,7 @@ def test_the_setup_survives_its_way_into_a_container(modal_steps: ModuleType) ->
     flags = "--max-model-len 4096 --served-model-name 'a b'"
     setup = modal_steps.Setup.read({"GLINT_GPU": "H200:4", "GLINT_EXPERT_LAYOUT": "ep", "GLINT_SERVE_FLAGS": flags})
     assert modal_steps.Setup.read(setup.as_environment()) == setup
-    assert setup.num_ranks == 4
+    assert setup.tp == 4
     assert setup.serve_flags == ("--max-model-len", "4096", "--served-model-name", "a b")
 
 

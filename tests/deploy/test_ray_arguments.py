@@ -56,7 +56,7 @@ def test_the_settings_are_those_of_glint_serve(ray_app: ModuleType, sample_model
     arguments = ray_app.Arguments(model=sample_model, api_key_file=keys, flags=flags, **GLM)
     settings = read_settings(make_parser().parse_args(["serve", *ray_app.serve_flags(arguments)]))
     assert settings.model_dir == sample_model and len(settings.keys) == 2 and settings.logs_json
-    assert [settings.engine_options[name] for name in ("device", "tp", "expert_layout")] == ["cuda", 8, "ep"]
+    assert [getattr(settings.engine_args, name) for name in ("device", "tp", "expert_layout")] == ["cuda", 8, "ep"]
     deployment = ray_app.app(arguments)._bound_deployment
     assert deployment.max_queued_requests == 7 < deployment.max_ongoing_requests
     assert deployment._deployment_config.graceful_shutdown_timeout_s > 5

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint.checkpoint.table import open_checkpoint
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from tests.cpu.parity import Rows, answer_rows
 from tests.cpu.tapped_engine import Answer, FloatArray, TappedEngine
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts

@@ -16,6 +16,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore:
 @pytest.fixture(scope="session")
 def sample_model() -> Path:
     """The folder of the FP8 sample model; a GPU machine may have it without being able to fetch it."""
-    from glint.checkpoint.sample import make_sample_model
+    from glint.sample.model import make_sample_model
 
     return make_sample_model()

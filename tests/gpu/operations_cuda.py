@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from glint.native import abi
 from tests.cpu.operations import (
     OperandCall,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine, load_library, plan_engine
 from tests.cpu.e4m3_values import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from tests.cpu.operations import Operations, PageCache, ProductCase, StoredWeight
 from tests.gpu.operations_cases import (
     COUNTS,

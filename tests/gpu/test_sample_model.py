@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from glint.config import Device, Kernels
+from glint.engine.args import Device, Kernels
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.tapped_engine import TappedEngine
 from tests.cpu.test_sample_parity import PROMPTS, TEXT

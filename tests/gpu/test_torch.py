@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from tests.gpu.cases import BF16_KEYS, CUDA_KERNELS, Case, CaseStore, Key, cuda_engine, logits_over
 from tests.reference import transformers_reference as reference
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from glint.config import Kernels
+from glint.engine.args import Kernels
 from tests.cpu.parity import GAP_BOUND, Rows
 from tests.cpu.tapped_engine import Answer
 from tests.cpu.test_layers import layer_errors

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glint.checkpoint.sample import Stage, WheelMissing, default_cache, extract_gguf, find_wheel
+from glint.sample.model import Stage, WheelMissing, default_cache, extract_gguf, find_wheel
 
 
 def silent(stage: Stage, done_bytes: int, total_bytes: int) -> None:

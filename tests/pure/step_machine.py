@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from glint.scheduling.plan import StepPlan
-from glint.scheduling.scheduler import Scheduler
-from glint.scheduling.share import DEFAULT_SHARE, Share
+from glint.engine.scheduler import Scheduler
+from glint.engine.share import DEFAULT_SHARE, Share
+from glint.engine.step_plan import StepPlan
 
 
 @dataclass

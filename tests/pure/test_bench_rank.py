@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glint.bench.rank import percentile
-from glint.bench.rank_exchange import count_exchanges, projected_decode_ms, projected_prefill_ms
+from glint.bench.rank_collectives import count_collectives, projected_decode_ms, projected_prefill_ms
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, describe_projection, project, show
 from glint.bench.rank_shapes import (
     GLM_47,
@@ -112,13 +112,13 @@ def test_operations_of_a_prefill() -> None:
 def test_projections_add_the_exchanges() -> None:
     assert projected_decode_ms(TP, 11.0, 64, 10.0) == pytest.approx(11.0 + 186 * 0.010)
     assert projected_decode_ms(shape_rank(GLM_47, 1, "tp"), 11.0, 64, 10.0) == 11.0
-    sent = count_exchanges(TP, 4096, 1).bytes_sent
+    sent = count_collectives(TP, 4096, 1).bytes_sent
     assert projected_prefill_ms(TP, 50.0, 4096, 300.0) == pytest.approx(50.0 + sent / 300e9 * 1e3)
     assert projected_prefill_ms(shape_rank(GLM_47, 1, "tp"), 50.0, 4096, 300.0) == 50.0
 
 
 def test_the_exchanges_of_a_decode_step() -> None:
-    found = count_exchanges(TP, 64, 64)
+    found = count_collectives(TP, 64, 64)
     logits = 64 * 18944 * 4 * 7
     results = 64 * 176 * 7
     assert found.collectives == 2 * 92 + 2
@@ -130,17 +130,17 @@ def test_the_exchanges_of_a_decode_step() -> None:
 )
 def test_sums_of_more_than_16_rows_are_shared_between_more_than_two_ranks(tp: int, tokens: int, rows: int) -> None:
     shape = shape_rank(GLM_47, tp, "tp")
-    found = count_exchanges(shape, tokens, 0)
+    found = count_collectives(shape, tokens, 0)
     assert found.bytes_sent == 184 * (tp - 1) * rows * 5120 * 4
 
 
 def test_the_exchanges_of_a_prefill_step() -> None:
-    found = count_exchanges(TP, 4096, 1)
+    found = count_collectives(TP, 4096, 1)
     rows = 512 * 7
     layers = 92 * 2 * (5120 * 4 + 5120 + 4) + 89 * 2 * 8 * 4 + 5120 * 4
     assert found.collectives == 92 * 4 + 89 + 1 + 2
     assert found.bytes_sent == rows * layers + (18944 * 4 * 7 + 176 * 7) // 8
-    assert count_exchanges(shape_rank(GLM_47, 1, "tp"), 4096, 1).bytes_sent == 0
+    assert count_collectives(shape_rank(GLM_47, 1, "tp"), 4096, 1).bytes_sent == 0
 
 
 def test_the_projected_load() -> None:
@@ -157,7 +157,7 @@ def test_the_load_is_projected_from_the_rows_that_hold_it() -> None:
     whole = report(*decodes, prefills=prefills)
     found = project(whole, 64, 256, 256)
     assert found is not None
-    sent = count_exchanges(TP, 64, 64).bytes_sent
+    sent = count_collectives(TP, 64, 64).bytes_sent
     assert found.by_count.decode_seconds == pytest.approx(255 * (11.0 + 1.86) * 1e-3)
     assert found.by_bytes.decode_seconds == pytest.approx(255 * (11.0e-3 + sent / 300e9))
     assert found.by_count.prefill_seconds == pytest.approx(4 * whole.prefill_ms(prefills[1]) * 1e-3)
@@ -178,7 +178,7 @@ def test_the_report_names_what_is_projected(capsys: pytest.CaptureFixture[str]) 
     cells = line.split("  ")
     assert "11.00" in line and f"{64 / 0.011:,.0f}" in line and f"{64 / 0.01286:,.0f}" in line and "89%" in line, cells
     document = json.loads(json.dumps(as_json(whole, projection)))
-    assert document["decode"][0]["share_of_ceiling"] == pytest.approx(9.784 / 11.0, rel=1e-3)
+    assert document["decode"][0]["share_of_peak"] == pytest.approx(9.784 / 11.0, rel=1e-3)
     assert projection is not None
     assert document["projected"]["load"]["output_tokens_per_second"] == projection.by_count.tokens_per_second
     assert document["projected"]["load_by_bytes"]["output_tokens_per_second"] == projection.by_bytes.tokens_per_second

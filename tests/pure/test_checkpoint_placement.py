@@ -15,8 +15,8 @@ from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
 from glint.checkpoint.config import ModelConfig, parse_config
 from glint.checkpoint.layout import Dtype, Part, Role, expected_tensors
 from glint.checkpoint.placement import ExpertLayout, Slice, find_split_problems, kv_heads_of, slice_of
-from glint.checkpoint.plan import plan_memory
 from glint.checkpoint.quantisation import ScaleKind
+from glint.checkpoint.rank_memory import measure_rank
 from glint.checkpoint.table import TableEntry
 from glint.errors import CheckpointError
 from tests.pure.checkpoint_files import GLM_47, SMALL, quantization
@@ -191,7 +191,7 @@ def test_the_ranks_together_cover_every_tensor_and_the_bytes_add_up(case: Case) 
                 is_view = entry.role is Role.LM_HEAD and case.config.tied_embeddings
                 held[rank] += 0 if is_view else cut(array, piece).nbytes
         assert np.all(times_held == copies_of(entry, case)), entry
-    plan = plan_memory(case.config, entries, case.num_ranks, case.layout)
+    plan = measure_rank(case.config, entries, case.num_ranks, case.layout)
     assert held == [plan.weight_bytes] * case.num_ranks
     assert sum(kind.count for kind in plan.kinds) == len(entries)
 

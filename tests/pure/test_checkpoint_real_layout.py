@@ -7,7 +7,7 @@ import pytest
 
 from glint.checkpoint.layout import Part
 from glint.checkpoint.placement import ExpertLayout
-from glint.checkpoint.plan import MemoryPlan, plan_memory
+from glint.checkpoint.rank_memory import RankMemory, measure_rank
 from glint.checkpoint.report import format_bytes, run_check
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from tests.pure.checkpoint_files import GLM_47, make_specs, quantization, spec_bytes, write_folder
@@ -70,20 +70,20 @@ def test_the_check_finds_the_published_sizes(folder: Path, layout: ExpertLayout)
 def test_a_rank_of_the_real_model_has_the_bytes_of_the_published_shapes(
     checkpoint: Checkpoint, ranks: int, layout: ExpertLayout
 ) -> None:
-    plan = plan_memory(checkpoint.config, checkpoint.tensors, ranks, layout)
+    plan = measure_rank(checkpoint.config, checkpoint.tensors, ranks, layout)
     assert plan.weight_bytes == bytes_of_rank(ranks, layout)
     assert plan.kv_bytes_per_token == 2 * 92 * (8 // ranks) * 128 * 2
 
 
-def shares(plan: MemoryPlan) -> dict[str, tuple[int, int, int]]:
+def shares(plan: RankMemory) -> dict[str, tuple[int, int, int]]:
     """Tensors on a rank and their rows and columns, by kind."""
     placed = {kind.name: (kind.rank_count, kind.share) for kind in plan.kinds}
     return {name: (count, share.row_count, share.col_count) for name, (count, share) in placed.items() if share}
 
 
 def test_a_rank_of_eight_has_the_published_shapes(checkpoint: Checkpoint) -> None:
-    sliced = shares(plan_memory(checkpoint.config, checkpoint.tensors, 8, "tp"))
-    whole = shares(plan_memory(checkpoint.config, checkpoint.tensors, 8, "ep"))
+    sliced = shares(measure_rank(checkpoint.config, checkpoint.tensors, 8, "tp"))
+    whole = shares(measure_rank(checkpoint.config, checkpoint.tensors, 8, "ep"))
     assert sliced["query"] == (92, 12 * 128, 5120)
     assert sliced["output"] == (92, 5120, 12 * 128)
     assert sliced["key, value"] == (2 * 92, 1 * 128, 5120)

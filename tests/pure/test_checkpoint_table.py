@@ -312,8 +312,8 @@ def test_a_folder_that_cannot_read_texts_is_noted(tmp_path: Path) -> None:
 
 def test_generation_settings_that_are_not_used_are_noted(tmp_path: Path) -> None:
     folder = small_folder(tmp_path)
-    wishes = {"max_length": 40, "num_beams": 4, "typical_p": None, "do_sample": True, "bos_token_id": 1}
-    write_json(folder / "generation_config.json", wishes)
+    options = {"max_length": 40, "num_beams": 4, "typical_p": None, "do_sample": True, "bos_token_id": 1}
+    write_json(folder / "generation_config.json", options)
     assert open_checkpoint(folder).notes == (
         "generation_config.json: max_length is not used",
         "generation_config.json: num_beams is not used",

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import pytest
 
 from glint import cli, flags
-from glint.config import EngineSettings, Kernels
+from glint.conversation import stream_answer
+from glint.engine.args import EngineArgs
+from glint.engine.request import FinishReason, StepOutput
 from glint.errors import RequestError
 from glint.native import library
-from glint.ranks import AllReduce, Exchange
-from glint.request import FinishReason, StepOutput
 from glint.sampling import SamplingParams
-from glint.sizing import size_engine
-from glint.terminal import stream_answer
 from tests.pure.checkpoint_files import small_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,14 +124,6 @@ def test_flags_that_are_left_out_follow_the_model(command: str) -> None:
     assert set(changes) == {"max_tokens"}
 
 
-def test_kernels_are_those_of_the_engine() -> None:
-    assert tuple(flags.KERNELS) == get_args(Kernels)
-
-
-def test_ways_to_share_are_those_of_the_engine() -> None:
-    assert (tuple(flags.EXCHANGES), tuple(flags.ALL_REDUCES)) == (get_args(Exchange), get_args(AllReduce))
-
-
 @pytest.mark.parametrize(
     "command", [["serve"], ["generate"], ["chat"], ["bench", "cpu"], ["bench", "serve"], ["smoke"]]
 )
@@ -142,7 +131,7 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     parser = cli.make_parser()
     given = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
     given += ["--exchange", "sharded", "--all-reduce", "nccl", "--kv-cache-dtype", "fp8"]
-    expected: dict[str, object] = {
+    expected: dict[str, Any] = {
         "device": "cpu",
         "threads": 3,
         "kernels": "plain",
@@ -155,12 +144,9 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     }
     if command != ["bench", "cpu"]:
         given += ["--max-model-len", "900", "--max-num-seqs", "7", "--gpu-memory-utilization", "0.8"]
-        expected |= {"max_model_len": 900, "max_step_items": 7, "gpu_memory_utilization": 0.8}
-    chosen = flags.engine_options(parser.parse_args([*command, *given]))
-    assert chosen == expected
-    accepted = {**inspect.signature(EngineSettings.resolve).parameters, **inspect.signature(size_engine).parameters}
-    left_out = flags.engine_options(parser.parse_args(command))
-    assert left_out == {name: accepted[name].default for name in chosen}
+        expected |= {"max_model_len": 900, "max_num_seqs": 7, "gpu_memory_utilization": 0.8}
+    assert flags.engine_args(parser.parse_args([*command, *given])) == EngineArgs(**expected)
+    assert flags.engine_args(parser.parse_args(command)) == EngineArgs()
 
 
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["bench", "cpu"], ["smoke"]])

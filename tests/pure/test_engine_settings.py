@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from glint import config
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import ScaleKind
-from glint.config import EngineSettings, token_cache_bytes
-from glint.engine_options import native_options
+from glint.engine import settings as config
+from glint.engine.args import FLAGS, EngineArgs
+from glint.engine.native_options import native_options, refusing_in_public_words
+from glint.engine.settings import EngineSettings, token_cache_bytes
 from glint.errors import EngineError
 from glint.native import abi
 
@@ -62,8 +63,8 @@ def free_memory(monkeypatch: pytest.MonkeyPatch) -> int:
     return 8 * GIGABYTE
 
 
-def resolve(**wishes: Any) -> EngineSettings:
-    return EngineSettings.resolve("folder", SAMPLE, **wishes)
+def resolve(**options: Any) -> EngineSettings:
+    return EngineSettings.resolve("folder", SAMPLE, EngineArgs(**options))
 
 
 def test_defaults_fit_the_model_and_stay_small(free_memory: int) -> None:
@@ -77,17 +78,17 @@ def test_defaults_fit_the_model_and_stay_small(free_memory: int) -> None:
 
 def test_the_cache_holds_the_longest_request(free_memory: int) -> None:
     for positions, num_pages in ((40_000, 2500), (40_001, 2501), (40_016, 2501)):
-        settings = EngineSettings.resolve("folder", dataclasses.replace(SAMPLE, max_positions=positions))
+        settings = EngineSettings.resolve("folder", dataclasses.replace(SAMPLE, max_positions=positions), EngineArgs())
         assert (settings.num_pages, settings.max_model_len) == (num_pages, positions)
 
 
 def test_a_context_that_does_not_fit_is_cut_unless_it_was_asked_for(free_memory: int) -> None:
     longer = dataclasses.replace(SAMPLE, max_positions=10**6)
-    settings = EngineSettings.resolve("folder", longer)
+    settings = EngineSettings.resolve("folder", longer, EngineArgs())
     assert settings.max_model_len == settings.num_pages * 16 < 10**6
     assert settings.num_pages == free_memory // 4 // (16 * TOKEN_BYTES)
     with pytest.raises(EngineError, match=rf"1000000 tokens needs .* \({free_memory} bytes\)"):
-        EngineSettings.resolve("folder", longer, max_model_len=10**6)
+        EngineSettings.resolve("folder", longer, EngineArgs(max_model_len=10**6))
 
 
 def test_bytes_become_pages(free_memory: int) -> None:
@@ -107,7 +108,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         ({"tp": 65}, "tp is 65; it must be an integer from 1 to 64"),
         ({"tp": 0}, "tp is 0"),
@@ -118,7 +119,10 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"exchange": "none"}, "exchange is 'none'; choose one of auto, replicated, sharded"),
         ({"all_reduce": "ring"}, "all_reduce is 'ring'; choose one of auto, nccl, custom"),
         ({"all_reduce": "nccl"}, "all_reduce is 'nccl', but the ranks of device 'cpu' share their memory; leave --all"),
-        ({"device": "cuda"}, r"num_pages is not given; on device 'cuda' glint\.sizing\.size_engine finds it"),
+        (
+            {"device": "cuda"},
+            r"num_pages is not given; on device 'cuda' glint\.engine\.memory_plan\.size_engine finds it",
+        ),
         (
             {"kernels": "hopper"},
             "kernels is 'hopper', which device 'cuda' has and 'cpu' has not; choose one of auto, exact",
@@ -132,7 +136,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"num_pages": 0}, "num_pages is 0"),
         ({"num_pages": 2**31}, "num_pages is 2147483648"),
         ({"max_step_tokens": 0}, "max_step_tokens is 0"),
-        ({"max_requests": 1}, "max_requests is 1, less than max_step_items 64"),
+        ({"max_requests": 1}, "max_requests is 1, less than max_num_seqs 64"),
         ({"max_model_len": 8193}, "the model knows 8192 positions"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"max_model_len": 1}, "max_model_len is 1; .* at least 2"),
@@ -142,24 +146,24 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"kv_cache_bytes": GIGABYTE, "num_pages": 2}, "both given"),
     ],
 )
-def test_what_cannot_be_is_refused(free_memory: int, wishes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(free_memory: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        resolve(**wishes)
+        resolve(**options)
 
 
-def resolve_cuda(**wishes: Any) -> EngineSettings:
-    return resolve(device="cuda", **({"num_pages": 200} | wishes))
+def resolve_cuda(**options: Any) -> EngineSettings:
+    return resolve(device="cuda", **({"num_pages": 200} | options))
 
 
 def test_defaults_of_a_gpu() -> None:
     settings = resolve_cuda()
-    assert (settings.page_tokens, settings.max_step_tokens, settings.max_step_items) == (64, 4096, 256)
+    assert (settings.page_tokens, settings.max_step_tokens, settings.max_num_seqs) == (64, 4096, 256)
     assert (settings.max_requests, settings.max_model_len, settings.kernels) == (256, 8192, "auto")
     assert resolve_cuda(num_pages=10).max_model_len == 640
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         (
             {"kernels": "exact"},
@@ -171,13 +175,13 @@ def test_defaults_of_a_gpu() -> None:
         ({"tp": 3, "row_slices": 6}, "row_slices is 6 and tp is 3; on device 'cuda' they are equal"),
     ],
 )
-def test_what_a_gpu_cannot_do_is_refused(wishes: dict[str, Any], message: str) -> None:
+def test_what_a_gpu_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        resolve_cuda(**wishes)
+        resolve_cuda(**options)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "reasons"),
+    ("options", "reasons"),
     [
         (
             {"tp": 2},
@@ -209,11 +213,11 @@ def test_what_a_gpu_cannot_do_is_refused(wishes: dict[str, Any], message: str) -
     ],
 )
 def test_a_model_that_cannot_be_shared_is_refused_with_every_reason(
-    wishes: dict[str, Any], reasons: tuple[str, ...]
+    options: dict[str, Any], reasons: tuple[str, ...]
 ) -> None:
     with pytest.raises(EngineError) as refused:
-        resolve(**wishes)
-    asked = f"tp {wishes.get('tp', 1)} and row_slices {wishes.get('row_slices', wishes.get('tp', 1))}"
+        resolve(**options)
+    asked = f"tp {options.get('tp', 1)} and row_slices {options.get('row_slices', options.get('tp', 1))}"
     assert str(refused.value).splitlines() == [f"{asked} do not go with this model:", *(f"  {one}" for one in reasons)]
 
 
@@ -229,8 +233,8 @@ def test_more_ranks_than_heads_keep_copies(free_memory: int) -> None:
     assert [token_cache_bytes(SAMPLE, "cpu", tp) // TOKEN_BYTES for tp in (1, 3, 6, 9)] == [1, 1, 2, 3]
     wide = dataclasses.replace(SAMPLE, num_heads=12, vocab_size=49152)
     cache_bytes = 30 * 16 * TOKEN_BYTES
-    sizes = [EngineSettings.resolve("folder", wide, tp=tp, kv_cache_bytes=cache_bytes).num_pages for tp in (3, 6)]
-    assert sizes == [30, 15]
+    asked = [EngineArgs(tp=tp, kv_cache_bytes=cache_bytes) for tp in (3, 6)]
+    assert [EngineSettings.resolve("folder", wide, args).num_pages for args in asked] == [30, 15]
 
 
 def test_native_options_carry_how_ranks_share(free_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +257,20 @@ def test_the_environment_chooses_kernels_where_nobody_else_does(
         resolve()
     monkeypatch.setenv("GLINT_KERNELS", "plain")
     assert resolve().kernels == "plain"
+
+
+def test_a_native_refusal_names_the_flag() -> None:
+    native = "glint_init_engine: options.num_ranks is 65 and max_step_items 7, kv_dtype 9, options.num_pages is 0"
+    with pytest.raises(EngineError) as refused, refusing_in_public_words():
+        raise EngineError(native)
+    public = "glint_init_engine: --tp is 65 and --max-num-seqs 7, --kv-cache-dtype 9, num_pages is 0"
+    assert str(refused.value) == public
+
+
+def test_every_native_option_is_set_or_of_the_bench_alone() -> None:
+    passed = {flag.native or name for name, flag in FLAGS.items()} | {"num_pages", "max_requests", "shares_devices"}
+    of_the_bench = {"local_experts", "emulated_ranks", "synthetic_seed"}
+    table = {"struct_bytes", "reserved", "file_count", "model", "files"}
+    fields = {field[0] for field in abi.EngineOptions._fields_}
+    assert fields == (passed & fields) | of_the_bench | table
+    assert passed - fields == {"device", "gpu_memory_utilization", "kv_cache_bytes"}

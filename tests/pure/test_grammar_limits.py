@@ -228,11 +228,13 @@ def test_random_schemas_are_compiled_or_refused(compiler: GrammarCompiler) -> No
     num_compiled = 0
     for _ in range(300):
         schema = random_schema(chance, 4)
-        wish: Constraint = JsonSchema(schema)
+        constraint: Constraint = JsonSchema(schema)
         if chance.random() < 0.3:
-            wish = ToolCalls((Tool("f", None, {"type": "object", "properties": {"a": schema}}, True),), True, False)
+            constraint = ToolCalls(
+                (Tool("f", None, {"type": "object", "properties": {"a": schema}}, True),), True, False
+            )
         try:
-            compiler.compile(wish).start().mask()
+            compiler.compile(constraint).start().mask()
             num_compiled += 1
         except TextError as error:
             assert not [text for text in INTERNALS if text in str(error)], str(error)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample_convert import tokenizer_documents
 from glint.errors import TextError
+from glint.sample.convert import tokenizer_documents
+from glint.sample.gguf import GgufFile
 from glint.text.grammar import Constraint, GrammarCompiler, JsonSchema, Regex, ToolCalls
 from glint.text.tokenizer import Tokenizer
 from glint.text.tools import Tool

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample_convert import tokenizer_documents
+from glint.sample.convert import tokenizer_documents
+from glint.sample.gguf import GgufFile
 from glint.text.grammar import Constraint, GrammarCompiler, JsonObject, JsonSchema, Regex, ToolCalls
 from glint.text.output import OutputStart, parse_output
 from glint.text.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from glint import loading
-from glint.loading import describe_load, shown_loading
+from glint.engine import loading
+from glint.engine.loading import describe_load, shown_loading
 from glint.native import abi
 
 

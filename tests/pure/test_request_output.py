@@ -8,9 +8,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from glint.engine.request import ActiveRequest, OutputText
 from glint.native import abi
 from glint.native.library import ItemOutcome
-from glint.request import ActiveRequest, OutputText
 from glint.sampling import SamplingParams
 from glint.text.tokenizer import Tokenizer
 
@@ -31,9 +31,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def make_request(
-    tokenizer: Tokenizer | None, prompt_tokens: tuple[int, ...] = (1, 2, 3), **wishes: Any
+    tokenizer: Tokenizer | None, prompt_tokens: tuple[int, ...] = (1, 2, 3), **options: Any
 ) -> ActiveRequest:
-    params = SamplingParams(**wishes)
+    params = SamplingParams(**options)
     return ActiveRequest(
         request_id=7,
         prompt_tokens=prompt_tokens,
@@ -107,10 +107,10 @@ def test_a_stop_string_ends_the_request(tokenizer: Tokenizer) -> None:
 def test_what_ended_the_request_is_named(tokenizer: Tokenizer) -> None:
     first, last = tokenizer.encode("ab")
     wanted = [({}, EOS, None), ({"stop_token_ids": [last]}, last, last), ({"stop": "b"}, last, "b")]
-    for wishes, token, reason in wanted:
-        request = make_request(tokenizer, **wishes)
+    for options, token, reason in wanted:
+        request = make_request(tokenizer, **options)
         assert request.take_in(outcome((first,))).stop_reason is None
-        ended = request.take_in(outcome((token,), abi.FINISH_NONE if "stop" in wishes else abi.FINISH_STOP))
+        ended = request.take_in(outcome((token,), abi.FINISH_NONE if "stop" in options else abi.FINISH_STOP))
         assert (ended.finish_reason, ended.stop_reason) == ("stop", reason)
     full = make_request(tokenizer, stop_token_ids=[last]).take_in(outcome((last,), abi.FINISH_LENGTH))
     assert (full.finish_reason, full.stop_reason) == ("length", None)

@@ -14,19 +14,19 @@ import pytest
 from safetensors import deserialize
 
 from glint.checkpoint.config import read_config, read_generation
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample import convert_gguf
-from glint.checkpoint.sample_convert import (
+from glint.checkpoint.table import open_checkpoint
+from glint.sample.convert import (
     DATA_ALIGNMENT,
     SampleDtype,
     StoredTensor,
-    bf16_codes,
-    e4m3_codes,
     model_tensors,
     quantise_rows,
+    round_to_bf16,
+    round_to_e4m3,
     write_safetensors,
 )
-from glint.checkpoint.table import open_checkpoint
+from glint.sample.gguf import GgufFile
+from glint.sample.model import convert_gguf
 from tests.pure.sample_source import sample_gguf, silent
 from tests.reference.numpy_model import read_tensors
 from tests.reference.numpy_ops import bf16_bits, decode_e4m3, encode_e4m3, round_bf16
@@ -49,21 +49,21 @@ def test_bf16_rounding_is_that_of_numpy() -> None:
     values = bit_patterns()
     is_nan = np.isnan(values)
     is_finite = np.isfinite(values)
-    found = bf16_codes(values)
+    found = round_to_bf16(values)
     np.testing.assert_array_equal(found[is_finite], bf16_bits(values[is_finite]))
     assert ((found[is_nan] & 0x7FFF) > 0x7F80).all() and is_nan.any()
-    np.testing.assert_array_equal(bf16_codes(np.array([np.inf, -np.inf], np.float32)), [0x7F80, 0xFF80])
+    np.testing.assert_array_equal(round_to_bf16(np.array([np.inf, -np.inf], np.float32)), [0x7F80, 0xFF80])
 
 
 def test_e4m3_rounding_is_that_of_numpy() -> None:
     values = bit_patterns()
     inside = values[np.abs(values) <= 448]
-    np.testing.assert_array_equal(e4m3_codes(inside), encode_e4m3(inside))
+    np.testing.assert_array_equal(round_to_e4m3(inside), encode_e4m3(inside))
 
 
 def test_e4m3_saturates_and_keeps_nan() -> None:
     values = np.array([449, 464, 500, 1e30, np.inf, -464.5, -np.inf, np.nan], np.float32)
-    np.testing.assert_array_equal(e4m3_codes(values), [0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0xFE, 0x7F])
+    np.testing.assert_array_equal(round_to_e4m3(values), [0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0xFE, 0x7F])
 
 
 def test_rows_are_scaled_to_the_largest_code() -> None:

@@ -12,8 +12,8 @@ from gguf import quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from glint.checkpoint.gguf import GgufFile
 from glint.errors import CheckpointError
+from glint.sample.gguf import GgufFile
 from tests.pure.sample_source import sample_gguf
 
 __all__ = ["sample_gguf"]

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from glint.checkpoint import sample
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample import (
+from glint.checkpoint.table import open_checkpoint
+from glint.errors import CheckpointError
+from glint.sample import model as sample
+from glint.sample.gguf import GgufFile
+from glint.sample.model import (
     RECORD_NAME,
     WHEEL_NAME,
     WHEEL_SHA256,
@@ -26,8 +28,6 @@ from glint.checkpoint.sample import (
     show_progress,
     wheel_path,
 )
-from glint.checkpoint.table import open_checkpoint
-from glint.errors import CheckpointError
 from tests.pure.sample_source import pinned_wheel, silent
 
 __all__ = ["pinned_wheel"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample_convert import tokenizer_documents
+from glint.sample.convert import tokenizer_documents
+from glint.sample.gguf import GgufFile
 from glint.text.chat import render_chat
 from glint.text.tokenizer import Tokenizer
 from tests.pure.sample_source import sample_gguf

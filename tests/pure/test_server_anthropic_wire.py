@@ -18,7 +18,7 @@ from glint.server.anthropic_input import read_conversation
 from glint.server.anthropic_stream import MessageWriter, message_end, message_start, whole_message
 from glint.server.body import decode
 from glint.server.bounds import Limits
-from glint.server.generation import Delta, FinishReason
+from glint.server.generation import ApiFinishReason, Delta
 from glint.server.parts import Parts, encode_events
 from glint.server.problems import Problem
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun, ToolCallEnded
@@ -119,7 +119,7 @@ def test_the_events_of_a_stream_come_in_the_known_order() -> None:
         ("tool_calls", "END", ("stop_sequence", "END")),
     ],
 )
-def test_stop_reasons(reason: FinishReason, stop: str | None, wanted: tuple[str, str | None]) -> None:
+def test_stop_reasons(reason: ApiFinishReason, stop: str | None, wanted: tuple[str, str | None]) -> None:
     message = whole([make_delta([ContentText("a")], reason, stop)])
     assert (message["stop_reason"], message["stop_sequence"]) == wanted
 

@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glint.engine.share import Share
 from glint.errors import RequestError
-from glint.scheduling.share import Share
 from glint.server import auth
 from glint.server.auth import ApiKeys, Authentication, Tenant, allow_origins, tenant_of
 from glint.server.problems import Problem

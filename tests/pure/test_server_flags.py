@@ -32,25 +32,25 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("--tensor-parallel-size", "--tp-size", "2", "tp", 2),
         ("--max-model-len", "--context-length", "900", "max_model_len", 900),
-        ("--max-num-seqs", "--max-running-requests", "7", "max_step_items", 7),
+        ("--max-num-seqs", "--max-running-requests", "7", "max_num_seqs", 7),
         ("--max-num-batched-tokens", "--chunked-prefill-size", "128", "max_step_tokens", 128),
     ],
 )
 def test_both_spellings_of_an_engine_flag(vllm: str, sglang: str, value: str, option: str, expected: Any) -> None:
-    options = [read("folder", flag, value).engine_options for flag in (vllm, sglang)]
-    assert options[0] == options[1] and options[0][option] == expected
+    args = [read("folder", flag, value).engine_args for flag in (vllm, sglang)]
+    assert args[0] == args[1] and getattr(args[0], option) == expected
 
 
 def test_both_spellings_of_the_model_and_of_experts() -> None:
     assert read("--model", "m/x").model_dir == read("--model-path", "m/x").model_dir == read("m/x").model_dir
     for flag in ("--enable-expert-parallel", "--enable-ep-moe"):
-        assert read("folder", flag).engine_options["expert_layout"] == "ep"
+        assert read("folder", flag).engine_args.expert_layout == "ep"
 
 
 def test_scripts_for_other_engines_run_unchanged() -> None:
     accepted = "--tool-call-parser glm47 --reasoning-parser glm45 --enable-auto-tool-choice --kv-cache-dtype auto"
     assert read("folder", *accepted.split()) is not None
-    assert read("folder", "--kv-cache-dtype", "fp8").engine_options["kv_cache_dtype"] == "fp8"
+    assert read("folder", "--kv-cache-dtype", "fp8").engine_args.kv_cache_dtype == "fp8"
     with pytest.raises(SystemExit):
         read("folder", "--kv-cache-dtype", "int4")
     with pytest.raises(SystemExit):
@@ -88,8 +88,8 @@ def test_limits(flag: str) -> None:
 
 
 def test_the_page_cache_in_tokens() -> None:
-    assert read("folder", "--max-total-tokens", "1001").engine_options["num_pages"] == 63
-    assert read("folder", "--max-total-tokens", "64", "--page-size", "32").engine_options["num_pages"] == 2
+    assert read("folder", "--max-total-tokens", "1001").engine_args.num_pages == 63
+    assert read("folder", "--max-total-tokens", "64", "--page-size", "32").engine_args.num_pages == 2
 
 
 @pytest.mark.parametrize(

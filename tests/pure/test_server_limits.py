@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from glint.engine.share import Share
 from glint.errors import RequestError
 from glint.sampling import MAX_CHOICES, SamplingParams
-from glint.scheduling.share import Share
 from glint.server.limits import Admission, Limits, Place, check_count, check_schema, deadline_of
 from glint.server.problems import Problem
 

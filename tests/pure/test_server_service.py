@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from glint.engine.request import StepOutput
+from glint.engine.step_loop import StepSummary
 from glint.errors import EngineError, RankFailed, RequestError
-from glint.request import StepOutput
 from glint.sampling import SamplingParams
 from glint.server import service as service_module
 from glint.server.problems import Problem
 from glint.server.service import Answer, EngineService, Submission
-from glint.steps import StepSummary
 
 
 class Counting:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glint.checkpoint.sample import make_sample_model
+from glint.sample.model import make_sample_model
 from glint.text.tokenizer import Tokenizer
 from tests.cpu.rank_engine import GLM47_SHAPE
 from tests.cpu.sampling_rows import SETTINGS_THAT_CUT

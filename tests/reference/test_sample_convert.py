@@ -13,18 +13,18 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample import convert_gguf
-from glint.checkpoint.sample_convert import (
+from glint.sample.convert import (
     SampleDtype,
     StoredTensor,
-    bf16_codes,
-    e4m3_codes,
     model_config,
     model_tensors,
+    round_to_bf16,
+    round_to_e4m3,
     tokenizer_documents,
     write_safetensors,
 )
+from glint.sample.gguf import GgufFile
+from glint.sample.model import convert_gguf
 from tests.pure.sample_source import sample_gguf, silent
 from tests.pure.test_sample_convert import bit_patterns
 
@@ -36,7 +36,7 @@ TEXT = "The capital of France is Paris, and 1234 people live there.\ndef main():
 def test_bf16_rounding_is_that_of_torch() -> None:
     values = bit_patterns()
     expected = torch.from_numpy(values).to(torch.bfloat16)
-    found = torch.from_numpy(bf16_codes(values).view(np.int16)).view(torch.bfloat16)
+    found = torch.from_numpy(round_to_bf16(values).view(np.int16)).view(torch.bfloat16)
     is_nan = np.isnan(values)
     assert torch.equal(found[~is_nan].view(torch.int16), expected[~is_nan].view(torch.int16))
     assert found[is_nan].isnan().all()
@@ -46,7 +46,7 @@ def test_e4m3_rounding_is_that_of_torch() -> None:
     values = bit_patterns()
     inside = values[np.abs(values) <= 448]
     expected = torch.from_numpy(inside).to(torch.float8_e4m3fn).view(torch.uint8)
-    np.testing.assert_array_equal(e4m3_codes(inside), expected.numpy())
+    np.testing.assert_array_equal(round_to_e4m3(inside), expected.numpy())
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "bf16"])

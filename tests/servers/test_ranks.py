@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from glint.checkpoint.sample import make_sample_model
 from glint.errors import RankFailed
 from glint.llm import LLM
+from glint.sample.model import make_sample_model
 from glint.sampling import SamplingParams
 from tests.cpu.testing_library import declare
 from tests.e2e.served import ROOT
@@ -32,16 +32,16 @@ def folder() -> Path:
     return make_sample_model()
 
 
-def answers(folder: Path, **wishes: Any) -> list[Any]:
+def answers(folder: Path, **options: Any) -> list[Any]:
     """Everything that comes back for the prompts, log-probabilities to the last bit."""
-    with LLM(folder, **wishes) as llm:
+    with LLM(folder, **options) as llm:
         return llm.generate(PROMPTS, sampling_params=PARAMS)
 
 
 def test_three_ranks_answer_as_one(folder: Path) -> None:
     alone = answers(folder, row_slices=3)
-    for wishes in ({}, {"threads": 1, "exchange": "sharded"}, {"exchange": "replicated", "max_step_tokens": 24}):
-        assert answers(folder, tp=3, **wishes) == alone, wishes
+    for options in ({}, {"threads": 1, "exchange": "sharded"}, {"exchange": "replicated", "max_step_tokens": 24}):
+        assert answers(folder, tp=3, **options) == alone, options
 
 
 def test_a_failed_rank_ends_an_engine_and_a_new_one_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,13 @@
-"""The requests of one key that have prompt tokens to compute, and what the key has had so far."""
+"""The requests of one key that have prompt tokens to compute, and the key's share of work so far."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from glint.scheduling.request import Request
+from glint.engine.scheduled_request import ScheduledRequest
 
-AgeEntry = tuple[int, Request]
-SizeEntry = tuple[int, int, int, Request]
+AgeEntry = tuple[int, ScheduledRequest]
+SizeEntry = tuple[int, int, int, ScheduledRequest]
 Entry = TypeVar("Entry", AgeEntry, SizeEntry)
 
 
@@ -31,32 +31,32 @@ class KeyQueue:
     waiting: list[SizeEntry] = field(default_factory=list)
 
     @property
-    def oldest(self) -> Request:
+    def oldest(self) -> ScheduledRequest:
         """The oldest request with prompt tokens to compute; there must be one."""
         return self.by_age[0][1]
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ScheduledRequest) -> None:
         """Take in a request that waits for its first step, or again after it was preempted."""
         insort(self.by_age, age_entry(request))
         insort(self.waiting, _size_entry(request))
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: ScheduledRequest) -> None:
         """A waiting request runs; its prompt is still to be computed."""
         drop(self.waiting, _size_entry(request))
         insort(self.begun, _size_entry(request))
 
-    def discard(self, request: Request, *, is_begun: bool) -> None:
+    def discard(self, request: ScheduledRequest, *, is_begun: bool) -> None:
         """Nothing of the prompt is left to compute, or the request has ended."""
         drop(self.by_age, age_entry(request))
         drop(self.begun if is_begun else self.waiting, _size_entry(request))
 
 
-def age_entry(request: Request) -> AgeEntry:
+def age_entry(request: ScheduledRequest) -> AgeEntry:
     """Sorts by age; no two entries have the same arrival, so requests are never compared."""
     return request.arrival, request
 
 
-def _size_entry(request: Request) -> SizeEntry:
+def _size_entry(request: ScheduledRequest) -> SizeEntry:
     return request.share.priority, request.prompt_tokens, request.arrival, request
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glint.engine.scheduler import Scheduler
+from glint.engine.share import Share
+from glint.engine.step_plan import StepItem
 from glint.errors import RequestError
-from glint.scheduling.plan import StepItem
-from glint.scheduling.scheduler import Scheduler
-from glint.scheduling.share import Share
 from tests.pure.step_machine import Machine, Work
 
 PLENTY_PAGES = 10**6
@@ -420,7 +420,7 @@ def test_the_oldest_that_runs_keeps_its_pages_whatever_its_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "text"),
+    ("options", "text"),
     [
         ({"weight": 0}, "weight is 0; give a whole number from 1 to 100"),
         ({"weight": 101}, "weight is 101; give a whole number from 1 to 100"),
@@ -429,6 +429,6 @@ def test_the_oldest_that_runs_keeps_its_pages_whatever_its_weight() -> None:
         ({"priority": True}, "priority is True; give a whole number from -1000 to 1000"),
     ],
 )
-def test_a_share_out_of_bounds_is_refused(wishes: dict[str, int], text: str) -> None:
+def test_a_share_out_of_bounds_is_refused(options: dict[str, int], text: str) -> None:
     with pytest.raises(RequestError, match=text):
-        Share(**wishes)
+        Share(**options)

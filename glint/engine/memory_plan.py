@@ -1,16 +1,17 @@
-"""How large an engine is made: on the CPU by its settings alone, on a GPU by the memory that the GPU has."""
+"""The sizes of an engine: on the CPU from its settings alone, on a GPU from the memory of the GPU."""
 
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.shards import CheckpointFile
-from glint.config import DEFAULT_PAGE_TOKENS, MAX_PAGES, Device, EngineSettings
-from glint.engine_options import native_options
+from glint.engine.args import EngineArgs
+from glint.engine.native_options import native_options, refusing_in_public_words
+from glint.engine.settings import DEFAULT_PAGE_TOKENS, MAX_PAGES, EngineSettings
 from glint.errors import EngineError
 from glint.native import abi
 from glint.native.library import open_library, plan_engine
@@ -20,19 +21,18 @@ DEFAULT_UTILIZATION = 0.9
 COLUMNS = ("", "", "")
 LEFT_COLUMNS = (0, 2)
 COLLECTIVE_BYTES = 2**30
-_SIZES_OF_PAGES = ("num_pages", "kv_cache_bytes", "max_model_len")
 GIB = 2**30
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What one GPU has and what one rank of an engine takes of it, in bytes unless the name says otherwise.
+    """The memory of one GPU and the part that one rank of an engine takes, in bytes unless the name says otherwise.
 
-    All of `num_ranks` ranks take as much, each on a GPU of its own, of which this one has the least free memory; where
+    All of `tp` ranks take as much, each on a GPU of its own, of which this one has the least free memory; where
     `is_shared`, in tests alone, all are on this one. With several ranks a part is left to the links between them.
-    `utilization` is the share of the whole memory that may be in use once the engine is there; what others already
-    use counts. `wanted_pages` would hold `max_requests` requests of `context_tokens` tokens at once: more is not taken.
+    `utilization` is the share of the whole memory that may be in use once the engine is there, by other processes
+    too. `wanted_pages` would hold `max_requests` requests of `max_model_len` tokens at once: more is not taken.
     """
 
     device_name: str
@@ -44,35 +44,35 @@ class GpuPlan:
     pinned_bytes: int
     bytes_per_page: int
     page_tokens: int
-    context_tokens: int
+    max_model_len: int
     max_requests: int
-    num_ranks: int = 1
+    tp: int = 1
     is_shared: bool = False
 
     @property
     def used_bytes(self) -> int:
-        """What others use already."""
+        """Memory that other processes use."""
         return self.memory_total - self.memory_free
 
     @property
     def allowed_bytes(self) -> int:
-        """What a rank may take: the share that others do not use already."""
+        """Memory that a rank may take: the share that other processes leave."""
         allowed = int(self.memory_total * self.utilization) - self.used_bytes
-        return allowed // self.num_ranks if self.is_shared else allowed
+        return allowed // self.tp if self.is_shared else allowed
 
     @property
     def collective_bytes(self) -> int:
-        """What is left to the links between ranks, which take their memory by themselves."""
-        return COLLECTIVE_BYTES if self.num_ranks > 1 else 0
+        """Memory left to the links between ranks, which NCCL takes by itself."""
+        return COLLECTIVE_BYTES if self.tp > 1 else 0
 
     @property
     def taken_bytes(self) -> int:
-        """What a rank takes besides its pages."""
+        """Memory that a rank takes besides its pages."""
         return self.weight_bytes + self.workspace_bytes + self.collective_bytes
 
     @property
     def room_bytes(self) -> int:
-        """What is left for pages; negative where not even the weights and the workspace fit."""
+        """Memory left for pages; negative where not even the weights and the workspace fit."""
         return self.allowed_bytes - self.taken_bytes
 
     @property
@@ -83,7 +83,7 @@ class GpuPlan:
     @property
     def context_pages(self) -> int:
         """Pages that one request of the longest context holds."""
-        return -(-self.context_tokens // self.page_tokens)
+        return -(-self.max_model_len // self.page_tokens)
 
     @property
     def wanted_pages(self) -> int:
@@ -95,33 +95,33 @@ class GpuPlan:
         """Pages that are taken."""
         return min(self.fitting_pages, self.wanted_pages, MAX_PAGES)
 
-    def rows(self, num_pages: int, context_tokens: int) -> Iterator[tuple[str, str, str]]:
+    def rows(self, num_pages: int, max_model_len: int) -> Iterator[tuple[str, str, str]]:
         """The arithmetic as rows of name, amount and remark, for an engine of so many pages and so long a context."""
-        is_one_of_many = self.num_ranks > 1 and not self.is_shared
-        among = f", of {self.num_ranks} GPUs the one with the least free" if is_one_of_many else ""
+        is_one_of_many = self.tp > 1 and not self.is_shared
+        among = f", of {self.tp} GPUs the one with the least free" if is_one_of_many else ""
         yield "GPU memory", _gib(self.memory_total), f"{self.device_name}{among}"
         yield "share to use", _gib(int(self.memory_total * self.utilization)), f"{self.utilization:g} of it"
         yield "- in use already", _gib(self.used_bytes), "by other processes and the driver"
         if self.is_shared:
-            yield f"/ {self.num_ranks} ranks", _gib(self.allowed_bytes), "that have this GPU in common"
+            yield f"/ {self.tp} ranks", _gib(self.allowed_bytes), "that have this GPU in common"
         yield "- weights", _gib(self.weight_bytes), ""
         yield "- workspace", _gib(self.workspace_bytes), ""
-        if self.num_ranks > 1:
-            yield "- NCCL", _gib(self.collective_bytes), f"links between {self.num_ranks} ranks, an estimate"
+        if self.tp > 1:
+            yield "- NCCL", _gib(self.collective_bytes), f"links between {self.tp} ranks, an estimate"
         yield "= left for pages", _gib(self.room_bytes), f"{self.fitting_pages:,} pages fit"
         yield "one page", f"{self.bytes_per_page / MIB:,.2f} MiB", f"{self.page_tokens} tokens"
         yield "page cache", _gib(num_pages * self.bytes_per_page), f"{num_pages:,} pages"
-        yield "tokens in it", f"{num_pages * self.page_tokens:,} tokens", f"{context_tokens:,} for the longest request"
+        yield "tokens in it", f"{num_pages * self.page_tokens:,} tokens", f"{max_model_len:,} for the longest request"
         yield "pinned host memory", _gib(self.pinned_bytes), "outside the GPU"
-        if self.num_ranks > 1:
+        if self.tp > 1:
             taken = self.taken_bytes + num_pages * self.bytes_per_page
             where = "ranks" if self.is_shared else "GPUs"
-            yield f"x {self.num_ranks} {where}", _gib(self.num_ranks * taken), f"{_gib(taken)} on each"
+            yield f"x {self.tp} {where}", _gib(self.tp * taken), f"{_gib(taken)} on each"
 
     def show(self, settings: EngineSettings) -> None:
         """Print the arithmetic for an engine of these settings on standard error."""
         rows = self.rows(settings.num_pages, settings.max_model_len)
-        title = "memory plan" if self.num_ranks == 1 else "memory plan of one rank"
+        title = "memory plan" if self.tp == 1 else "memory plan of one rank"
         print_table(title, COLUMNS, rows, sys.stderr, LEFT_COLUMNS)
 
     def refuse(self, reason: str, *ways: str) -> EngineError:
@@ -131,7 +131,7 @@ class GpuPlan:
             "free memory that other processes use",
             "use a GPU with more memory, or share the model among more of them with --tp",
         )
-        table = plain_table(COLUMNS, self.rows(self.fitting_pages, self.context_tokens), LEFT_COLUMNS)
+        table = plain_table(COLUMNS, self.rows(self.fitting_pages, self.max_model_len), LEFT_COLUMNS)
         return EngineError(f"{reason}\n{table}\n{'; '.join(ways)}")
 
 
@@ -151,35 +151,32 @@ def size_engine(
     model_dir: str | Path,
     model: ModelConfig,
     files: Sequence[CheckpointFile],
+    args: EngineArgs,
     library_path: str | Path | None = None,
-    *,
-    device: Device = "cpu",
-    gpu_memory_utilization: float | None = None,
-    **wishes: Any,
 ) -> SizedEngine:
-    """Settle every size before an engine is made; `wishes` are those of `EngineSettings.resolve`.
+    """Settle every size before an engine is made.
 
     On a GPU the page cache takes `num_pages`, else `kv_cache_bytes`, else what weights and workspace leave of the share
     `gpu_memory_utilization` of its memory; with several ranks these are for each of them. Raises `EngineError` with the
     arithmetic where something does not fit.
     """
-    if device != "cuda":
-        if gpu_memory_utilization is not None:
+    utilization = args.gpu_memory_utilization
+    if args.device != "cuda":
+        if utilization is not None:
             raise EngineError(
-                f"gpu_memory_utilization is {gpu_memory_utilization}, but device is {device!r}; leave it out, "
+                f"gpu_memory_utilization is {utilization}, but device is {args.device!r}; leave it out, "
                 "--kv-cache-memory-bytes sizes the page cache there, or use --device cuda"
             )
-        return SizedEngine(EngineSettings.resolve(model_dir, model, device=device, **wishes), None)
-    utilization = DEFAULT_UTILIZATION if gpu_memory_utilization is None else gpu_memory_utilization
+        return SizedEngine(EngineSettings.resolve(model_dir, model, args), None)
+    utilization = DEFAULT_UTILIZATION if utilization is None else utilization
     if not 0.0 < utilization <= 1.0:
         raise EngineError(f"gpu_memory_utilization is {utilization}; it is a share over 0 and up to 1, such as 0.9")
-    num_pages, cache_bytes, context = (wishes.pop(name, None) for name in _SIZES_OF_PAGES)
     page_tokens = DEFAULT_PAGE_TOKENS["cuda"]
-    longest = max(1, -(-(model.max_positions if context is None else context) // page_tokens))
-    draft = EngineSettings.resolve(model_dir, model, device=device, num_pages=longest, max_model_len=context, **wishes)
-    library = open_library(device, library_path)
+    longest = max(1, -(-(model.max_positions if args.max_model_len is None else args.max_model_len) // page_tokens))
+    draft = EngineSettings.resolve(model_dir, model, replace(args, num_pages=longest, kv_cache_bytes=None))
+    library = open_library(args.device, library_path)
     plan = plan_gpu(library, draft, native_options(draft, model, files), utilization)
-    chosen = choose_pages(plan, num_pages, cache_bytes, is_context_asked=context is not None)
+    chosen = choose_pages(plan, args)
     fitting_context = min(draft.max_model_len, chosen * page_tokens)
     return SizedEngine(replace(draft, num_pages=chosen, max_model_len=fitting_context), plan)
 
@@ -188,7 +185,8 @@ def plan_gpu(library: ctypes.CDLL, settings: EngineSettings, options: abi.Engine
     """Ask the library what an engine of these settings takes, pages aside, and what the device has."""
     without_pages = abi.EngineOptions.from_buffer_copy(options)
     without_pages.num_pages = 1
-    found = plan_engine(library, without_pages)
+    with refusing_in_public_words():
+        found = plan_engine(library, without_pages)
     return GpuPlan(
         device_name=found.device_name.decode(),
         memory_total=found.memory_total,
@@ -199,15 +197,16 @@ def plan_gpu(library: ctypes.CDLL, settings: EngineSettings, options: abi.Engine
         pinned_bytes=found.pinned_bytes,
         bytes_per_page=found.bytes_per_page,
         page_tokens=settings.page_tokens,
-        context_tokens=settings.max_model_len,
+        max_model_len=settings.max_model_len,
         max_requests=settings.max_requests,
-        num_ranks=settings.tp,
+        tp=settings.tp,
         is_shared=settings.shares_devices and settings.tp > 1,
     )
 
 
-def choose_pages(plan: GpuPlan, num_pages: int | None, cache_bytes: int | None, is_context_asked: bool) -> int:
+def choose_pages(plan: GpuPlan, args: EngineArgs) -> int:
     """The pages of the cache: as many as asked for, else as many as the plan takes; refused where they do not fit."""
+    num_pages, cache_bytes = args.num_pages, args.kv_cache_bytes
     if num_pages is not None and cache_bytes is not None:
         raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {cache_bytes} are both given; give one")
     if cache_bytes is not None:
@@ -222,9 +221,9 @@ def choose_pages(plan: GpuPlan, num_pages: int | None, cache_bytes: int | None, 
     if num_pages is not None and num_pages > plan.fitting_pages:
         raise plan.refuse(f"a page cache of {num_pages:,} pages does not fit, only {plan.fitting_pages:,} do:", smaller)
     chosen = plan.num_pages if num_pages is None else num_pages
-    if is_context_asked and chosen < plan.context_pages:
+    if args.max_model_len is not None and chosen < plan.context_pages:
         raise plan.refuse(
-            f"a context of {plan.context_tokens:,} tokens needs {plan.context_pages:,} pages, there are {chosen:,}:",
+            f"a context of {plan.max_model_len:,} tokens needs {plan.context_pages:,} pages, there are {chosen:,}:",
             f"lower --max-model-len to {chosen * plan.page_tokens} or less",
             smaller,
         )

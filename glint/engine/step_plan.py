@@ -1,4 +1,4 @@
-"""What crosses the border between the scheduler and the engine, as plain data."""
+"""The plan of a step, as the scheduler gives it to the engine."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class StepItem(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step computes: decodes first, then prompt chunks, then requests scheduled for the first time.
+    """The work of one step: decodes first, then prompt chunks, then requests scheduled for the first time.
 
     No request occurs twice. The last `num_first` items are those of requests that hold no pages yet, whose prefix is
     looked up when the step is submitted. A plan without items means that there is nothing to do now. Steps are

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from glint import sizing
+from glint.engine import memory_plan
+from glint.engine.args import EngineArgs
+from glint.engine.memory_plan import COLUMNS, GpuPlan, SizedEngine, choose_pages, size_engine
 from glint.errors import EngineError
 from glint.native import abi
-from glint.sizing import COLUMNS, GpuPlan, SizedEngine, choose_pages, size_engine
 from glint.terminal import plain_table, print_table
 from tests.pure.test_engine_settings import SAMPLE
 
@@ -28,7 +29,7 @@ H200 = GpuPlan(
     pinned_bytes=256 * MIB,
     bytes_per_page=2 * MIB,
     page_tokens=64,
-    context_tokens=200_000,
+    max_model_len=200_000,
     max_requests=256,
 )
 
@@ -44,13 +45,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[abi.EngineOptions]:
         return abi.sized(abi.EnginePlan, device_name=b"NVIDIA H200", **{name: getattr(H200, name) for name in names})
 
     monkeypatch.delenv("GLINT_KERNELS", raising=False)
-    monkeypatch.setattr(sizing, "open_library", lambda device, path: path)
-    monkeypatch.setattr(sizing, "plan_engine", plan_engine)
+    monkeypatch.setattr(memory_plan, "open_library", lambda device, path: path)
+    monkeypatch.setattr(memory_plan, "plan_engine", plan_engine)
     return asked
 
 
-def size(**wishes: Any) -> SizedEngine:
-    return size_engine("folder", SAMPLE, (), "library", device="cuda", **wishes)
+def size(**options: Any) -> SizedEngine:
+    return size_engine("folder", SAMPLE, (), EngineArgs(device="cuda", **options), "library")
 
 
 def test_what_is_left_becomes_pages() -> None:
@@ -78,7 +79,7 @@ def test_the_table_adds_up() -> None:
 
 
 def test_ranks_on_gpus_of_their_own_take_as_much_on_each() -> None:
-    eight = replace(H200, num_ranks=8)
+    eight = replace(H200, tp=8)
     assert eight.room_bytes == (126 - 1 - 41 - 2 - 1) * GIB
     assert eight.num_pages == 81 * 512
     text = plain_table(COLUMNS, eight.rows(eight.num_pages, 200_000))
@@ -90,7 +91,7 @@ def test_ranks_on_gpus_of_their_own_take_as_much_on_each() -> None:
 
 
 def test_ranks_that_share_a_gpu_share_its_memory() -> None:
-    shared = replace(H200, num_ranks=2, is_shared=True)
+    shared = replace(H200, tp=2, is_shared=True)
     assert shared.allowed_bytes == (126 - 1) * GIB // 2
     assert 2 * (shared.taken_bytes + shared.num_pages * shared.bytes_per_page) <= 125 * GIB
     assert shared.num_pages == 18 * 512 + 256
@@ -101,13 +102,13 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
 def test_an_engine_of_several_ranks_is_planned_for_one(
     gpu: list[abi.EngineOptions], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sized = size(tp=3, gpu_memory_utilization=0.4, max_step_items=1000)
+    sized = size(tp=3, gpu_memory_utilization=0.4, max_num_seqs=1000)
     assert (gpu[0].num_ranks, gpu[0].row_slices) == (3, 3)
     assert sized.settings.num_pages == (56 - 45) * 512
     sized.show()
     assert "memory plan of one rank" in capsys.readouterr().err
     monkeypatch.setenv("GLINT_SHARED_DEVICES", "1")
-    shared = size(tp=3, max_step_items=1000, gpu_memory_utilization=1.0)
+    shared = size(tp=3, max_num_seqs=1000, gpu_memory_utilization=1.0)
     assert shared.plan is not None and shared.plan.is_shared
     assert shared.settings.num_pages == (139 * GIB // 3 - 44 * GIB) // (2 * MIB)
     with pytest.raises(EngineError, match="share the model among more of them with --tp"):
@@ -121,9 +122,9 @@ def test_an_engine_takes_what_the_gpu_has(gpu: list[abi.EngineOptions]) -> None:
     assert (sized.settings.num_pages, sized.settings.max_model_len) == (8192 // 64 * 256, 8192)
     assert (gpu[0].num_pages, gpu[0].max_context_tokens, gpu[0].max_step_tokens) == (1, 8192, 4096)
     assert sized.plan is not None and sized.plan.utilization == 0.9
-    lower = size(gpu_memory_utilization=0.4, max_step_items=1000)
+    lower = size(gpu_memory_utilization=0.4, max_num_seqs=1000)
     assert lower.settings.num_pages == (56 - 44) * 512
-    assert size(max_model_len=100, max_step_items=3).settings.num_pages == 2 * 3
+    assert size(max_model_len=100, max_num_seqs=3).settings.num_pages == 2 * 3
 
 
 def test_pages_and_bytes_may_be_asked_for(gpu: list[abi.EngineOptions]) -> None:
@@ -137,7 +138,7 @@ def test_pages_and_bytes_may_be_asked_for(gpu: list[abi.EngineOptions]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "named"),
+    ("options", "named"),
     [
         ({"gpu_memory_utilization": 0.3}, ("does not fit into the memory", "--max-num-batched-tokens")),
         ({"num_pages": 50_000}, ("50,000 pages does not fit, only 41,984 do", "raise --gpu-memory-utilization")),
@@ -145,10 +146,10 @@ def test_pages_and_bytes_may_be_asked_for(gpu: list[abi.EngineOptions]) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_arithmetic(
-    gpu: list[abi.EngineOptions], wishes: dict[str, Any], named: tuple[str, ...]
+    gpu: list[abi.EngineOptions], options: dict[str, Any], named: tuple[str, ...]
 ) -> None:
     with pytest.raises(EngineError) as refused:
-        size(**wishes)
+        size(**options)
     for words in (*named, "GPU memory", "- weights", "= left for pages", "one page"):
         assert words in str(refused.value)
 
@@ -167,16 +168,16 @@ def test_a_bad_setting_is_refused_before_the_gpu_is_asked(gpu: list[abi.EngineOp
 
 def test_the_cpu_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLINT_KERNELS", raising=False)
-    sized = size_engine("folder", SAMPLE, (), num_pages=512)
+    sized = size_engine("folder", SAMPLE, (), EngineArgs(num_pages=512))
     assert sized.plan is None and sized.settings.device == "cpu"
     with pytest.raises(EngineError, match=r"gpu_memory_utilization is 0\.9, but device is 'cpu'"):
-        size_engine("folder", SAMPLE, (), gpu_memory_utilization=0.9)
+        size_engine("folder", SAMPLE, (), EngineArgs(gpu_memory_utilization=0.9))
 
 
 def test_pages_are_never_more_than_the_abi_takes() -> None:
     plan = replace(H200, bytes_per_page=1, max_requests=2**16)
     assert plan.wanted_pages > 2**26 and plan.fitting_pages > 2**26
-    assert choose_pages(plan, None, None, is_context_asked=False) == 2**26
+    assert choose_pages(plan, EngineArgs()) == 2**26
 
 
 def test_a_plan_is_shown_on_standard_error(gpu: list[abi.EngineOptions], capsys: pytest.CaptureFixture[str]) -> None:

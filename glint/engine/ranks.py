@@ -1,14 +1,11 @@
-"""How several ranks share one model, and everything about it that is checked before anything loads."""
+"""Checks that several ranks can share one model, before anything loads."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.placement import ExpertLayout, find_split_problems
+from glint.checkpoint.layout import ExpertLayout
+from glint.checkpoint.placement import find_split_problems
 from glint.errors import EngineError
-
-Exchange = Literal["auto", "replicated", "sharded"]
-AllReduce = Literal["auto", "nccl", "custom"]
 
 MAX_RANKS = 64
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glint.scheduling.plan import StepItem, StepPlan
-from glint.scheduling.scheduler import Scheduler
+from glint.engine.scheduler import Scheduler
+from glint.engine.step_plan import StepItem, StepPlan
 from tests.pure.step_machine import Machine, Work
 
 
@@ -71,7 +71,7 @@ def test_preempting_at_any_time_changes_no_count(machine: Machine, steps_between
 
 
 @pytest.mark.parametrize(
-    ("max_step_tokens", "max_step_items", "page_tokens", "chunk_tokens", "max_running"),
+    ("max_step_tokens", "max_num_seqs", "page_tokens", "chunk_tokens", "max_running"),
     [
         (512, 64, 16, 448, 64),
         (500, 64, 16, 432, 64),
@@ -87,16 +87,16 @@ def test_preempting_at_any_time_changes_no_count(machine: Machine, steps_between
     ],
 )
 def test_a_chunk_fits_beside_all_decodes(
-    max_step_tokens: int, max_step_items: int, page_tokens: int, chunk_tokens: int, max_running: int
+    max_step_tokens: int, max_num_seqs: int, page_tokens: int, chunk_tokens: int, max_running: int
 ) -> None:
-    scheduler = Scheduler(max_step_tokens, max_step_items, page_tokens)
+    scheduler = Scheduler(max_step_tokens, max_num_seqs, page_tokens)
     assert (scheduler.chunk_tokens, scheduler.max_running) == (chunk_tokens, max_running)
     assert max_running - 1 + chunk_tokens <= max_step_tokens
 
 
-def small_scheduler(max_step_tokens: int = 12, max_step_items: int = 4) -> Scheduler:
+def small_scheduler(max_step_tokens: int = 12, max_num_seqs: int = 4) -> Scheduler:
     """Pages of 4 tokens; with the defaults chunks of 8 tokens."""
-    return Scheduler(max_step_tokens, max_step_items, page_tokens=4)
+    return Scheduler(max_step_tokens, max_num_seqs, page_tokens=4)
 
 
 def run_plan(scheduler: Scheduler, available_pages: int = 100, cached: dict[int, int] | None = None) -> StepPlan:
@@ -129,7 +129,7 @@ def test_a_chunk_is_computed_whole_or_not_at_all() -> None:
 
 
 def test_a_short_chunk_may_fill_what_an_older_one_leaves() -> None:
-    scheduler = small_scheduler(max_step_tokens=20, max_step_items=8)
+    scheduler = small_scheduler(max_step_tokens=20, max_num_seqs=8)
     assert scheduler.chunk_tokens == 12
     scheduler.add(0, 30, 9)
     scheduler.add(1, 31, 9)
@@ -182,7 +182,7 @@ def test_a_begun_prompt_waits_where_an_older_one_needs_the_budget() -> None:
 
 @pytest.mark.parametrize(("prompt_tokens", "fits"), [(7, True), (8, False)])
 def test_prompts_fill_what_the_decodes_leave_of_the_budget(prompt_tokens: int, fits: bool) -> None:
-    scheduler = small_scheduler(max_step_tokens=20, max_step_items=8)
+    scheduler = small_scheduler(max_step_tokens=20, max_num_seqs=8)
     scheduler.add(0, 3, 9)
     run_plan(scheduler)
     scheduler.add(1, 100, 9)
@@ -195,7 +195,7 @@ def test_prompts_fill_what_the_decodes_leave_of_the_budget(prompt_tokens: int, f
     ("prompt_tokens", "items"), [(56, (StepItem(0, 12), StepItem(1, 8))), (57, (StepItem(0, 12),))]
 )
 def test_chunks_of_two_prompts_fill_the_budget_and_no_more(prompt_tokens: int, items: tuple[StepItem, ...]) -> None:
-    scheduler = small_scheduler(max_step_tokens=20, max_step_items=8)
+    scheduler = small_scheduler(max_step_tokens=20, max_num_seqs=8)
     scheduler.add(0, 44, 9)
     scheduler.add(1, prompt_tokens, 9)
     assert run_plan(scheduler, cached={0: 8}).items == (StepItem(0, 12),)
@@ -279,7 +279,7 @@ def test_a_follower_does_not_wait_for_a_leader_that_left() -> None:
 
 
 def test_preempted_requests_return_in_order_of_arrival() -> None:
-    scheduler = small_scheduler(max_step_tokens=64, max_step_items=8)
+    scheduler = small_scheduler(max_step_tokens=64, max_num_seqs=8)
     for request_id in range(4):
         scheduler.add(request_id, 4, 9)
     run_plan(scheduler)
@@ -303,7 +303,7 @@ def test_a_request_that_can_never_fit_is_given_up() -> None:
 
 
 def test_removing_works_for_running_waiting_and_unknown_requests() -> None:
-    scheduler = small_scheduler(max_step_tokens=4, max_step_items=1)
+    scheduler = small_scheduler(max_step_tokens=4, max_num_seqs=1)
     scheduler.add(0, 4, 9)
     scheduler.add(1, 4, 9)
     run_plan(scheduler)
@@ -326,9 +326,9 @@ def test_a_plan_is_plain_data() -> None:
         plan.items = ()
 
 
-@pytest.mark.parametrize("name", ["max_step_tokens", "max_step_items", "page_tokens"])
+@pytest.mark.parametrize("name", ["max_step_tokens", "max_num_seqs", "page_tokens"])
 def test_limits_below_one_are_refused(name: str) -> None:
-    limits = {"max_step_tokens": 1, "max_step_items": 1, "page_tokens": 1} | {name: 0}
+    limits = {"max_step_tokens": 1, "max_num_seqs": 1, "page_tokens": 1} | {name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0"):
         Scheduler(**limits)
 

@@ -1,12 +1,12 @@
-"""What the scheduler knows of a request."""
+"""A request as the scheduler counts it."""
 
 from dataclasses import dataclass
 
-from glint.scheduling.share import Share
+from glint.engine.share import Share
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class ScheduledRequest:
     """A request's counts: tokens of its prompt, tokens known so far, tokens computed so far.
 
     Steps in flight are counted as if they were done: the tokens they compute as computed, the tokens they sample as

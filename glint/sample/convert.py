@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from glint.checkpoint.gguf import GgufFile
 from glint.errors import CheckpointError
+from glint.sample.gguf import GgufFile
 
 SampleDtype = Literal["fp8", "bf16"]
 
@@ -30,36 +30,36 @@ _PIECES: Final = ROUTED_EXPERTS + SHARED_EXPERTS
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as it goes into a safetensors file: the dtype's name there, and an array of codes or values."""
+    """A tensor as it goes into a safetensors file: the dtype's name there, and an array of values or of their bits."""
 
     dtype: str
     data: NDArray[Any]
 
 
-def bf16_codes(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounds float32 values to BF16, nearest even, as 16-bit codes; NaN stays NaN."""
+def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Rounds float32 values to BF16, nearest even, as 16-bit patterns; NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    codes = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), codes)
+    rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
-def e4m3_codes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Rounds float32 values to FP8 E4M3, nearest even, as 8-bit codes; beyond 448 saturates; NaN stays NaN."""
+def round_to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rounds float32 values to FP8 E4M3, nearest even, as 8-bit patterns; beyond 448 saturates; NaN stays NaN."""
     magnitude = np.minimum(np.abs(values, dtype=np.float32), np.float32(E4M3_LARGEST))
     bits = magnitude.view(np.uint32)
     normal = ((bits + (((bits >> 20) & 1) + 0x7FFFF)) >> 20) - (120 << 3)
     with np.errstate(invalid="ignore"):
         subnormal = np.rint(magnitude * np.float32(512)).astype(np.uint32)
-    codes = np.where(magnitude < _E4M3_SMALLEST_NORMAL, subnormal, normal).astype(np.uint8)
-    codes |= np.signbit(values).astype(np.uint8) << 7
-    return np.where(np.isnan(values), np.uint8(0x7F), codes)
+    rounded = np.where(magnitude < _E4M3_SMALLEST_NORMAL, subnormal, normal).astype(np.uint8)
+    rounded |= np.signbit(values).astype(np.uint8) << 7
+    return np.where(np.isnan(values), np.uint8(0x7F), rounded)
 
 
 def quantise_rows(weights: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Gives the E4M3 codes of `weights` [.., out, in] and its scales [.., out, 1]: largest magnitude of a row / 448."""
+    """Gives E4M3 values of `weights` [.., out, in] and its scales [.., out, 1]: largest magnitude of a row / 448."""
     largest = np.abs(weights).max(axis=-1, keepdims=True)
     scales = np.where(largest == 0, np.float32(1), largest / np.float32(E4M3_LARGEST)).astype(np.float32)
-    return e4m3_codes(weights / scales), scales
+    return round_to_e4m3(weights / scales), scales
 
 
 def model_tensors(gguf: GgufFile) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -113,9 +113,9 @@ def store(name: str, values: NDArray[np.float32], dtype: SampleDtype) -> dict[st
     if name.endswith("e_score_correction_bias"):
         return {name: StoredTensor("F32", values)}
     if dtype == "bf16" or not name.endswith("_proj.weight"):
-        return {name: StoredTensor("BF16", bf16_codes(values))}
-    codes, scales = quantise_rows(values)
-    return {name: StoredTensor("F8_E4M3", codes), f"{name}_scale": StoredTensor("F32", scales)}
+        return {name: StoredTensor("BF16", round_to_bf16(values))}
+    rounded, scales = quantise_rows(values)
+    return {name: StoredTensor("F8_E4M3", rounded), f"{name}_scale": StoredTensor("F32", scales)}
 
 
 def write_safetensors(path: Path, tensors: dict[str, StoredTensor], report: Callable[[int, int], None]) -> None:

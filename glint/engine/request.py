@@ -1,10 +1,10 @@
-"""One completion in flight: what was asked, what has come out so far, and its form for the native engine."""
+"""One completion in flight: its prompt and parameters, its output so far, and its form for the native engine."""
 
 from ctypes import c_float, c_int32, pointer
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from glint.constraint import Constraint
+from glint.engine.guarded_matcher import GuardedMatcher
 from glint.native import abi
 from glint.native.library import ItemOutcome
 from glint.sampling import SamplingParams
@@ -25,7 +25,7 @@ _FAILURES = {
 
 
 class StepOutput(NamedTuple):
-    """What one step added to one request.
+    """The tokens and text that one step added to one request.
 
     `text` is None without a tokenizer; it may lag behind `token_ids` while a character or a stop string is unfinished.
     `logprobs` has a mapping from token id to log-probability for each of `token_ids`, None where they were not asked
@@ -73,7 +73,7 @@ class OutputText:
 class ActiveRequest:
     """One completion from its submit to its last output. `native_id` is set while the native engine holds it.
 
-    `has_ended` is set with the last output or by an abort; what a step in flight still brings is then dropped.
+    `has_ended` is set with the last output or by an abort; tokens of a step in flight are then dropped.
     """
 
     request_id: int
@@ -85,7 +85,7 @@ class ActiveRequest:
     stop_tokens: tuple[int, ...]
     max_new_tokens: int
     text: OutputText | None
-    constraint: Constraint | None = None
+    constraint: GuardedMatcher | None = None
     native_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class ActiveRequest:
         return self.params.prompt_logprobs is not None and self.choice_index == 0
 
     def accept(self, item: ItemOutcome) -> None:
-        """Lead the grammar on by what a step sampled, ahead of `take_in`: the next step's mask waits for it."""
+        """Give the grammar the tokens that a step sampled, ahead of `take_in`: the next step's mask needs them."""
         if self.constraint is None:
             return
         if item.finish_reason in (abi.FINISH_STOP, abi.FINISH_FAILED):
@@ -139,7 +139,7 @@ class ActiveRequest:
         return output
 
     def _stop_reason(self, tokens: tuple[int, ...], is_stopped: bool) -> str | int | None:
-        """What ended the request, of all that was asked to: a stop string, a stop token id, or neither."""
+        """The stop string or the stop token id that ended the request; None where the model ended it."""
         if is_stopped:
             return None if self.text is None else self.text.matched_stop
         return tokens[-1] if tokens and tokens[-1] in self.params.stop_token_ids else None

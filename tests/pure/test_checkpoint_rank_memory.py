@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glint.checkpoint.placement import ExpertLayout
-from glint.checkpoint.plan import MemoryPlan, plan_memory
+from glint.checkpoint.rank_memory import RankMemory, measure_rank
 from glint.checkpoint.report import run_check
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.errors import CheckpointError
@@ -14,9 +14,9 @@ from tests.pure.checkpoint_files import SMALL, make_specs, small_folder, spec_by
 LAYOUTS: tuple[ExpertLayout, ...] = ("tp", "ep")
 
 
-def plan_of(checkpoint: Checkpoint, ranks: int, layout: ExpertLayout = "tp") -> MemoryPlan:
+def plan_of(checkpoint: Checkpoint, ranks: int, layout: ExpertLayout = "tp") -> RankMemory:
     """The plan of a folder that was read."""
-    return plan_memory(checkpoint.config, checkpoint.tensors, ranks, layout)
+    return measure_rank(checkpoint.config, checkpoint.tensors, ranks, layout)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

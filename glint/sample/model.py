@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TextIO
 
-from glint.checkpoint.gguf import GgufFile
-from glint.checkpoint.sample_convert import (
+from glint.errors import CheckpointError
+from glint.sample.convert import (
     SampleDtype,
     StoredTensor,
     generation_config,
@@ -26,7 +26,7 @@ from glint.checkpoint.sample_convert import (
     tokenizer_documents,
     write_safetensors,
 )
-from glint.errors import CheckpointError
+from glint.sample.gguf import GgufFile
 
 Stage = Literal["fetch", "check", "unpack", "convert", "write"]
 Progress = Callable[[Stage, int, int], None]

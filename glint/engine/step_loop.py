@@ -1,20 +1,20 @@
-"""Running requests step by step: while one step computes, the next is planned and submitted."""
+"""Runs requests step by step: while one step computes, the next is planned and submitted."""
 
 import time
 from dataclasses import dataclass
 
-from glint.config import EngineSettings
+from glint.engine.request import ActiveRequest, StepOutput
+from glint.engine.scheduler import Scheduler
+from glint.engine.settings import EngineSettings
+from glint.engine.share import Share
+from glint.engine.step_plan import StepPlan
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, StepOutcome
-from glint.request import ActiveRequest, StepOutput
-from glint.scheduling.plan import StepPlan
-from glint.scheduling.scheduler import Scheduler
-from glint.scheduling.share import Share
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What one call of `step` did, in numbers.
+    """The figures of one call of `step`.
 
     `serial` numbers the collected steps; a call that collected none repeats it with all counts 0. `started_ids` are
     the requests that were scheduled in it for the first time. `num_tokens` were computed for `num_items` requests,
@@ -68,7 +68,7 @@ class StepLoop:
         self.num_preemptions = 0
         self._native = native
         self._num_pages = settings.num_pages
-        self._scheduler = Scheduler(settings.max_step_tokens, settings.max_step_items, settings.page_tokens)
+        self._scheduler = Scheduler(settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens)
         self._in_flight: _Step | None = None
         self._collected_at = 0.0
         self._last_step = StepSummary(serial=0, pages_free=settings.num_pages, pages_held=0, pages_cached=0)
@@ -85,7 +85,7 @@ class StepLoop:
 
     @property
     def last_step(self) -> StepSummary:
-        """What the last call of `step` did."""
+        """The figures of the last call of `step`."""
         return self._last_step
 
     def add(self, request: ActiveRequest, leader_id: int | None, share: Share) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import takewhile
 
-from glint.scheduling.key_queue import AgeEntry, KeyQueue, age_entry, drop
-from glint.scheduling.plan import StepItem, StepPlan
-from glint.scheduling.request import Request
-from glint.scheduling.share import DEFAULT_SHARE, Share
+from glint.engine.key_queue import AgeEntry, KeyQueue, age_entry, drop
+from glint.engine.scheduled_request import ScheduledRequest
+from glint.engine.share import DEFAULT_SHARE, Share
+from glint.engine.step_plan import StepItem, StepPlan
 
 
 class Scheduler:
@@ -58,22 +58,22 @@ class Scheduler:
     depends on what was there before it and on the weights, not on what comes later; then the next one is the oldest.
     """
 
-    def __init__(self, max_step_tokens: int, max_step_items: int, page_tokens: int) -> None:
+    def __init__(self, max_step_tokens: int, max_num_seqs: int, page_tokens: int) -> None:
         for name, value in (
             ("max_step_tokens", max_step_tokens),
-            ("max_step_items", max_step_items),
+            ("max_num_seqs", max_num_seqs),
             ("page_tokens", page_tokens),
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.chunk_tokens = _choose_chunk(max_step_tokens, max_step_items, page_tokens)
-        self.max_running = min(max_step_items, max_step_tokens - self.chunk_tokens + 1)
+        self.chunk_tokens = _choose_chunk(max_step_tokens, max_num_seqs, page_tokens)
+        self.max_running = min(max_num_seqs, max_step_tokens - self.chunk_tokens + 1)
         self._max_step_tokens = max_step_tokens
         self._page_tokens = page_tokens
-        self._requests: dict[int, Request] = {}
-        self._running: dict[int, Request] = {}
+        self._requests: dict[int, ScheduledRequest] = {}
+        self._running: dict[int, ScheduledRequest] = {}
         self._decodes: dict[int, StepItem] = {}
-        self._prompts: dict[int, Request] = {}
+        self._prompts: dict[int, ScheduledRequest] = {}
         self._waiting: list[AgeEntry] = []
         self._queues: dict[str | int, KeyQueue] = {}
         self._clock = 0.0
@@ -111,7 +111,7 @@ class Scheduler:
         weight of a key is the one that came with its last request.
         """
         self._num_added += 1
-        request = Request(
+        request = ScheduledRequest(
             request_id=request_id,
             arrival=self._num_added,
             share=share,
@@ -242,15 +242,15 @@ class Scheduler:
             self._is_admission_paused = True
         return request_id
 
-    def _queue_of(self, request: Request) -> KeyQueue:
+    def _queue_of(self, request: ScheduledRequest) -> KeyQueue:
         return self._queues[request.share.key]
 
-    def _last_of(self, requests: list[Request]) -> int | None:
+    def _last_of(self, requests: list[ScheduledRequest]) -> int | None:
         """The request that yields first: the newest of the key with the most running requests for its weight."""
         if not requests:
             return None
 
-        def rank(request: Request) -> tuple[float, int]:
+        def rank(request: ScheduledRequest) -> tuple[float, int]:
             queue = self._queue_of(request)
             return queue.num_running / queue.weight, request.arrival
 
@@ -262,11 +262,11 @@ class Scheduler:
             if not queue.num_requests and queue.clock <= self._clock:
                 del self._queues[key]
 
-    def _wait(self, request: Request, queue: KeyQueue) -> None:
+    def _wait(self, request: ScheduledRequest, queue: KeyQueue) -> None:
         insort(self._waiting, age_entry(request))
         queue.add(request)
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: ScheduledRequest) -> None:
         """Give a waiting request its slot."""
         queue = self._queue_of(request)
         drop(self._waiting, age_entry(request))
@@ -274,7 +274,7 @@ class Scheduler:
         queue.num_running += 1
         self._running[request.request_id] = self._prompts[request.request_id] = request
 
-    def _stop(self, request: Request, queue: KeyQueue) -> None:
+    def _stop(self, request: ScheduledRequest, queue: KeyQueue) -> None:
         """Take a running request's slot."""
         del self._running[request.request_id]
         queue.num_running -= 1
@@ -351,7 +351,7 @@ class Scheduler:
                 self._decodes[request_id] = StepItem(request_id, 1)
         return count
 
-    def _candidates(self, queue: KeyQueue, draft: "_Draft") -> Iterator[Request]:
+    def _candidates(self, queue: KeyQueue, draft: "_Draft") -> Iterator[ScheduledRequest]:
         """The requests of a key whose next chunk fits into the draft as it is then, in the order of the key.
 
         Of the waiting ones none overtakes a better one that does not fit, except one that waits for its leader; the
@@ -374,7 +374,7 @@ class Scheduler:
         if not is_taken and self._fits(oldest, queue, draft):
             yield oldest
 
-    def _fits(self, request: Request, queue: KeyQueue, draft: "_Draft") -> bool:
+    def _fits(self, request: ScheduledRequest, queue: KeyQueue, draft: "_Draft") -> bool:
         """Whether the next chunk fits into what is left of a draft, and whether a waiting request may start in it.
 
         Cached pages are not counted in its favour, so the estimate errs towards waiting.
@@ -389,7 +389,7 @@ class Scheduler:
         is_overtaking = draft.first is not None and request.arrival > draft.first.arrival
         return pages <= draft.spare_pages and (not is_overtaking or pages <= draft.overtaking_pages)
 
-    def _take(self, request: Request, queue: KeyQueue, draft: "_Draft") -> int:
+    def _take(self, request: ScheduledRequest, queue: KeyQueue, draft: "_Draft") -> int:
         """Put the next chunk of a request into a draft and return its tokens."""
         count = request.next_chunk(self.chunk_tokens)
         draft.budget_tokens -= count
@@ -404,7 +404,7 @@ class Scheduler:
             draft.overtaking_pages -= self._pages_of(request.known_tokens)
         return count
 
-    def _waits_for_leader(self, request: Request) -> bool:
+    def _waits_for_leader(self, request: ScheduledRequest) -> bool:
         """Whether the prompt that the request shares is still to come; a leader that left is not waited for."""
         leader = None if request.leader_id is None else self._requests.get(request.leader_id)
         return leader is not None and (leader.prompt_step is None or leader.prompt_step > self._num_finished)
@@ -427,7 +427,7 @@ class _Draft:
     owed_slots: int = 0
     spare_pages: int = 0
     overtaking_pages: int = 0
-    first: Request | None = None
+    first: ScheduledRequest | None = None
     entitled: dict[int, int] = field(default_factory=dict)
     started: dict[int, int] = field(default_factory=dict)
     chunks: list[StepItem] = field(default_factory=list)
@@ -448,13 +448,13 @@ class _Draft:
         self.started[queue.number] = self.started.get(queue.number, 0) + 1
 
 
-def _choose_chunk(max_step_tokens: int, max_step_items: int, page_tokens: int) -> int:
+def _choose_chunk(max_step_tokens: int, max_num_seqs: int, page_tokens: int) -> int:
     """The largest whole number of pages that fits into a step beside a decode of every other request.
 
     Where the budget is too small for that, about half of it, so that chunks and decodes share the step; fewer requests
     then run at once. Below one page the chunk is not rounded to pages.
     """
-    room = max_step_tokens - max_step_items
+    room = max_step_tokens - max_num_seqs
     if room < page_tokens:
         room = max(room + 1, (max_step_tokens + 1) // 2)
     return room - room % page_tokens or room

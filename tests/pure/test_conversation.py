@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from glint.conversation import read_line
 from glint.errors import RequestError
-from glint.terminal import read_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TALK = """import sys
-from glint.terminal import Conversation, talk
+from glint.conversation import Conversation, talk
 if len(sys.argv) > 1:
     sys.modules["readline"] = None
 sys.exit(talk(Conversation(None, None, None)))

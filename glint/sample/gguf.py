@@ -46,8 +46,8 @@ class Encoding:
 
 
 _ENCODINGS: Final = {0: Encoding("F32", 1, 4), 3: Encoding("Q4_1", 32, 20), 8: Encoding("Q8_0", 32, 34)}
-_Q4_1_GROUP: Final = np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("codes", "u1", 16)])
-_Q8_0_GROUP: Final = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])
+_Q4_1_GROUP: Final = np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("quants", "u1", 16)])
+_Q8_0_GROUP: Final = np.dtype([("scale", "<f2"), ("quants", "i1", 32)])
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _dequantise(raw: bytes, encoding: Encoding) -> NDArray[np.float32]:
         return np.frombuffer(raw, "<f4").astype(np.float32)
     if encoding.name == "Q8_0":
         groups = np.frombuffer(raw, _Q8_0_GROUP)
-        return (groups["codes"] * groups["scale"].astype(np.float32)[:, None]).astype(np.float32, copy=False)
+        return (groups["quants"] * groups["scale"].astype(np.float32)[:, None]).astype(np.float32, copy=False)
     groups = np.frombuffer(raw, _Q4_1_GROUP)
-    codes = np.concatenate([groups["codes"] & 15, groups["codes"] >> 4], axis=1)
-    return codes * groups["scale"].astype(np.float32)[:, None] + groups["minimum"].astype(np.float32)[:, None]
+    quants = np.concatenate([groups["quants"] & 15, groups["quants"] >> 4], axis=1)
+    return quants * groups["scale"].astype(np.float32)[:, None] + groups["minimum"].astype(np.float32)[:, None]

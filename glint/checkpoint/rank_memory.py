@@ -1,16 +1,14 @@
-"""How much memory a rank needs for the weights and the KV cache, as the placement of the tensors has it."""
+"""The memory that one rank needs for weights and KV cache, by the placement of the tensors."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.layout import Dtype, Part, Role
-from glint.checkpoint.placement import ExpertLayout, Slice, find_split_problems, kv_heads_of, slice_of
+from glint.checkpoint.layout import Dtype, ExpertLayout, Part, Role
+from glint.checkpoint.placement import Slice, find_split_problems, kv_heads_of, slice_of
 from glint.checkpoint.table import TableEntry
 from glint.errors import CheckpointError
-
-__all__ = ["BF16_BYTES", "ExpertLayout", "MemoryPlan", "TensorKind", "plan_memory"]
 
 BF16_BYTES = 2
 
@@ -58,14 +56,14 @@ class TensorKind:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """What each of `num_ranks` ranks holds; all hold equally much.
+class RankMemory:
+    """The memory of each of `tp` ranks; all hold equally much.
 
     `weight_bytes` is the sum over `kinds`, as stored in the files. Each rank keeps the keys and values of `kv_heads`
     heads, and each head is kept by `kv_copies` ranks; `kv_bytes_per_token` is for BF16 and all main layers.
     """
 
-    num_ranks: int
+    tp: int
     expert_layout: ExpertLayout
     kinds: tuple[TensorKind, ...]
     weight_bytes: int
@@ -74,28 +72,28 @@ class MemoryPlan:
     kv_bytes_per_token: int
 
 
-def plan_memory(
-    config: ModelConfig, tensors: Sequence[TableEntry], num_ranks: int, expert_layout: ExpertLayout
-) -> MemoryPlan:
-    """Plan the memory of one of `num_ranks` equal ranks.
+def measure_rank(
+    config: ModelConfig, tensors: Sequence[TableEntry], tp: int, expert_layout: ExpertLayout
+) -> RankMemory:
+    """Add up the memory of one of `tp` equal ranks.
 
     Raises CheckpointError with everything that keeps the model from being split so.
     """
-    problems = find_split_problems(config, num_ranks, expert_layout)
+    problems = find_split_problems(config, tp, expert_layout)
     if problems:
         raise CheckpointError(*problems)
     kinds = tuple(
-        _sum_kind(name, is_view, entries, [slice_of(entry, config, 0, num_ranks, expert_layout) for entry in entries])
+        _sum_kind(name, is_view, entries, [slice_of(entry, config, 0, tp, expert_layout) for entry in entries])
         for (name, is_view, _, _, _), entries in _sort_by_kind(tensors).items()
     )
-    kv_heads = len(kv_heads_of(config, 0, num_ranks))
-    return MemoryPlan(
-        num_ranks=num_ranks,
+    kv_heads = len(kv_heads_of(config, 0, tp))
+    return RankMemory(
+        tp=tp,
         expert_layout=expert_layout,
         kinds=kinds,
         weight_bytes=sum(kind.rank_bytes for kind in kinds),
         kv_heads=kv_heads,
-        kv_copies=kv_heads * num_ranks // config.num_kv_heads,
+        kv_copies=kv_heads * tp // config.num_kv_heads,
         kv_bytes_per_token=2 * kv_heads * config.head_dim * config.num_layers * BF16_BYTES,
     )
 

@@ -1,19 +1,15 @@
-"""Settings of an engine: frozen, and complete once constructed."""
+"""Settings of an engine: its options, completed from the machine and the model, and checked."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, cast, get_args, get_origin
 
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.plan import ExpertLayout
 from glint.checkpoint.quantisation import ScaleKind
+from glint.engine.args import Device, EngineArgs, EngineChoices, Kernels, value_types
+from glint.engine.ranks import check_slices, check_split
 from glint.errors import EngineError
-from glint.ranks import AllReduce, Exchange, check_slices, check_split
-
-Device = Literal["cpu", "cuda"]
-KvCacheDtype = Literal["auto", "bf16", "fp8"]
-Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
 
 DEVICE_KERNELS: dict[Device, tuple[Kernels, ...]] = {
     "cpu": ("auto", "exact", "plain", "neon", "avx2", "avx512", "amx"),
@@ -23,7 +19,7 @@ KERNELS_VARIABLE = "GLINT_KERNELS"
 SHARED_DEVICES_VARIABLE = "GLINT_SHARED_DEVICES"
 DEFAULT_PAGE_TOKENS: dict[Device, int] = {"cpu": 16, "cuda": 64}
 DEFAULT_STEP_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
-DEFAULT_STEP_ITEMS: dict[Device, int] = {"cpu": 64, "cuda": 256}
+DEFAULT_NUM_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 DEFAULT_CACHE_BYTES = 384 * 2**20
 CACHE_SHARE_OF_MEMORY = 4
 MAX_COUNT = 2**31 - 1
@@ -31,51 +27,42 @@ MAX_PAGES = 2**26
 MAX_PAGE_TOKENS = 1024
 
 
-@dataclass(frozen=True)
-class EngineSettings:
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(EngineChoices):
     """Everything that is fixed for the life of an engine. Nothing is left to be filled in later.
 
-    `tp` is the number of ranks; `threads` are shared by them, and each has at least one. Rows that ranks sum up have
-    `row_slices` parts with a scale of their own: answers are the same at every `tp` where `row_slices` is. `exchange`
-    and `all_reduce` choose how ranks share rows and sums, which changes no answer. With `shares_devices` ranks may
-    have one GPU in common, for tests. `kv_cache_dtype` is what keys and values are kept in: fp8, on a GPU only, rounds
-    them to E4M3 and takes about half the memory of bf16, which auto is there. The page cache of each rank has
-    `num_pages` pages of `page_tokens` tokens. A step computes at most `max_step_tokens` tokens of at most
-    `max_step_items` requests. `max_model_len` bounds prompt and answer together and always fits in the page cache.
+    The names are those of `EngineArgs`. Each rank has at least one of the `threads` and a page cache of `num_pages`
+    pages. `max_model_len` always fits in the page cache. With `shares_devices` ranks may have one GPU in common, for
+    tests.
     """
 
     model_dir: Path
-    device: Device
     kernels: Kernels
     threads: int
-    tp: int
     row_slices: int
-    expert_layout: ExpertLayout
     page_tokens: int
     num_pages: int
     max_step_tokens: int
-    max_step_items: int
+    max_num_seqs: int
     max_requests: int
     max_model_len: int
-    exchange: Exchange = "auto"
-    all_reduce: AllReduce = "auto"
     shares_devices: bool = False
-    kv_cache_dtype: KvCacheDtype = "auto"
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            _check_choice(name, getattr(self, name), allowed)
-        for name in _COUNTS:
-            _check_count(name, getattr(self, name))
         check_slices(self.tp, self.row_slices)
+        for name, kind in _TYPES.items():
+            if get_origin(kind) is Literal:
+                _check_choice(name, getattr(self, name), get_args(kind))
+            elif kind is int:
+                _check_count(name, getattr(self, name))
         self._check_device()
         if self.page_tokens > MAX_PAGE_TOKENS or MAX_PAGE_TOKENS % self.page_tokens:
             raise EngineError(f"page_tokens is {self.page_tokens}; it must be a power of two up to {MAX_PAGE_TOKENS}")
         if self.max_model_len < 2:
             raise EngineError(f"max_model_len is {self.max_model_len}; a prompt and an answer need at least 2 tokens")
-        if self.max_requests < self.max_step_items:
+        if self.max_requests < self.max_num_seqs:
             raise EngineError(
-                f"max_requests is {self.max_requests}, less than max_step_items {self.max_step_items}; "
+                f"max_requests is {self.max_requests}, less than max_num_seqs {self.max_num_seqs}; "
                 "raise the first or lower the second"
             )
         if self.max_model_len > self.num_pages * self.page_tokens:
@@ -116,85 +103,46 @@ class EngineSettings:
             )
 
     @classmethod
-    def resolve(
-        cls,
-        model_dir: str | Path,
-        model: ModelConfig,
-        *,
-        device: Device = "cpu",
-        kernels: Kernels | None = None,
-        threads: int | None = None,
-        tp: int = 1,
-        row_slices: int | None = None,
-        expert_layout: ExpertLayout = "tp",
-        exchange: Exchange = "auto",
-        all_reduce: AllReduce = "auto",
-        kv_cache_dtype: KvCacheDtype = "auto",
-        page_tokens: int | None = None,
-        num_pages: int | None = None,
-        kv_cache_bytes: int | None = None,
-        max_step_tokens: int | None = None,
-        max_step_items: int | None = None,
-        max_requests: int | None = None,
-        max_model_len: int | None = None,
-    ) -> "EngineSettings":
-        """Fill what was not asked for from the machine and the model.
+    def resolve(cls, model_dir: str | Path, model: ModelConfig, args: EngineArgs) -> "EngineSettings":
+        """Complete the options from the machine and the model.
 
         Threads are the cores this process may use; kernels those of $GLINT_KERNELS where it is set. On the CPU the page
         cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB, never
-        over a quarter of the free memory; on a GPU `num_pages` comes from `glint.sizing.size_engine`. Without
+        over a quarter of the free memory; on a GPU `num_pages` comes from `memory_plan.size_engine`. Without
         `max_model_len` the context is what model and page cache allow. Raises `EngineError` with all reasons where
         something does not fit. Ranks may have one GPU in common where $GLINT_SHARED_DEVICES is 1.
         """
-        for name, choice in (("device", device), ("expert_layout", expert_layout)):
-            _check_choice(name, choice, _CHOICES[name])
-        row_slices = tp if row_slices is None else row_slices
-        check_split(model, tp, row_slices, expert_layout)
-        page_tokens = DEFAULT_PAGE_TOKENS[device] if page_tokens is None else page_tokens
-        max_step_items = DEFAULT_STEP_ITEMS[device] if max_step_items is None else max_step_items
+        for name in ("device", "expert_layout"):
+            _check_choice(name, getattr(args, name), get_args(_TYPES[name]))
+        device, tp = args.device, args.tp
+        row_slices = tp if args.row_slices is None else args.row_slices
+        check_split(model, tp, row_slices, args.expert_layout)
+        page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[device])
+        max_num_seqs = _given(args.max_num_seqs, DEFAULT_NUM_SEQS[device])
         _check_count("page_tokens", page_tokens)
-        _check_asked(model, num_pages, kv_cache_bytes, max_model_len)
-        if num_pages is None:
-            page_bytes = page_tokens * token_cache_bytes(model, device, tp)
-            num_pages = _count_pages(model, device, page_tokens, page_bytes, kv_cache_bytes, max_model_len)
+        _check_asked(model, args)
+        num_pages = _count_pages(model, args, page_tokens) if args.num_pages is None else args.num_pages
         return cls(
             model_dir=Path(model_dir),
-            device=device,
-            kernels=cast(Kernels, kernels or os.environ.get(KERNELS_VARIABLE) or "auto"),
-            threads=count_usable_cores() if threads is None else threads,
-            tp=tp,
-            row_slices=row_slices,
-            expert_layout=expert_layout,
-            exchange=exchange,
-            all_reduce=all_reduce,
-            kv_cache_dtype=kv_cache_dtype,
+            **{choice.name: getattr(args, choice.name) for choice in fields(EngineChoices)},
+            kernels=cast(Kernels, args.kernels or os.environ.get(KERNELS_VARIABLE) or "auto"),
+            threads=count_usable_cores() if args.threads is None else args.threads,
             shares_devices=os.environ.get(SHARED_DEVICES_VARIABLE) == "1",
+            row_slices=row_slices,
             page_tokens=page_tokens,
             num_pages=num_pages,
-            max_step_tokens=DEFAULT_STEP_TOKENS[device] if max_step_tokens is None else max_step_tokens,
-            max_step_items=max_step_items,
-            max_requests=max_step_items if max_requests is None else max_requests,
-            max_model_len=min(model.max_positions, num_pages * page_tokens) if max_model_len is None else max_model_len,
+            max_step_tokens=_given(args.max_step_tokens, DEFAULT_STEP_TOKENS[device]),
+            max_num_seqs=max_num_seqs,
+            max_requests=_given(args.max_requests, max_num_seqs),
+            max_model_len=_given(args.max_model_len, min(model.max_positions, num_pages * page_tokens)),
         )
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "device": get_args(Device),
-    "kernels": get_args(Kernels),
-    "expert_layout": get_args(ExpertLayout),
-    "exchange": get_args(Exchange),
-    "all_reduce": get_args(AllReduce),
-    "kv_cache_dtype": get_args(KvCacheDtype),
-}
-_COUNTS = (
-    "threads",
-    "page_tokens",
-    "num_pages",
-    "max_step_tokens",
-    "max_step_items",
-    "max_requests",
-    "max_model_len",
-)
+_TYPES = value_types(EngineSettings)
+
+
+def _given(asked: int | None, default: int) -> int:
+    return default if asked is None else asked
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -207,19 +155,19 @@ def _check_count(name: str, value: int) -> None:
         raise EngineError(f"{name} is {value!r}; it must be an integer from 1 to {MAX_COUNT}")
 
 
-def _check_asked(
-    model: ModelConfig, num_pages: int | None, kv_cache_bytes: int | None, max_model_len: int | None
-) -> None:
-    """Refuse sizes that were asked for and can never be."""
-    for name, value in (("num_pages", num_pages), ("max_model_len", max_model_len)):
-        if value is not None:
-            _check_count(name, value)
-    if max_model_len is not None and max_model_len > model.max_positions:
+def _check_asked(model: ModelConfig, args: EngineArgs) -> None:
+    """Refuse sizes that no engine of this model can have."""
+    for name in ("num_pages", "max_model_len"):
+        if getattr(args, name) is not None:
+            _check_count(name, getattr(args, name))
+    if args.max_model_len is not None and args.max_model_len > model.max_positions:
         raise EngineError(
-            f"max_model_len is {max_model_len}, but the model knows {model.max_positions} positions; lower it"
+            f"max_model_len is {args.max_model_len}, but the model knows {model.max_positions} positions; lower it"
         )
-    if num_pages is not None and kv_cache_bytes is not None:
-        raise EngineError(f"num_pages {num_pages} and kv_cache_bytes {kv_cache_bytes} are both given; give one")
+    if args.num_pages is not None and args.kv_cache_bytes is not None:
+        raise EngineError(
+            f"num_pages {args.num_pages} and kv_cache_bytes {args.kv_cache_bytes} are both given; give one"
+        )
 
 
 def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1) -> int:
@@ -231,17 +179,12 @@ def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1) -> int:
     return 2 * model.num_layers * max(model.num_kv_heads, tp) * model.head_dim * (4 if is_wide else 2)
 
 
-def _count_pages(
-    model: ModelConfig,
-    device: Device,
-    page_tokens: int,
-    page_bytes: int,
-    kv_cache_bytes: int | None,
-    max_model_len: int | None,
-) -> int:
-    """Pages for the asked-for bytes, or for the default when none were asked for."""
+def _count_pages(model: ModelConfig, args: EngineArgs, page_tokens: int) -> int:
+    """Pages for `kv_cache_bytes`, or for the default without it."""
+    device, kv_cache_bytes, max_model_len = args.device, args.kv_cache_bytes, args.max_model_len
     if device != "cpu":
-        raise EngineError(f"num_pages is not given; on device {device!r} glint.sizing.size_engine finds it")
+        raise EngineError(f"num_pages is not given; on device {device!r} glint.engine.memory_plan.size_engine finds it")
+    page_bytes = page_tokens * token_cache_bytes(model, device, args.tp)
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:
         if kv_cache_bytes > free_bytes:

@@ -9,17 +9,18 @@ from types import TracebackType
 from typing import Self
 
 from glint.checkpoint.table import Checkpoint
-from glint.config import EngineSettings
-from glint.constraint import Constraint, Grammar
-from glint.engine_options import kernels_name, native_options
+from glint.engine.guarded_matcher import GuardedMatcher
+from glint.engine.loading import shown_loading
+from glint.engine.native_options import kernels_name, native_options, refusing_in_public_words
+from glint.engine.request import ActiveRequest, OutputText, StepOutput
+from glint.engine.settings import EngineSettings
+from glint.engine.share import DEFAULT_SHARE, Share
+from glint.engine.step_loop import StepLoop, StepSummary
 from glint.errors import EngineError, RequestError
-from glint.loading import shown_loading
 from glint.native import abi
 from glint.native.library import NativeEngine, Unsupported, load_progress, open_library
-from glint.request import ActiveRequest, OutputText, StepOutput
 from glint.sampling import SEED_LIMIT, SamplingParams
-from glint.scheduling.share import DEFAULT_SHARE, Share
-from glint.steps import StepLoop, StepSummary
+from glint.text.grammar import Grammar
 from glint.text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "StepSummary"]
@@ -56,7 +57,7 @@ class Engine:
         is_cuda = settings.device == "cuda"
         showing = nullcontext() if say is None else shown_loading(lambda: load_progress(library), say, is_cuda)
         try:
-            with showing:
+            with showing, refusing_in_public_words():
                 self._native = NativeEngine(library, options, checkpoint.tensor_array())
         except Unsupported as refusal:
             if settings.kernels == "auto" or is_cuda:
@@ -90,7 +91,7 @@ class Engine:
 
     @property
     def last_step(self) -> StepSummary:
-        """What the last call of `step` did."""
+        """The figures of the last call of `step`."""
         return self._loop.last_step
 
     @property
@@ -103,7 +104,7 @@ class Engine:
         return self._native.stats()
 
     def measure_read(self, byte_count: int) -> float:
-        """The memory ceiling of this machine with the engine's threads, in bytes read per second."""
+        """Measure the peak bandwidth of memory reads with the engine's threads, in bytes per second."""
         return self._native.measure_read(byte_count)
 
     def check(self) -> None:
@@ -136,8 +137,8 @@ class Engine:
 
         The choices share one seed and the pages of the prompt. With a grammar every choice follows it by itself, from
         its first token or from the token behind `begins_after`, and ends where the grammar is complete. `share`
-        says whose request it is, which decides when it is computed and nothing else. Raises `RequestError` where the
-        request cannot be served; then nothing was queued.
+        names the owner of the request, which decides when it is computed and nothing else. Raises `RequestError` where
+        the request cannot be served; then nothing was queued.
         """
         try:
             prompt = tuple(map(index, prompt_tokens))
@@ -170,7 +171,7 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """End a request without a further output. One that has already ended changes nothing.
 
-        What a step in flight still brings for it is dropped. With the last request the step in flight ends too.
+        Tokens of a step in flight are dropped. With the last request the step in flight ends too.
         """
         self._loop.abort(request_id)
 
@@ -182,14 +183,14 @@ class Engine:
         """
         return self._loop.step()
 
-    def _constrain(self, grammar: Grammar | None, begins_after: int | None) -> Constraint | None:
+    def _constrain(self, grammar: Grammar | None, begins_after: int | None) -> GuardedMatcher | None:
         if grammar is None:
             return None
         try:
             matcher = grammar.start(begins_after)
         except Exception as problem:
             raise RequestError(f"the grammar of the request cannot start: {problem}; change the grammar") from problem
-        return Constraint(matcher, -(-self._model.vocab_size // MASK_BITS))
+        return GuardedMatcher(matcher, -(-self._model.vocab_size // MASK_BITS))
 
     def _check_request(self, prompt: tuple[int, ...], params: SamplingParams, cache_salt: int) -> None:
         vocab_size = self._model.vocab_size

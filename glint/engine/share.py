@@ -1,4 +1,4 @@
-"""For whom a request is computed."""
+"""The owner of a request, for fair scheduling."""
 
 from dataclasses import dataclass
 

@@ -1,32 +1,12 @@
 """The grammar of one request while it runs: which tokens may come next, and when it is complete."""
 
 from ctypes import Array, c_uint32
-from typing import Protocol
+
+from glint.text.grammar import Matcher
 
 
-class Matcher(Protocol):
-    """Follows one answer through a grammar."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the grammar is complete and nothing may follow."""
-
-    def mask(self) -> "Array[c_uint32] | None":
-        """The tokens that may come next as a bit mask, 32 tokens a word; None where all may."""
-
-    def accept(self, token_id: int) -> None:
-        """Take in the token that came."""
-
-
-class Grammar(Protocol):
-    """What an answer must look like; shared by all choices of a request."""
-
-    def start(self, begins_after: int | None) -> Matcher:
-        """A matcher at its beginning; with `begins_after` everything is allowed until that token came."""
-
-
-class Constraint:
-    """A matcher that can hurt nobody but its own request: whatever it raises becomes `failure`.
+class GuardedMatcher:
+    """A matcher whose failures end its own request alone: every exception becomes `failure`.
 
     `is_over` says that no further mask is needed: the grammar is complete, the matcher failed, or the request ended.
     """
@@ -44,7 +24,7 @@ class Constraint:
         return self._matcher is None
 
     def mask(self) -> "Array[c_uint32] | None":
-        """The mask of the next token; None where every token may come or where the constraint is over."""
+        """The mask of the next token; None where every token may come or where the matcher was let go."""
         if self._matcher is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Showing how the weights come in while an engine is made."""
+"""Shows the progress of loading weights while an engine is made."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What generated text may be asked to be, and the sizes up to which such a wish is looked at."""
+"""Constraints on generated text, and the sizes up to which they are compiled."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ Constraint = JsonObject | JsonSchema | Regex | Choice | ToolCalls
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """Up to which size a constraint is compiled, and how much work a grammar may be while it runs.
+    """The largest size of a constraint, and the most work of a grammar while it runs.
 
     `max_joined_patterns` and `max_multiple` bound what grows exponentially where schemas are combined: the patterns of
     a schema with allOf or keywords beside a $ref, and the numbers of multipleOf. `max_properties` is for one object,

@@ -1,0 +1,1 @@
+"""The engine: it takes requests, plans steps, runs them natively and turns tokens into text."""

@@ -1,1 +1,0 @@
-"""Deciding what each step computes. Pure Python, knows nothing of the native engine."""
