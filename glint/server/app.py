@@ -10,16 +10,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from glint.server import anthropic, responses
+from glint.server.anthropic import messages as anthropic
 from glint.server.auth import Authentication, allow_origins
-from glint.server.body import shorten
-from glint.server.call import Call, GeneratingRoute, StreamError
-from glint.server.openai_chat import handle_chat
-from glint.server.openai_text import handle_text
-from glint.server.origin import AllowedHosts, SiteGuard
+from glint.server.http.body import shorten
+from glint.server.http.origin import AllowedHosts, SiteGuard
+from glint.server.http.problems import Problem, body_for
+from glint.server.http_call import Call, GeneratingRoute, StreamError
+from glint.server.openai import responses
+from glint.server.openai.chat import handle_chat
+from glint.server.openai.completions import handle_text
 from glint.server.outcomes import RequestOutcome
 from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, served_paths, stream_error
-from glint.server.problems import Problem, body_for
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 

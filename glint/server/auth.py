@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.errors import RequestError
 from glint.scheduling.share import MAX_WEIGHT, Share
-from glint.server.problems import Problem, send_problem
+from glint.server.http.problems import Problem, send_problem
 
 KEYS_VARIABLE = "GLINT_API_KEY"
 TENANT = "glint.tenant"

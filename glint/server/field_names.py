@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from glint.server.problems import Problem
+from glint.server.http.problems import Problem
 
 
 @contextmanager

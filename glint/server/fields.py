@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from glint.sampling import SEED_LIMIT, SamplingParams
-from glint.server.body import shorten
-from glint.server.limits import check_count, check_schema, deadline_of
-from glint.server.problems import Problem
+from glint.server.admission import check_count, check_schema, deadline_of
+from glint.server.http.body import shorten
+from glint.server.http.problems import Problem
 from glint.server.state import ServerState
 from glint.text.grammar import Choice, Constraint, JsonObject, JsonSchema, Regex
 from glint.text.tools import Tool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from glint.errors import RequestError
 from glint.flags import add_engine_flags, engine_options, model_folder, path
-from glint.server.bounds import Limits
+from glint.server.limits import Limits
 
 if TYPE_CHECKING:
     from glint.server.settings import ServerSettings
@@ -163,7 +163,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     """The settings that the command line asks for; the sample model is made where none is named."""
     from glint.server.auth import ApiKeys
-    from glint.server.listener import check_port
+    from glint.server.http.listener import check_port
     from glint.server.settings import ServerSettings
 
     if chosen.model_dir is not None:

@@ -9,16 +9,16 @@ from starlette.responses import Response
 
 from glint import __version__
 from glint.server.auth import OPEN_PATHS
-from glint.server.call import Call
 from glint.server.fields import SamplingFields, Strict, check_token_ids, check_tools, refusal
-from glint.server.generation import Delta, Generation
-from glint.server.logprobs import finite
-from glint.server.openai_chat import FunctionTool, TemplateArguments, as_system, check_messages
-from glint.server.prepare import encode_chat
-from glint.server.problems import Problem
+from glint.server.generation.generation import Delta, Generation
+from glint.server.generation.prepare import encode_chat
+from glint.server.generation.request import ChatPrompt, TextPrompt, Wish
+from glint.server.http.problems import Problem
+from glint.server.http_call import Call
+from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system, check_messages
+from glint.server.openai.output import finite
 from glint.server.state import ServerState
 from glint.server.usage import openai_usage
-from glint.server.wish import ChatPrompt, TextPrompt, Wish
 
 
 class GenerateBody(SamplingFields, kw_only=True):

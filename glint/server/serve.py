@@ -22,18 +22,18 @@ import uvloop
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine import Engine, StepSummary
 from glint.errors import GlintError, InternalFailure, RankFailed
+from glint.server.admission import Admission
 from glint.server.app import make_app
-from glint.server.connection import BoundedConnection
-from glint.server.lifecycle import FrontDoor, Lifecycle, Startup
-from glint.server.limits import Admission
-from glint.server.listener import Acceptor, listen
+from glint.server.http.connection import BoundedConnection
+from glint.server.http.listener import Acceptor, listen
+from glint.server.http.problems import MAX_MESSAGE_CHARS, Problem
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
-from glint.server.problems import MAX_MESSAGE_CHARS, Problem
+from glint.server.process.lifecycle import FrontDoor, Lifecycle, Startup
+from glint.server.process.link import SupervisorLink, ToldOutcomes
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
-from glint.server.supervised import SupervisorLink, ToldOutcomes
 from glint.sizing import size_engine
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer

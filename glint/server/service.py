@@ -13,7 +13,7 @@ from glint.errors import EngineError, GlintError, RankFailed
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
 from glint.scheduling.share import DEFAULT_SHARE, Share
-from glint.server.problems import Problem
+from glint.server.http.problems import Problem
 from glint.text.grammar import Grammar
 
 log = logging.getLogger("glint.server")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from glint.server.auth import ApiKeys, check_origins
-from glint.server.bounds import Limits
-from glint.server.origin import AllowedHosts, is_loopback
+from glint.server.http.origin import AllowedHosts, is_loopback
+from glint.server.limits import Limits
 
 
 @dataclass(frozen=True)

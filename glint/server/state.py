@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from glint.errors import RequestError, TextError
 from glint.sampling import TOKEN_LIMIT, SamplingParams
 from glint.scheduling.share import Share
-from glint.server.body import shorten
-from glint.server.bounds import Limits
-from glint.server.limits import Admission
+from glint.server.admission import Admission
+from glint.server.http.body import shorten
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 from glint.server.metrics import Metrics
 from glint.server.outcomes import OutcomeLog
-from glint.server.problems import Problem
 from glint.server.service import EngineService
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer

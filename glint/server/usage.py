@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from glint.server.generation import Usage
+from glint.server.generation.generation import Usage
 
 
 def openai_usage(usage: Usage) -> dict[str, Any]:

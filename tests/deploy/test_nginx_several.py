@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.responses import JSONResponse
 
-from glint.server.lifecycle import FrontDoor, Lifecycle
+from glint.server.process.lifecycle import FrontDoor, Lifecycle
 from tests.deploy.proxied import CONFIGURATION, NGINX, Proxied, proxied
 from tests.e2e.served import free_port
 

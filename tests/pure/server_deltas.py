@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 
 from glint.request import StepOutput
-from glint.server.generation import Delta, FinishReason, Usage
+from glint.server.generation.generation import Delta, FinishReason, Usage
 from glint.text.output import (
     ContentText,
     OutputEvent,

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from glint.server.anthropic import MessagesBody, PromptBody, stream_error
-from glint.server.anthropic_input import read_conversation
-from glint.server.anthropic_stream import MessageWriter, message_end, message_start, whole_message
-from glint.server.body import decode
-from glint.server.bounds import Limits
-from glint.server.generation import Delta, FinishReason
-from glint.server.parts import Parts, encode_events
-from glint.server.problems import Problem
+from glint.server.anthropic.input import read_conversation
+from glint.server.anthropic.messages import MessagesBody, PromptBody, stream_error
+from glint.server.anthropic.stream import MessageWriter, message_end, message_start, whole_message
+from glint.server.generation.generation import Delta, FinishReason
+from glint.server.generation.parts import Parts, encode_events
+from glint.server.http.body import decode
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun, ToolCallEnded
 from tests.pure.server_deltas import (
     USAGE,

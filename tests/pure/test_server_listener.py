@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from glint.server.listener import Acceptor, listen
+from glint.server.http.listener import Acceptor, listen
 
 COUNT = 200
 

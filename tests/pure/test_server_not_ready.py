@@ -12,10 +12,10 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
-from glint.server import not_ready
-from glint.server.lifecycle import Lifecycle
-from glint.server.listener import listen
-from glint.server.not_ready import NotReadyServer
+from glint.server.http.listener import listen
+from glint.server.process import not_ready
+from glint.server.process.lifecycle import Lifecycle
+from glint.server.process.not_ready import NotReadyServer
 
 
 class Running:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glint.server.logs import JsonFormatter, is_no_cancellation
 from glint.server.outcomes import OutcomeLog, RequestOutcome, Ticket
+from glint.server.process.logs import JsonFormatter, is_no_cancellation
 
 FULL = RequestOutcome(
     request_id="chatcmpl-1",

@@ -11,7 +11,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
-from glint.server.lifecycle import FrontDoor, Lifecycle, Phase, Startup
+from glint.server.process.lifecycle import FrontDoor, Lifecycle, Phase, Startup
 
 
 def get(lifecycle: Lifecycle, path: str) -> httpx.Response:

@@ -14,14 +14,14 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from glint.server.body import decode
-from glint.server.bounds import Limits
-from glint.server.generation import Delta
-from glint.server.parts import encode_events
-from glint.server.problems import Problem
-from glint.server.responses import ResponsesBody, stream_error
-from glint.server.responses_input import open_reasoning, read_input, seal_reasoning
-from glint.server.responses_stream import ResponseAnswer
+from glint.server.generation.generation import Delta
+from glint.server.generation.parts import encode_events
+from glint.server.http.body import decode
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
+from glint.server.openai.responses import ResponsesBody, stream_error
+from glint.server.openai.responses_input import open_reasoning, read_input, seal_reasoning
+from glint.server.openai.responses_stream import ResponseAnswer
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun, ToolCallEnded
 from tests.pure.server_deltas import (
     TEXTS,

@@ -14,7 +14,7 @@ from glint.errors import EngineError, RankFailed, RequestError
 from glint.request import StepOutput
 from glint.sampling import SamplingParams
 from glint.server import service as service_module
-from glint.server.problems import Problem
+from glint.server.http.problems import Problem
 from glint.server.service import Answer, EngineService, Submission
 from glint.steps import StepSummary
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from starlette.types import Message, Scope
 
-from glint.server.lifecycle import FrontDoor, Lifecycle
+from glint.server.process.lifecycle import FrontDoor, Lifecycle
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 * 1024

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from glint.server.admission import check_count
 from glint.server.auth import Tenant, tenant_of
-from glint.server.body import decode, read_json
-from glint.server.connection import WRITE_NOW
-from glint.server.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
-from glint.server.limits import check_count
+from glint.server.generation.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
+from glint.server.generation.prepare import Prepared, prepare
+from glint.server.generation.request import Wish
+from glint.server.http.body import decode, read_json
+from glint.server.http.connection import WRITE_NOW
+from glint.server.http.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
 from glint.server.outcomes import Outcome, RequestOutcome, Ticket
-from glint.server.prepare import Prepared, prepare
-from glint.server.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
 from glint.server.state import Result, ServerState
-from glint.server.wish import Wish
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
 STREAM_HEADERS = [

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from glint.server.generation import Delta
+from glint.server.generation.generation import Delta
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun
 
 PartKind = Literal["reasoning", "text", "call"]

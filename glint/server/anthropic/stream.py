@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from glint.server.generation import Delta, Usage
-from glint.server.parts import Part, Parts, WireEvent
+from glint.server.generation.generation import Delta, Usage
+from glint.server.generation.parts import Part, Parts, WireEvent
 
 _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),

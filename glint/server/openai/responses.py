@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.call import Call
+from glint.server.admission import check_count, check_schema, deadline_of
 from glint.server.field_names import field_names
 from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
-from glint.server.generation import CLIENT_LEFT, Generation
-from glint.server.limits import check_count, check_schema, deadline_of
-from glint.server.parts import encode_events
-from glint.server.problems import Problem
-from glint.server.responses_input import read_input
-from glint.server.responses_stream import ResponseAnswer
+from glint.server.generation.generation import CLIENT_LEFT, Generation
+from glint.server.generation.parts import encode_events
+from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
+from glint.server.http.problems import Problem
+from glint.server.http_call import Call
+from glint.server.openai.responses_input import read_input
+from glint.server.openai.responses_stream import ResponseAnswer
 from glint.server.state import ServerState
-from glint.server.wish import ChatPrompt, ToolChoice, Wish
 from glint.text.grammar import Constraint, JsonObject, JsonSchema
 from glint.text.tools import Tool
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from glint.server.problems import Problem, send_problem
+from glint.server.http.problems import Problem, send_problem
 
 Phase = Literal["loading", "warming", "ready", "draining", "failed", "restarting"]
 

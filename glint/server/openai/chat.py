@@ -5,15 +5,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.call import Call
+from glint.server.admission import check_count
 from glint.server.field_names import field_names
 from glint.server.fields import FunctionFields, SamplingFields, Strict, check_tools, refusal
-from glint.server.generation import Delta, Generation
-from glint.server.limits import check_count
-from glint.server.logprobs import chat_logprobs
+from glint.server.generation.generation import Delta, Generation
+from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
+from glint.server.http_call import Call
+from glint.server.openai.output import chat_logprobs
 from glint.server.state import ServerState
 from glint.server.usage import openai_usage
-from glint.server.wish import ChatPrompt, ToolChoice, Wish
 from glint.text.output import (
     ContentText,
     OutputEvent,

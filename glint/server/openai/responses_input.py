@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.body import decode
-from glint.server.bounds import Limits
+from glint.server.admission import check_count
 from glint.server.fields import Strict, refusal
-from glint.server.limits import check_count
+from glint.server.http.body import decode
+from glint.server.limits import Limits
 
 ChatMessage = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]

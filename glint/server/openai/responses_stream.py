@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from glint.server.generation import Usage
-from glint.server.parts import Part, Parts, WireEvent
-from glint.server.problems import Problem
-from glint.server.responses_input import seal_reasoning
+from glint.server.generation.generation import Usage
+from glint.server.generation.parts import Part, Parts, WireEvent
+from glint.server.http.problems import Problem
+from glint.server.openai.responses_input import seal_reasoning
 
 _ITEM_IDS = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
 _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from glint.request import StepOutput
-from glint.server.limits import Place
-from glint.server.prepare import Prepared
-from glint.server.problems import Problem
+from glint.server.admission import Place
+from glint.server.generation.prepare import Prepared
+from glint.server.http.problems import Problem
 from glint.server.service import Answer
 from glint.server.state import ServerState, refusals
 from glint.text.output import OutputEvent, OutputParser, ToolCallBegun

@@ -4,15 +4,15 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from glint.server.call import Call
+from glint.server.admission import check_count
 from glint.server.field_names import field_names
 from glint.server.fields import SamplingFields, refusal
-from glint.server.generation import Delta, Generation
-from glint.server.limits import check_count
-from glint.server.logprobs import text_logprobs
-from glint.server.openai_chat import DONE
+from glint.server.generation.generation import Delta, Generation
+from glint.server.generation.request import TextPrompt, Wish
+from glint.server.http_call import Call
+from glint.server.openai.chat import DONE
+from glint.server.openai.output import text_logprobs
 from glint.server.usage import openai_usage
-from glint.server.wish import TextPrompt, Wish
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -10,18 +10,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.anthropic_input import CacheControl, MessageFields, TextPart, read_conversation
-from glint.server.anthropic_stream import MessageWriter, message_end, message_start, whole_message
-from glint.server.call import Call
+from glint.server.admission import check_count, check_schema, deadline_of
+from glint.server.anthropic.input import CacheControl, MessageFields, TextPart, read_conversation
+from glint.server.anthropic.stream import MessageWriter, message_end, message_start, whole_message
 from glint.server.field_names import field_names
 from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
-from glint.server.generation import Generation
-from glint.server.limits import check_count, check_schema, deadline_of
-from glint.server.parts import Parts, encode_events
-from glint.server.prepare import encode_chat
-from glint.server.problems import Problem, anthropic_body
+from glint.server.generation.generation import Generation
+from glint.server.generation.parts import Parts, encode_events
+from glint.server.generation.prepare import encode_chat
+from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
+from glint.server.http.problems import Problem, anthropic_body
+from glint.server.http_call import Call
 from glint.server.state import ServerState
-from glint.server.wish import ChatPrompt, ToolChoice, Wish
 from glint.text.grammar import JsonSchema
 from glint.text.tools import Tool
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from glint.server.bounds import Limits
+from glint.server.admission import check_count
 from glint.server.fields import Strict, refusal
-from glint.server.limits import check_count
+from glint.server.limits import Limits
 
 ChatMessage = dict[str, Any]
 

@@ -16,11 +16,11 @@ import sys
 import time
 
 from glint.errors import EngineError, RequestError
-from glint.server.lifecycle import Lifecycle, boot_seconds, process_began
-from glint.server.listener import listen
-from glint.server.not_ready import NotReadyServer
+from glint.server.http.listener import listen
 from glint.server.outcomes import OutcomeLog, RequestOutcome
-from glint.server.supervised import RECORD_BYTES, SIGNALS, VARIABLE, Inheritance
+from glint.server.process.lifecycle import Lifecycle, boot_seconds, process_began
+from glint.server.process.link import RECORD_BYTES, SIGNALS, VARIABLE, Inheritance
+from glint.server.process.not_ready import NotReadyServer
 
 log = logging.getLogger("glint.server")
 EXIT_FAILED = 1

@@ -6,9 +6,9 @@ from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
 from glint.scheduling.share import Share
 from glint.server.auth import Tenant
+from glint.server.generation.request import ChatPrompt, Wish
 from glint.server.service import Submission
 from glint.server.state import ServerState
-from glint.server.wish import ChatPrompt, Wish
 from glint.text import chat
 from glint.text.grammar import Constraint, Grammar, ToolCalls
 from glint.text.guard import PromptText

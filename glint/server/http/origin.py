@@ -13,8 +13,8 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.errors import RequestError
-from glint.server.body import shorten
-from glint.server.problems import Problem, send_problem
+from glint.server.http.body import shorten
+from glint.server.http.problems import Problem, send_problem
 
 ANY = "*"
 DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -12,8 +12,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from glint.errors import RequestError
 from glint.sampling import MAX_CHOICES, SamplingParams
 from glint.scheduling.share import Share
-from glint.server.limits import Admission, Limits, Place, check_count, check_schema, deadline_of
-from glint.server.problems import Problem
+from glint.server.admission import Admission, Place, check_count, check_schema, deadline_of
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 
 
 class Clock:

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from glint.server.bounds import Limits
-from glint.server.problems import Problem
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 
 MAX_SHOWN_CHARS = 80
 MAX_ERROR_CHARS = 1000

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from glint.server.origin import use_target_host
-from glint.server.problems import Problem, send_problem
+from glint.server.http.origin import use_target_host
+from glint.server.http.problems import Problem, send_problem
 
 log = logging.getLogger("glint.server")
 HEADER_SECONDS = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glint.sampling import SamplingParams
-from glint.server.wish import ChatPrompt, TextPrompt, Wish
+from glint.server.generation.request import ChatPrompt, TextPrompt, Wish
 from glint.text.grammar import Constraint, Regex
 
 CHAT = ChatPrompt([{"role": "user", "content": "Hello"}])
