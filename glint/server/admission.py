@@ -1,13 +1,11 @@
 """What a client may ask for at most, and the bounded queue. Everything is checked before any text is tokenised."""
 
-import json
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from glint.scheduling.share import DEFAULT_SHARE, Share
 from glint.server.http.problems import Problem
@@ -16,38 +14,6 @@ from glint.server.limits import Limits
 MIN_RETRY_SECONDS = 1
 MAX_RETRY_SECONDS = 60
 NUM_REMEMBERED_DEPARTURES = 64
-
-
-def check_count(field: str, count: int, limit: int, what: str = "entries") -> None:
-    """Refuse a field that has or asks for more of something than the limit."""
-    if count > limit:
-        message = f"the field '{field}' has {count} {what}; at most {limit} are allowed"
-        raise Problem(400, message, "limit_exceeded", field)
-
-
-def check_schema(field: str, schema: Any, limits: Limits) -> None:
-    """Refuse a decoded JSON schema that is too deep or too long, without recursion."""
-    level: list[Any] = [schema]
-    depth = 0
-    while level := [part for part in level if isinstance(part, dict | list)]:
-        depth += 1
-        if depth > limits.schema_depth:
-            message = f"the field '{field}' nests deeper than the {limits.schema_depth} levels that are allowed"
-            raise Problem(400, message, "limit_exceeded", field)
-        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
-    num_bytes = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode())
-    check_count(field, num_bytes, limits.schema_bytes, "bytes as JSON")
-
-
-def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_seconds") -> float:
-    """The seconds that a request may take: those it asked for, or the default."""
-    if seconds is None:
-        return limits.deadline_seconds
-    if not 0 < seconds <= limits.max_deadline_seconds:
-        allowed = f"above 0 and at most {limits.max_deadline_seconds:.15g} (--max-request-timeout)"
-        message = f"the field '{field}' is {seconds}; it must be {allowed}"
-        raise Problem(400, message, "invalid_value", field)
-    return seconds
 
 
 @dataclass(slots=True)

@@ -19,8 +19,9 @@ from glint.server.http_call import Call, GeneratingRoute, StreamError
 from glint.server.openai import responses
 from glint.server.openai.chat import handle_chat
 from glint.server.openai.completions import handle_text
+from glint.server.openai.output import stream_error
 from glint.server.outcomes import RequestOutcome
-from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, served_paths, stream_error
+from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, served_paths
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from glint.server.admission import check_count
 from glint.server.auth import Tenant, tenant_of
+from glint.server.fields import check_count
 from glint.server.generation.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
 from glint.server.generation.prepare import Prepared, prepare
 from glint.server.generation.request import Wish

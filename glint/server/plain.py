@@ -9,16 +9,15 @@ from starlette.responses import Response
 
 from glint import __version__
 from glint.server.auth import OPEN_PATHS
-from glint.server.fields import SamplingFields, Strict, check_token_ids, check_tools, refusal
+from glint.server.fields import Strict, check_token_ids, check_tools, refusal
 from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.prepare import encode_chat
 from glint.server.generation.request import ChatPrompt, TextPrompt, Wish
-from glint.server.http.problems import Problem
 from glint.server.http_call import Call
 from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system, check_messages
-from glint.server.openai.output import finite
+from glint.server.openai.fields import SamplingFields
+from glint.server.openai.output import finite, openai_usage
 from glint.server.state import ServerState
-from glint.server.usage import openai_usage
 
 
 class GenerateBody(SamplingFields, kw_only=True):
@@ -211,9 +210,3 @@ class Watch:
 
 def _json(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
-
-
-def stream_error(problem: Problem, request_id: str) -> bytes:
-    """The last event of a stream that cannot go on, as OpenAI's clients read it."""
-    error = {"message": problem.message, "type": problem.type, "param": problem.param, "code": problem.code}
-    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

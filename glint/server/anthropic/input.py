@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from glint.server.admission import check_count
-from glint.server.fields import Strict, refusal
+from glint.server.fields import Strict, check_count, refusal
 from glint.server.limits import Limits
 
 ChatMessage = dict[str, Any]

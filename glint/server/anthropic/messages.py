@@ -10,11 +10,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.admission import check_count, check_schema, deadline_of
 from glint.server.anthropic.input import CacheControl, MessageFields, TextPart, read_conversation
 from glint.server.anthropic.stream import MessageWriter, message_end, message_start, whole_message
-from glint.server.field_names import field_names
-from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
+from glint.server.fields import (
+    Strict,
+    check_count,
+    check_schema,
+    check_tools,
+    deadline_of,
+    field_names,
+    refusal,
+    unsigned_seed,
+)
 from glint.server.generation.generation import Generation
 from glint.server.generation.parts import Parts, encode_events
 from glint.server.generation.prepare import encode_chat

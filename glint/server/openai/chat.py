@@ -5,15 +5,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.admission import check_count
-from glint.server.field_names import field_names
-from glint.server.fields import FunctionFields, SamplingFields, Strict, check_tools, refusal
+from glint.server.fields import Strict, check_count, check_tools, field_names, refusal
 from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
 from glint.server.http_call import Call
-from glint.server.openai.output import chat_logprobs
+from glint.server.openai.fields import FunctionFields, SamplingFields
+from glint.server.openai.output import DONE, chat_logprobs, openai_usage
 from glint.server.state import ServerState
-from glint.server.usage import openai_usage
 from glint.text.output import (
     ContentText,
     OutputEvent,
@@ -21,8 +19,6 @@ from glint.text.output import (
     ToolCallArguments,
     ToolCallBegun,
 )
-
-DONE = b"data: [DONE]\n\n"
 
 
 class FunctionTool(Strict, tag_field="type", tag="function"):

@@ -4,15 +4,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from glint.server.admission import check_count
-from glint.server.field_names import field_names
-from glint.server.fields import SamplingFields, refusal
+from glint.server.fields import check_count, field_names, refusal
 from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import TextPrompt, Wish
 from glint.server.http_call import Call
-from glint.server.openai.chat import DONE
-from glint.server.openai.output import text_logprobs
-from glint.server.usage import openai_usage
+from glint.server.openai.fields import SamplingFields
+from glint.server.openai.output import DONE, openai_usage, text_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 

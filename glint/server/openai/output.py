@@ -1,10 +1,14 @@
-"""Log-probabilities as OpenAI's interfaces write them."""
+"""Log-probabilities, token counts and errors as the OpenAI API writes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glint.request import StepOutput
+from glint.server.generation.generation import Usage
+from glint.server.http.problems import Problem, openai_body
 from glint.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
 
 
 def chat_logprobs(output: StepOutput, tokenizer: Tokenizer, count: int | None) -> list[dict[str, Any]] | None:
@@ -62,3 +66,19 @@ def _best(known: Mapping[int, float], tokenizer: Tokenizer, count: int) -> dict[
 def finite(logprob: float) -> float:
     """A log-probability as JSON can hold it: that of an impossible token is very small instead of infinite."""
     return max(logprob, -9999.0)
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """The usage of a chat or text completion."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def stream_error(problem: Problem, request_id: str) -> bytes:
+    """The last event of a stream that cannot go on."""
+    return b"data: " + openai_body(problem) + b"\n\n"

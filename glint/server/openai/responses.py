@@ -12,50 +12,40 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.admission import check_count, check_schema, deadline_of
-from glint.server.field_names import field_names
-from glint.server.fields import Strict, check_tools, refusal, unsigned_seed
+from glint.server.fields import (
+    Strict,
+    check_count,
+    check_schema,
+    check_tools,
+    deadline_of,
+    field_names,
+    refusal,
+    unsigned_seed,
+)
 from glint.server.generation.generation import CLIENT_LEFT, Generation
 from glint.server.generation.parts import encode_events
 from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
 from glint.server.http.problems import Problem
 from glint.server.http_call import Call
+from glint.server.openai.fields import FunctionFields, JsonObjectFormat, TextFormat
 from glint.server.openai.responses_input import read_input
 from glint.server.openai.responses_stream import ResponseAnswer
 from glint.server.state import ServerState
 from glint.text.grammar import Constraint, JsonObject, JsonSchema
-from glint.text.tools import Tool
 
 SEALED_REASONING = "reasoning.encrypted_content"
 MAX_METADATA = 16
 FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
 
 
-class FunctionTool(Strict, tag_field="type", tag="function"):
+class FunctionTool(FunctionFields, tag_field="type", tag="function"):
     """A tool; functions are the only kind."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def to_tool(self) -> Tool:
-        """The tool in our own words."""
-        return Tool(self.name, self.description, self.parameters or {}, bool(self.strict))
 
 
 class NamedChoice(Strict, tag_field="type", tag="function"):
     """A tool choice that leaves the model one function."""
 
     name: str
-
-
-class TextFormat(Strict, tag_field="type", tag="text"):
-    """Any text."""
-
-
-class JsonObjectFormat(Strict, tag_field="type", tag="json_object"):
-    """Any JSON object."""
 
 
 class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.admission import check_count
-from glint.server.fields import Strict, refusal
+from glint.server.fields import Strict, check_count, refusal
 from glint.server.http.body import decode
 from glint.server.limits import Limits
 
