@@ -1,5 +1,6 @@
 """Limits of a server, and the checks of body fields against them."""
 
+import dataclasses
 import math
 from typing import Any
 
