@@ -88,6 +88,13 @@ def test_a_key_may_fill_the_queue_and_keeps_no_other_out() -> None:
     admission.admit([5], Share("fourth"))
 
 
+def test_a_key_may_have_more_than_its_share_of_a_queue_that_is_not_over_full() -> None:
+    admission = Admission(Limits(waiting_requests=4, waiting_tokens=100))
+    admission.admit([1], Share("first"))
+    admission.admit([1, 1, 1], Share("second"))
+    assert refusal_of_key(admission, "second", 1, 1).status == 429
+
+
 def test_the_share_of_a_key_is_bounded_in_tokens_too() -> None:
     admission = Admission(Limits(waiting_requests=8, waiting_tokens=100))
     admission.admit([100], Share("first"))
