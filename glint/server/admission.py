@@ -17,7 +17,7 @@ NUM_REMEMBERED_DEPARTURES = 64
 
 
 @dataclass(slots=True)
-class _Held:
+class _KeyUsage:
     """What one key has in the queue: requests that wait or are being read, and prompt tokens that wait."""
 
     weight: int
@@ -40,7 +40,7 @@ class Admission:
         self._limits = limits
         self._clock = clock
         self._departures: deque[tuple[float, int]] = deque(maxlen=NUM_REMEMBERED_DEPARTURES)
-        self._held: dict[str | int, _Held] = {}
+        self._by_key: dict[str | int, _KeyUsage] = {}
         self.num_preparing = 0
         self.num_waiting = 0
         self.num_running = 0
@@ -60,7 +60,7 @@ class Admission:
         """Refuse a request of which nothing is known yet, with a 429, while there is no room for one more."""
         self._check_room(share, 1, 1, is_prepared=False)
 
-    def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "Place":
+    def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "QueueSlot":
         """Let requests with these prompt lengths wait, all or none of them.
 
         Raises a 429 with Retry-After while the queue is full, and a 400 where even an empty queue has no room.
@@ -75,28 +75,28 @@ class Admission:
             raise Problem(400, message, "request_exceeds_queue")
         self._check_room(share, num_requests, num_tokens, is_prepared=True)
         self._count(share, waiting=num_requests, tokens=num_tokens)
-        return Place(self, prompt_tokens, share)
+        return QueueSlot(self, prompt_tokens, share)
 
     def _count(self, share: Share, preparing: int = 0, waiting: int = 0, tokens: int = 0) -> None:
         """Change what is in the queue, of all and of one key."""
         self.num_preparing += preparing
         self.num_waiting += waiting
         self.waiting_tokens += tokens
-        held = self._held.setdefault(share.key, _Held(share.weight))
-        held.preparing += preparing
-        held.waiting += waiting
-        held.tokens += tokens
-        if not (held.preparing or held.waiting):
-            del self._held[share.key]
+        usage = self._by_key.setdefault(share.key, _KeyUsage(share.weight))
+        usage.preparing += preparing
+        usage.waiting += waiting
+        usage.tokens += tokens
+        if not (usage.preparing or usage.waiting):
+            del self._by_key[share.key]
 
     def _check_room(self, share: Share, num_requests: int, num_tokens: int, *, is_prepared: bool) -> None:
         """Refuse what has no room; what is being read counts against a request that is yet to be read."""
         limits = self._limits
-        held = self._held.get(share.key, _Held(share.weight))
-        weights = sum(other.weight for key, other in self._held.items() if key != share.key) + share.weight
+        usage = self._by_key.get(share.key, _KeyUsage(share.weight))
+        weights = sum(other.weight for key, other in self._by_key.items() if key != share.key) + share.weight
         requests = self.num_waiting + num_requests + (0 if is_prepared else self.num_preparing)
-        own_requests = held.waiting + num_requests + (0 if is_prepared else held.preparing)
-        tokens, own_tokens = self.waiting_tokens + num_tokens, held.tokens + num_tokens
+        own_requests = usage.waiting + num_requests + (0 if is_prepared else usage.preparing)
+        tokens, own_tokens = self.waiting_tokens + num_tokens, usage.tokens + num_tokens
         full = [
             (what, limit, limit * share.weight // weights)
             for what, limit, total, own in (
@@ -141,7 +141,7 @@ class Admission:
         self.num_running -= 1
 
 
-class Place:
+class QueueSlot:
     """The places of one admitted request in the queue: one for each of its completions, by index.
 
     Each method may be called again or late without effect, so the counts can neither go below zero nor leak once

@@ -12,20 +12,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.server.anthropic import messages as anthropic
 from glint.server.auth import Authentication, allow_origins
+from glint.server.glint_api import StatusRoutes, handle_detokenize, handle_generate, handle_tokenize, served_paths
 from glint.server.http.body import shorten
 from glint.server.http.origin import AllowedHosts, SiteGuard
 from glint.server.http.problems import Problem, body_for
-from glint.server.http_call import Call, GeneratingRoute, StreamError
+from glint.server.http_call import GeneratingRoute, HttpCall, StreamError
 from glint.server.openai import responses
 from glint.server.openai.chat import handle_chat
 from glint.server.openai.completions import handle_text
 from glint.server.openai.output import stream_error
 from glint.server.outcomes import RequestOutcome
-from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, served_paths
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 
-Handle = Callable[[Call], Awaitable[None]]
+Handle = Callable[[HttpCall], Awaitable[None]]
 GENERATING: Sequence[tuple[str, str, Handle, StreamError]] = (
     ("/v1/chat/completions", "chatcmpl", handle_chat, stream_error),
     ("/v1/completions", "cmpl", handle_text, stream_error),
@@ -41,7 +41,7 @@ NEAR = 0.75
 
 def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     """The whole application: every route but /health and /ready, which the front door answers."""
-    watch = Watch(state)
+    watch = StatusRoutes(state)
     generating = {
         path: GeneratingRoute(state, prefix, handle, on_error) for path, prefix, handle, on_error in GENERATING
     }
@@ -55,14 +55,14 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Problem: _answer_problem})
     app.router.redirect_slashes = False
-    short_cut = ShortCut(generating, app)
+    fast_path = FastPath(generating, app)
     record = _refusals_of(state)
-    guarded = Authentication(short_cut, settings.keys, guards_metrics=settings.guards_metrics, on_refusal=record)
+    guarded = Authentication(fast_path, settings.keys, guards_metrics=settings.guards_metrics, on_refusal=record)
     hosts = AllowedHosts(settings.host, settings.hosts)
     return SiteGuard(allow_origins(guarded, settings.origins), hosts, settings.origins, record)
 
 
-class ShortCut:
+class FastPath:
     """Passes what generates straight to its endpoint, and the rest to the application.
 
     A stream is resumed through every layer around it, for each of its tokens.

@@ -1,4 +1,4 @@
-"""Fields of request bodies: their types, their checks, and refusals that name them."""
+"""Fields of request bodies: their types, their checks, and errors_as_problems that name them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 @contextmanager
-def field_names(own: Mapping[str, str]) -> Iterator[None]:
+def renamed_fields(own: Mapping[str, str]) -> Iterator[None]:
     """Let a `Problem` with a field that has another name in the interface speak of that name; `own` maps ours to it."""
     try:
         yield

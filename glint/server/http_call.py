@@ -12,12 +12,12 @@ from starlette.types import Message, Receive, Scope, Send
 from glint.server.auth import Tenant, tenant_of
 from glint.server.fields import check_count
 from glint.server.generation.generation import ANSWER_FAILED, CLIENT_LEFT, Delta, Generation
-from glint.server.generation.prepare import Prepared, prepare
-from glint.server.generation.request import Wish
+from glint.server.generation.prepare import PreparedRequest, prepare
+from glint.server.generation.request import GenerationRequest
 from glint.server.http.body import decode, read_json
 from glint.server.http.connection import WRITE_NOW
 from glint.server.http.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
-from glint.server.outcomes import Outcome, RequestOutcome, Ticket
+from glint.server.outcomes import Outcome, RequestOutcome, RequestRecord
 from glint.server.state import Result, ServerState
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -30,13 +30,13 @@ LINE_ENDS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u
 Body = TypeVar("Body")
 
 
-class Call:
+class HttpCall:
     """What a handler needs of one call. Handlers raise `Problem`; the route answers with it."""
 
     def __init__(self, state: ServerState, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
         self.request_id = f"{prefix}-{secrets.token_hex(12)}"
-        self._ticket = Ticket(self.request_id, str(scope["path"]), state.outcomes.write, state.metrics.record)
+        self._record = RequestRecord(self.request_id, str(scope["path"]), state.outcomes.write, state.metrics.record)
         self.created = int(time.time())
         self.generation: Generation | None = None
         self.status: int | None = None
@@ -72,11 +72,11 @@ class Call:
         self._watcher = asyncio.create_task(self._watch())
         return body
 
-    async def begin(self, *wishes: Wish) -> Generation:
-        """Prepare one wish per prompt and hand them to the engine as one request."""
-        prepared = [await self._prepare(wish) for wish in wishes]
+    async def begin(self, *requests: GenerationRequest) -> Generation:
+        """Prepare one request per prompt and hand them to the engine as one request."""
+        prepared = [await self._prepare(request) for request in requests]
         self._check_logprobs(prepared)
-        self.generation = Generation(self.state, prepared, self._ticket.seconds)
+        self.generation = Generation(self.state, prepared, self._record.seconds)
         if self._has_left:
             raise _client_left()
         await self.generation.begin()
@@ -86,27 +86,27 @@ class Call:
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long on a worker thread, unless the client has left before it begins."""
-        return await self.state.work(self.tenant.share(), self._if_wanted, function, *arguments)
+        return await self.state.work(self.tenant.share(), self._unless_left, function, *arguments)
 
-    async def _prepare(self, wish: Wish) -> Prepared:
-        """What the engine needs of a wish; what takes no time is done on the spot, not on a worker thread."""
-        if wish.takes_long:
-            return await self.work(prepare, self.state, wish, self.tenant)
+    async def _prepare(self, request: GenerationRequest) -> PreparedRequest:
+        """What the engine needs of a request; what takes no time is done on the spot, not on a worker thread."""
+        if request.needs_worker:
+            return await self.work(prepare, self.state, request, self.tenant)
         with self.state.preparing(self.tenant.share()):
-            return prepare(self.state, wish, self.tenant)
+            return prepare(self.state, request, self.tenant)
 
-    def _if_wanted(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def _unless_left(self, function: Callable[..., Result], *arguments: Any) -> Result:
         if self._has_left:
             raise _client_left()
-        if self._ticket.seconds > self.state.limits.max_deadline_seconds:
+        if self._record.seconds > self.state.limits.max_deadline_seconds:
             raise Problem(504, "the request waited too long to be read; send it again", code="deadline_exceeded")
         return function(*arguments)
 
-    def _check_logprobs(self, prompts: Sequence[Prepared]) -> None:
+    def _check_logprobs(self, prompts: Sequence[PreparedRequest]) -> None:
         """Refuse log-probabilities of prompts that would keep the server busy writing them."""
-        params = prompts[0].submission.params
+        params = prompts[0].engine_request.params
         if params.prompt_logprobs is not None:
-            num_tokens = sum(len(prompt.submission.prompt_tokens) for prompt in prompts)
+            num_tokens = sum(len(prompt.engine_request.prompt_tokens) for prompt in prompts)
             count = num_tokens * params.n * (params.prompt_logprobs + 1)
             check_count("prompt_logprobs", count, self.state.limits.logprob_entries, "entries for the prompts")
 
@@ -155,7 +155,7 @@ class Call:
             self._watcher.cancel()
         if self.generation is not None:
             self.generation.close()
-        self._ticket.close(self._outcome(problem))
+        self._record.close(self._outcome(problem))
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         name = b"request-id" if self.route in ANTHROPIC_PATHS else b"x-request-id"
@@ -172,12 +172,12 @@ class Call:
 
     def _outcome(self, problem: Problem | None) -> RequestOutcome:
         generation = self.generation
-        answer = None if generation is None else generation.answer
+        stream = None if generation is None else generation.stream
         usage = None if generation is None else generation.usage
         kind, reason = _classify(problem, [] if generation is None else generation.endings)
-        started = None if answer is None else answer.first_step_at
-        first = None if answer is None else answer.first_token_at
-        last = None if answer is None else answer.last_token_at
+        started = None if stream is None else stream.first_step_at
+        first = None if stream is None else stream.first_token_at
+        last = None if stream is None else stream.last_token_at
         return RequestOutcome(
             request_id=self.request_id,
             route=self.route,
@@ -188,10 +188,10 @@ class Call:
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             cached_tokens=None if usage is None else usage.cached_tokens,
             completion_tokens=None if usage is None else usage.completion_tokens,
-            queue_seconds=None if answer is None or started is None else max(0.0, started - answer.submitted_at),
-            first_token_seconds=None if first is None else first - self._ticket.arrived_at,
+            queue_seconds=None if stream is None or started is None else max(0.0, started - stream.submitted_at),
+            first_token_seconds=None if first is None else first - self._record.arrived_at,
             decode_seconds=None if first is None or last is None else last - first,
-            total_seconds=self._ticket.seconds,
+            total_seconds=self._record.seconds,
             user=self.user,
         )
 
@@ -233,7 +233,7 @@ class GeneratingRoute:
     """
 
     def __init__(
-        self, state: ServerState, prefix: str, handle: Callable[[Call], Awaitable[None]], stream_error: StreamError
+        self, state: ServerState, prefix: str, handle: Callable[[HttpCall], Awaitable[None]], stream_error: StreamError
     ) -> None:
         self._state = state
         self._prefix = prefix
@@ -241,8 +241,8 @@ class GeneratingRoute:
         self._stream_error = stream_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the handler and answer for it where it cannot."""
-        call = Call(self._state, self._prefix, scope, receive, send)
+        """Run the handler; where it fails, answer in its place."""
+        call = HttpCall(self._state, self._prefix, scope, receive, send)
         problem: Problem | None = None
         try:
             try:
@@ -259,7 +259,7 @@ class GeneratingRoute:
         finally:
             call.close(problem)
 
-    async def _refuse(self, call: Call, problem: Problem) -> None:
+    async def _refuse(self, call: HttpCall, problem: Problem) -> None:
         if problem.status == CLIENT_LEFT:
             return
         if call.is_streaming:

@@ -99,7 +99,7 @@ def escape(value: object) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-class Ticket:
+class RequestRecord:
     """Held from the arrival of a request to its end; makes sure that the sinks hear of it exactly once.
 
     A ticket that is dropped or still open when the process ends counts as failed with the reason "lost".

@@ -29,8 +29,8 @@ from glint.server.http.listener import Acceptor, listen
 from glint.server.http.problems import MAX_MESSAGE_CHARS, Problem
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
-from glint.server.process.lifecycle import FrontDoor, Lifecycle, Startup
-from glint.server.process.link import SupervisorLink, ToldOutcomes
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate, Startup
+from glint.server.process.link import SupervisedOutcomeLog, SupervisorLink
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
@@ -46,9 +46,9 @@ COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 SPARE_FILES = 128
 EXIT_FAILED = 1
 FAILED_DRAIN_SECONDS = 2
-LAST_WORD_SECONDS = 1
+FINAL_ERROR_SECONDS = 1
 GIVE_UP_SECONDS = 4.0
-BREAKDOWNS = (RankFailed, InternalFailure, Problem)
+FAULTS = (RankFailed, InternalFailure, Problem)
 
 
 def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
         self._link = link
         self._lifecycle = Lifecycle(settings.health_seconds)
         self._lifecycle.restarts = 0 if link is None else link.given.restarts
-        self.app = FrontDoor(self._lifecycle)
+        self.app = ReadinessGate(self._lifecycle)
         self._service: EngineService | None = None
         self._owns_process = False
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             limit_concurrency=max_connections,
-            timeout_graceful_shutdown=round(settings.drain_seconds) + LAST_WORD_SECONDS,
+            timeout_graceful_shutdown=round(settings.drain_seconds) + FINAL_ERROR_SECONDS,
         )
         super().__init__(config)
 
@@ -137,10 +137,10 @@ class Server(uvicorn.Server):
         log.error(
             "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
         )
-        has_broken = isinstance(problem, BREAKDOWNS)
-        if self._link is not None and isinstance(problem, GlintError) and not has_broken:
+        is_fault = isinstance(problem, FAULTS)
+        if self._link is not None and isinstance(problem, GlintError) and not is_fault:
             self._link.tell("refused")
-        self._fail(f"the start failed: {problem}" if has_broken else "the start failed, the log says why")
+        self._fail(f"the start failed: {problem}" if is_fault else "the start failed, the log says why")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, stop on the second; a server that answers nobody yet stops on the first."""
@@ -182,14 +182,14 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain. When the time is up, answers that are still open end with an error that says so."""
-        seconds = max(0, (self.config.timeout_graceful_shutdown or 0) - LAST_WORD_SECONDS)
-        last_word = asyncio.get_running_loop().call_later(seconds, self._end_answers)
+        seconds = max(0, (self.config.timeout_graceful_shutdown or 0) - FINAL_ERROR_SECONDS)
+        final_errors = asyncio.get_running_loop().call_later(seconds, self._end_streams)
         await super().shutdown(sockets)
-        last_word.cancel()
+        final_errors.cancel()
 
-    def _end_answers(self) -> None:
+    def _end_streams(self) -> None:
         if self._service is not None:
-            self._service.end_answers()
+            self._service.end_streams()
 
     async def main_loop(self) -> None:
         """Serve until the end is asked for or steps do not complete any more; then a supervisor may start anew."""
@@ -218,7 +218,7 @@ class Server(uvicorn.Server):
         self._workers.shutdown(wait=False, cancel_futures=True)
         has_ended = self._service is None or await self._service.close()
         if self.server_state.tasks and self._lifecycle.failure is None:
-            await asyncio.wait(self.server_state.tasks, timeout=LAST_WORD_SECONDS)
+            await asyncio.wait(self.server_state.tasks, timeout=FINAL_ERROR_SECONDS)
         return has_ended
 
     async def start(self) -> None:
@@ -302,7 +302,7 @@ class Server(uvicorn.Server):
             compiler=GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.eos_token_ids),
             admission=admission,
             metrics=self._metrics,
-            outcomes=OutcomeLog() if self._link is None else ToldOutcomes(self._link),
+            outcomes=OutcomeLog() if self._link is None else SupervisedOutcomeLog(self._link),
             workers=self._workers,
             allows_special_tokens=settings.allows_special_tokens,
         )

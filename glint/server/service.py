@@ -22,7 +22,7 @@ STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Submission:
+class EngineRequest:
     """What the engine needs of a request. `begins_after` is the token after which the grammar holds.
 
     `share` says whose request it is.
@@ -36,11 +36,11 @@ class Submission:
     share: Share = DEFAULT_SHARE
 
 
-class Answer:
-    """What comes out for one submission, on the event loop.
+class OutputStream:
+    """What comes out for one request, on the event loop.
 
     `choices` gives the index of each request id; `open_ids` are those that have not ended. Outputs wait here until
-    they are taken, so a slow reader delays nobody. An answer ends with the last output of its last choice, or early by
+    they are taken, so a slow reader delays nobody. A stream ends with the last output of its last choice, or early by
     `end` with the problem that the reader is told.
     """
 
@@ -116,7 +116,7 @@ class EngineService:
 
     Commands wait for the end of the step that is running. Each step's outputs reach the event loop in one call, and
     the next ones only when it has taken them in: an event loop that is behind slows the engine down, and never has more
-    than one step to write between two looks at its sockets. An engine that fails ends every answer with a problem and
+    than one step to write between two looks at its sockets. An engine that fails ends every stream with a problem and
     calls `on_failure` with the reason; it is not used again.
     """
 
@@ -129,7 +129,7 @@ class EngineService:
         self._engine = engine
         self._on_step = on_step
         self._on_failure = on_failure
-        self._answers: dict[int, Answer] = {}
+        self._streams: dict[int, OutputStream] = {}
         self._queued: set[asyncio.Future[None]] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_up = threading.Event()
@@ -153,9 +153,9 @@ class EngineService:
         return self._failure is not None
 
     @property
-    def num_answers(self) -> int:
+    def num_open_choices(self) -> int:
         """Choices that have not ended."""
-        return len(self._answers)
+        return len(self._streams)
 
     def stalled_seconds(self) -> float:
         """How long there has been work without a completed step; 0 while idle."""
@@ -167,17 +167,17 @@ class EngineService:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        answer = await self.submit([Submission((0,) * WARM_UP_TOKENS, params)])
+        stream = await self.submit([EngineRequest((0,) * WARM_UP_TOKENS, params)])
         is_over = False
         while not is_over:
-            for output in await answer.take():
+            for output in await stream.take():
                 if output.finish_reason == "failed":
                     raise EngineError(f"the warm-up failed: {output.failure}")
                 is_over = output.finish_reason is not None
 
     async def submit(
-        self, submissions: Sequence[Submission], on_start: Callable[[int], None] = lambda choice: None
-    ) -> Answer:
+        self, requests: Sequence[EngineRequest], on_start: Callable[[int], None] = lambda choice: None
+    ) -> OutputStream:
         """Queue the prompts of a request, all or none; `on_start` is called for each choice whose first step has run.
 
         The choices of all prompts are numbered through. Raises `RequestError` where the engine refuses a prompt.
@@ -186,30 +186,30 @@ class EngineService:
             raise engine_failed(503, self._failure)
         if self._is_closing:
             raise _shutting_down()
-        answer = Answer(on_start)
+        stream = OutputStream(on_start)
         queued: asyncio.Future[None] = self._loop.create_future()
         self._queued.add(queued)
         queued.add_done_callback(self._queued.discard)
-        self._command(lambda: self._submit(submissions, answer, queued))
+        self._command(lambda: self._submit(requests, stream, queued))
         await queued
-        return answer
+        return stream
 
-    def cancel(self, answer: Answer) -> None:
-        """End what is left of an answer; the reader is told by whoever cancels."""
-        ids, answer.open_ids = answer.open_ids, set()
+    def cancel(self, stream: OutputStream) -> None:
+        """End what is left of a stream; the reader is told by whoever cancels."""
+        ids, stream.open_ids = stream.open_ids, set()
         for request_id in ids:
-            self._answers.pop(request_id, None)
+            self._streams.pop(request_id, None)
         if ids:
             self._command(lambda: self._abort(ids))
 
-    def end_answers(self) -> None:
+    def end_streams(self) -> None:
         """Tell every request that the server ends; later ones are refused with the same words."""
         self._is_closing = True
         self._end_all(_shutting_down())
 
     async def close(self) -> bool:
-        """End every answer, stop the thread and free the engine. False: its step does not end, so neither does it."""
-        self.end_answers()
+        """End every stream, stop the thread and free the engine. False: its step does not end, so neither does it."""
+        self.end_streams()
         self._wake_up.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
@@ -219,18 +219,18 @@ class EngineService:
         self._commands.append(command)
         self._wake_up.set()
 
-    def _submit(self, submissions: Sequence[Submission], answer: Answer, queued: "asyncio.Future[None]") -> None:
+    def _submit(self, requests: Sequence[EngineRequest], stream: OutputStream, queued: "asyncio.Future[None]") -> None:
         """On the engine thread: hand the prompts over and let the event loop know the ids before any output."""
         ids: list[int] = []
         try:
-            for submission in submissions:
+            for request in requests:
                 ids += self._engine.submit(
-                    submission.prompt_tokens,
-                    submission.params,
-                    submission.cache_salt,
-                    submission.grammar,
-                    submission.begins_after,
-                    submission.share,
+                    request.prompt_tokens,
+                    request.params,
+                    request.cache_salt,
+                    request.grammar,
+                    request.begins_after,
+                    request.share,
                 )
         except GlintError as problem:
             self._abort(ids)
@@ -238,19 +238,19 @@ class EngineService:
             return
         if self._busy_since is None:
             self._busy_since = time.monotonic()
-        self._loop.call_soon_threadsafe(self._register, ids, answer, queued)
+        self._loop.call_soon_threadsafe(self._register, ids, stream, queued)
 
     def _abort(self, ids: Iterable[int]) -> None:
         for request_id in ids:
             self._engine.abort(request_id)
 
-    def _register(self, ids: list[int], answer: Answer, queued: "asyncio.Future[None]") -> None:
-        """On the event loop: the ids of an answer; one whose submitter has gone meanwhile is ended."""
-        answer.choices = {request_id: index for index, request_id in enumerate(ids)}
-        answer.open_ids = set(ids)
-        self._answers |= dict.fromkeys(ids, answer)
+    def _register(self, ids: list[int], stream: OutputStream, queued: "asyncio.Future[None]") -> None:
+        """On the event loop: the ids of a stream; one whose submitter has gone meanwhile is ended."""
+        stream.choices = {request_id: index for index, request_id in enumerate(ids)}
+        stream.open_ids = set(ids)
+        self._streams |= dict.fromkeys(ids, stream)
         if queued.done():
-            self.cancel(answer)
+            self.cancel(stream)
         else:
             queued.set_result(None)
 
@@ -292,31 +292,31 @@ class EngineService:
     def _deliver(self, outputs: list[StepOutput], summary: StepSummary, now: float) -> None:
         self._may_deliver.release()
         gaps: list[float] = []
-        touched: dict[Answer, None] = {}
+        touched: dict[OutputStream, None] = {}
         for request_id in summary.started_ids:
-            answer = self._answers.get(request_id)
-            if answer is not None:
-                answer.start(request_id, now - summary.seconds)
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.start(request_id, now - summary.seconds)
         for output in outputs:
-            answer = self._answers.get(output.request_id)
-            if answer is None:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
                 continue
             if output.finish_reason is not None:
-                del self._answers[output.request_id]
-                answer.open_ids.discard(output.request_id)
-            gap = answer.push(output, now)
-            touched[answer] = None
+                del self._streams[output.request_id]
+                stream.open_ids.discard(output.request_id)
+            gap = stream.push(output, now)
+            touched[stream] = None
             if gap is not None:
                 gaps.append(gap)
-        for answer in touched:
-            answer.wake()
+        for stream in touched:
+            stream.wake()
         self._on_step(summary, gaps)
 
     def _end_all(self, problem: Problem) -> None:
-        for answer in set(self._answers.values()):
-            answer.open_ids.clear()
-            answer.end(problem)
-        self._answers.clear()
+        for stream in set(self._streams.values()):
+            stream.open_ids.clear()
+            stream.end(problem)
+        self._streams.clear()
         for queued in list(self._queued):
             if not queued.done():
                 queued.set_exception(problem)

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def errors_as_problems() -> Iterator[None]:
     """Turn what glint says of a bad request into a refusal with status 400."""
     try:
         yield
@@ -77,7 +77,7 @@ class ServerState:
             room = f"what the prompt leaves of a context of {self.max_model_len} tokens"
             message = f"max_tokens is {max_tokens}; it must be an integer from 1 to {room}"
             raise Problem(400, message, code="invalid_value", param="max_tokens")
-        with refusals():
+        with errors_as_problems():
             return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
 
     def check_length(self, text: str, field: str) -> None:
@@ -92,7 +92,7 @@ class ServerState:
 
         A full queue refuses it before it begins, so that the work that waits for a thread is bounded.
         """
-        with refusals(), self.admission.preparing(share):
+        with errors_as_problems(), self.admission.preparing(share):
             yield
 
     async def work(self, share: Share, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from glint.scheduling.share import Share
-from glint.server.admission import Admission, Place
+from glint.server.admission import Admission, QueueSlot
 from glint.server.http.problems import Problem
 from glint.server.limits import Limits
 
@@ -184,7 +184,7 @@ class Queue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.admission = Admission(Limits(waiting_requests=5, waiting_tokens=50))
-        self.known: list[tuple[Place, list[int], list[str]]] = []
+        self.known: list[tuple[QueueSlot, list[int], list[str]]] = []
 
     @rule(target=places, tokens=st.lists(st.integers(0, 30), min_size=1, max_size=7))
     def admit(self, tokens: list[int]) -> int | None:

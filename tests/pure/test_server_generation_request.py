@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from glint.sampling import SamplingParams
-from glint.server.generation.request import ChatPrompt, TextPrompt, Wish
+from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
 from glint.text.grammar import Constraint, Regex
 
 CHAT = ChatPrompt([{"role": "user", "content": "Hello"}])
 
 
 @pytest.mark.parametrize(
-    ("prompt", "constraint", "takes_long"),
+    ("prompt", "constraint", "needs_worker"),
     [
         (TextPrompt([1, 2, 3]), None, False),
         (TextPrompt([1, 2, 3]), Regex("a+"), True),
@@ -21,6 +21,6 @@ CHAT = ChatPrompt([{"role": "user", "content": "Hello"}])
     ],
 )
 def test_only_token_ids_without_a_grammar_are_prepared_at_once(
-    prompt: ChatPrompt | TextPrompt, constraint: Constraint | None, takes_long: bool
+    prompt: ChatPrompt | TextPrompt, constraint: Constraint | None, needs_worker: bool
 ) -> None:
-    assert Wish(prompt, SamplingParams(), 60.0, constraint).takes_long is takes_long
+    assert GenerationRequest(prompt, SamplingParams(), 60.0, constraint).needs_worker is needs_worker

@@ -18,16 +18,16 @@ from glint.server.fields import (
     check_schema,
     check_tools,
     deadline_of,
-    field_names,
     refusal,
+    renamed_fields,
     unsigned_seed,
 )
 from glint.server.generation.generation import Generation
 from glint.server.generation.parts import Parts, encode_events
 from glint.server.generation.prepare import encode_chat
-from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
+from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 from glint.server.http.problems import Problem, anthropic_body
-from glint.server.http_call import Call
+from glint.server.http_call import HttpCall
 from glint.server.state import ServerState
 from glint.text.grammar import JsonSchema
 from glint.text.tools import Tool
@@ -196,7 +196,7 @@ class MessagesBody(PromptBody, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
     deadline_seconds: float | None = None
 
-    def to_wish(self, state: ServerState) -> Wish:
+    def to_request(self, state: ServerState) -> GenerationRequest:
         """What the body asks for, in our own words."""
         stops = self.stop_sequences or []
         limits = state.limits
@@ -213,7 +213,7 @@ class MessagesBody(PromptBody, kw_only=True):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, limits)
-        return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state))
+        return GenerationRequest(self.to_prompt(state), params, deadline, self.to_constraint(state))
 
     def _check_budget(self) -> None:
         """A budget that thinking could exceed before the answer reaches max_tokens would not be kept."""
@@ -225,19 +225,19 @@ class MessagesBody(PromptBody, kw_only=True):
             raise refusal(message, "thinking.budget_tokens")
 
 
-async def handle_messages(call: Call) -> None:
+async def handle_messages(call: HttpCall) -> None:
     """Answer a conversation, streamed or whole."""
     body = await call.read(MessagesBody)
     call.user = None if body.metadata is None else body.metadata.user_id
-    with field_names(FIELD_NAMES):
-        generation = await call.begin(body.to_wish(call.state))
+    with renamed_fields(FIELD_NAMES):
+        generation = await call.begin(body.to_request(call.state))
     if body.stream:
         await _stream(call, generation)
     else:
         await _reply(call, generation)
 
 
-async def handle_count_tokens(call: Call) -> None:
+async def handle_count_tokens(call: HttpCall) -> None:
     """Count the tokens of a prompt without running it."""
     body = await call.read(PromptBody)
     tokens = await call.work(_count_tokens, call.state, body.to_prompt(call.state))
@@ -253,7 +253,7 @@ def _count_tokens(state: ServerState, prompt: ChatPrompt) -> int:
     return len(encode_chat(state, prompt))
 
 
-async def _reply(call: Call, generation: Generation) -> None:
+async def _reply(call: HttpCall, generation: Generation) -> None:
     parts = Parts(MessageWriter())
     async for deltas in generation.deltas():
         for delta in deltas:
@@ -262,7 +262,7 @@ async def _reply(call: Call, generation: Generation) -> None:
     await call.reply(msgspec.json.encode(message))
 
 
-async def _stream(call: Call, generation: Generation) -> None:
+async def _stream(call: HttpCall, generation: Generation) -> None:
     """Send events as they come; the first waits for the first tokens, for it says how much came from the cache."""
     parts = Parts(MessageWriter())
     is_begun = False

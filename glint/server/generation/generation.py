@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from glint.request import StepOutput
-from glint.server.admission import Place
-from glint.server.generation.prepare import Prepared
+from glint.server.admission import QueueSlot
+from glint.server.generation.prepare import PreparedRequest
 from glint.server.http.problems import Problem
-from glint.server.service import Answer
-from glint.server.state import ServerState, refusals
+from glint.server.service import OutputStream
+from glint.server.state import ServerState, errors_as_problems
 from glint.text.output import OutputEvent, OutputParser, ToolCallBegun
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -46,18 +46,18 @@ class Generation:
     gives the places in the queue back; it may be called at any time and again.
     """
 
-    def __init__(self, state: ServerState, prompts: Sequence[Prepared], seconds_gone: float = 0.0) -> None:
+    def __init__(self, state: ServerState, prompts: Sequence[PreparedRequest], seconds_gone: float = 0.0) -> None:
         """A request that arrived `seconds_gone` ago: its deadline counts from then."""
         self.prompts = prompts
-        self.params = prompts[0].submission.params
-        self.usage = Usage(sum(len(prompt.submission.prompt_tokens) for prompt in prompts))
+        self.params = prompts[0].engine_request.params
+        self.usage = Usage(sum(len(prompt.engine_request.prompt_tokens) for prompt in prompts))
         self.endings: list[str] = []
-        self.answer: Answer | None = None
+        self.stream: OutputStream | None = None
         self._state = state
         self._seconds = prompts[0].deadline_seconds
         self._seconds_gone = seconds_gone
         self._deadline: asyncio.TimerHandle | None = None
-        self._place: Place | None = None
+        self._slot: QueueSlot | None = None
         repeated = [prompt for prompt in prompts for _ in range(self.params.n)]
         self._parsers = [None if prompt.parser is None else prompt.parser.make() for prompt in repeated]
         self._has_calls = [False] * len(repeated)
@@ -70,33 +70,33 @@ class Generation:
 
     async def begin(self) -> None:
         """Pass the bounded queue and hand the request to the engine."""
-        submissions = [prompt.submission for prompt in self.prompts]
-        lengths = [len(submission.prompt_tokens) for submission in submissions for _ in range(self.params.n)]
-        self._place = self._state.admission.admit(lengths, submissions[0].share)
+        requests = [prompt.engine_request for prompt in self.prompts]
+        lengths = [len(engine_request.prompt_tokens) for engine_request in requests for _ in range(self.params.n)]
+        self._slot = self._state.admission.admit(lengths, requests[0].share)
         deadline = asyncio.get_running_loop().time() + self._seconds - self._seconds_gone
         try:
             async with asyncio.timeout_at(deadline):
-                with refusals():
-                    self.answer = await self._state.service.submit(submissions, self._place.started)
+                with errors_as_problems():
+                    self.stream = await self._state.service.submit(requests, self._slot.started)
         except TimeoutError:
             raise self._too_late() from None
         self._deadline = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What every wake-up brings, until all choices have ended; raises the `Problem` that ends them early."""
-        answer = self.answer
-        if answer is None:
+        stream = self.stream
+        if stream is None:
             raise RuntimeError("a generation is begun before it is read")
         while len(self.endings) < self.num_choices:
-            yield [self._read(answer.choices[output.request_id], output) for output in await answer.take()]
+            yield [self._read(stream.choices[output.request_id], output) for output in await stream.take()]
 
     async def follow(self, receive: Callable[[list[Delta]], bool]) -> None:
         """Call back with what every step brings, at the moment it comes, until all choices have ended.
 
         It ends early where `receive` says no, and `deltas` gives the rest. Raises what ends the request early.
         """
-        answer = self.answer
-        if answer is None:
+        stream = self.stream
+        if stream is None:
             raise RuntimeError("a generation is begun before it is read")
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -104,7 +104,7 @@ class Generation:
             if over.done():
                 return
             try:
-                deltas = [self._read(answer.choices[output.request_id], output) for output in answer.take_now()]
+                deltas = [self._read(stream.choices[output.request_id], output) for output in stream.take_now()]
                 goes_on = receive(deltas)
             except Exception as problem:
                 over.set_exception(problem)
@@ -112,26 +112,26 @@ class Generation:
             if not goes_on or len(self.endings) == self.num_choices:
                 over.set_result(None)
 
-        answer.listen(take)
+        stream.listen(take)
         try:
             await over
         finally:
-            answer.listen(None)
+            stream.listen(None)
 
     def cancel(self, problem: Problem) -> None:
         """End the request early; whoever reads its deltas gets the problem."""
-        if self.answer is not None:
-            self._state.service.cancel(self.answer)
-            self.answer.end(problem)
+        if self.stream is not None:
+            self._state.service.cancel(self.stream)
+            self.stream.end(problem)
 
     def close(self) -> None:
         """End what is left of the request in the engine and in the queue."""
         if self._deadline is not None:
             self._deadline.cancel()
-        if self.answer is not None:
-            self._state.service.cancel(self.answer)
-        if self._place is not None:
-            self._place.close()
+        if self.stream is not None:
+            self._state.service.cancel(self.stream)
+        if self._slot is not None:
+            self._slot.close()
 
     def _expire(self) -> None:
         self.cancel(self._too_late())
@@ -150,7 +150,7 @@ class Generation:
         if choice % self.params.n == 0 and choice not in self._counted:
             self._counted.add(choice)
             self.usage.cached_tokens += output.cached_tokens
-            prompt_tokens = len(self.prompts[choice // self.params.n].submission.prompt_tokens)
+            prompt_tokens = len(self.prompts[choice // self.params.n].engine_request.prompt_tokens)
             self._state.metrics.observe_prompt(prompt_tokens, output.cached_tokens)
         parser = self._parsers[choice]
         if parser is not None:
@@ -163,8 +163,8 @@ class Generation:
         return Delta(choice, events, text, output, reason)
 
     def _status_of_failure(self) -> int:
-        """A grammar comes from the client, so an answer that cannot go on under it is no failure of the server."""
-        return 500 if self.prompts[0].submission.grammar is None else 400
+        """The client chose the grammar, so an output that the grammar cannot continue is the client's error."""
+        return 500 if self.prompts[0].engine_request.grammar is None else 400
 
     def _parse(self, parser: OutputParser, choice: int, text: str, output: StepOutput) -> list[OutputEvent]:
         if parser.is_reasoning:
@@ -177,9 +177,9 @@ class Generation:
         return events
 
     def _text_behind(self, output: StepOutput) -> str | None:
-        """What is known of the text behind the end of an answer: a hidden stop string, nothing, or None if it was cut.
+        """The text behind the end of an output: a hidden stop string, nothing, or None where the output was cut.
 
-        An answer that ends at a stop token is whole, as the text of that token is no part of it.
+        An output that ends at a stop token is complete: the text of that token is not part of it.
         """
         if output.finish_reason == "length":
             return None

@@ -1,13 +1,12 @@
-"""From a wish to what the engine takes: rendering, tokens and grammar. Everything here may block."""
+"""From a request to what the engine takes: rendering, tokens and grammar. Everything here may block."""
 
 from dataclasses import dataclass
 
 from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
-from glint.scheduling.share import Share
 from glint.server.auth import Tenant
-from glint.server.generation.request import ChatPrompt, Wish
-from glint.server.service import Submission
+from glint.server.generation.request import ChatPrompt, GenerationRequest
+from glint.server.service import EngineRequest
 from glint.server.state import ServerState
 from glint.text import chat
 from glint.text.grammar import Constraint, Grammar, ToolCalls
@@ -33,27 +32,27 @@ class ParserSettings:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A wish that is ready for the engine. Without a parser the text is given as it is."""
+class PreparedRequest:
+    """A request that is ready for the engine. Without a parser the text is given as it is."""
 
-    submission: Submission
+    engine_request: EngineRequest
     parser: ParserSettings | None
     deadline_seconds: float
 
 
-def prepare(state: ServerState, wish: Wish, tenant: Tenant) -> Prepared:
-    """What the engine and the parser need of a wish; blocks where the wish takes long."""
-    seconds = wish.deadline_seconds
-    share = tenant.share(wish.priority)
-    if isinstance(wish.prompt, ChatPrompt):
-        return _prepare_chat(state, wish, wish.prompt, tenant.cache_salt, share)
-    content = wish.prompt.content
+def prepare(state: ServerState, request: GenerationRequest, tenant: Tenant) -> PreparedRequest:
+    """Make what the engine and the output parser need. It blocks where the request needs a worker."""
+    if isinstance(request.prompt, ChatPrompt):
+        return _prepare_chat(state, request, request.prompt, tenant)
+    content = request.prompt.content
     if isinstance(content, str):
         state.check_length(content, "prompt")
         content = state.tokenizer.encode(content, add_special_tokens=True)
-    grammar = _compile(state, wish.constraint, wish.format_field)
-    _check_room(state, len(content), wish.params, "prompt")
-    return Prepared(Submission(content, wish.params, tenant.cache_salt, grammar, share=share), None, seconds)
+    grammar = _compile(state, request.constraint, request.format_field)
+    _check_context(state, len(content), request.params, "prompt")
+    share = tenant.share(request.priority)
+    engine_request = EngineRequest(content, request.params, tenant.cache_salt, grammar, share=share)
+    return PreparedRequest(engine_request, None, request.deadline_seconds)
 
 
 def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
@@ -74,12 +73,14 @@ def encode_chat(state: ServerState, prompt: ChatPrompt) -> list[int]:
     return state.tokenizer.encode_prompt(render_prompt(state, prompt))
 
 
-def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt: int, share: Share) -> Prepared:
+def _prepare_chat(
+    state: ServerState, request: GenerationRequest, prompt: ChatPrompt, tenant: Tenant
+) -> PreparedRequest:
     tokenizer = state.tokenizer
     rendered = render_prompt(state, prompt)
     state.check_length(rendered.text, "messages")
     knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
-    constraint = _chat_constraint(wish, prompt)
+    constraint = _chat_constraint(request, prompt)
     start = find_start(rendered.marked, knows_thinking)
     if constraint is not None and start is OutputStart.UNDECIDED:
         rendered = rendered.extended("\n" + THINK_OPEN)
@@ -91,13 +92,14 @@ def _prepare_chat(state: ServerState, wish: Wish, prompt: ChatPrompt, cache_salt
             raise RequestError(
                 f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
             )
-    grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else wish.format_field)
+    grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else request.format_field)
     tokens = tokenizer.encode_prompt(rendered)
-    _check_room(state, len(tokens), wish.params, "messages")
-    submission = Submission(tokens, wish.params, cache_salt, grammar, begins_after, share)
+    _check_context(state, len(tokens), request.params, "messages")
+    share = tenant.share(request.priority)
+    engine_request = EngineRequest(tokens, request.params, tenant.cache_salt, grammar, begins_after, share)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
-    return Prepared(submission, parser, wish.deadline_seconds)
+    return PreparedRequest(engine_request, parser, request.deadline_seconds)
 
 
 def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:
@@ -110,7 +112,7 @@ def _compile(state: ServerState, constraint: Constraint | None, field: str) -> G
         raise RequestError(f"{field} cannot be used: {problem}", field) from problem
 
 
-def _check_room(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
+def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
     """Refuse a prompt that leaves no room in the context for its answer."""
     room = state.max_model_len - num_tokens
     if room < 1:
@@ -132,7 +134,7 @@ def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
     return prompt.tools if name is None else tuple(tool for tool in prompt.tools if tool.name == name)
 
 
-def _chat_constraint(wish: Wish, prompt: ChatPrompt) -> Constraint | None:
+def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constraint | None:
     """The one constraint of a chat: its response format, or calls that are required, strict or limited to one."""
     choice = prompt.tool_choice
     offered = () if choice.mode == "none" else _offered(prompt)
@@ -140,11 +142,11 @@ def _chat_constraint(wish: Wish, prompt: ChatPrompt) -> Constraint | None:
         named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
         raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
     if not offered:
-        return wish.constraint
-    if wish.constraint is not None:
+        return request.constraint
+    if request.constraint is not None:
         raise RequestError(
             "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
-            wish.format_field,
+            request.format_field,
         )
     is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
     if is_free:

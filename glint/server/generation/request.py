@@ -37,7 +37,7 @@ class TextPrompt:
 
 
 @dataclass(frozen=True)
-class Wish:
+class GenerationRequest:
     """What a route asks for, in the words of no interface. `format_field` is the field that named the constraint.
 
     A lower `priority` goes before other requests of the same key.
@@ -51,7 +51,7 @@ class Wish:
     priority: int = 0
 
     @property
-    def takes_long(self) -> bool:
+    def needs_worker(self) -> bool:
         """Whether there is text to make tokens of or a grammar to compile; token ids are taken as they are."""
         has_text = isinstance(self.prompt, ChatPrompt) or isinstance(self.prompt.content, str)
         return has_text or self.constraint is not None

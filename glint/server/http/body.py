@@ -22,10 +22,10 @@ _CHARSET = re.compile(r"charset=\"?utf-?8\"?", re.IGNORECASE)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
 _LEVELS = bytes.maketrans(b'"[]{}', np.array([0, 1, -1, 1, -1], dtype=np.int8).tobytes())
 
-_PLACE = r"(?: - at `\$(?P<place>[^`]*)`)?"
-_UNKNOWN = re.compile(rf"Object contains unknown field `(?P<name>.*?)`{_PLACE}", re.DOTALL)
-_MISSING = re.compile(rf"Object missing required field `(?P<name>.*?)`{_PLACE}", re.DOTALL)
-_WRONG = re.compile(rf"(?P<what>.*?){_PLACE}", re.DOTALL)
+_PATH = r"(?: - at `\$(?P<path>[^`]*)`)?"
+_UNKNOWN = re.compile(rf"Object contains unknown field `(?P<name>.*?)`{_PATH}", re.DOTALL)
+_MISSING = re.compile(rf"Object missing required field `(?P<name>.*?)`{_PATH}", re.DOTALL)
+_WRONG = re.compile(rf"(?P<what>.*?){_PATH}", re.DOTALL)
 _TYPE_LIST = re.compile(r"`([^`]*)`")
 _JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _WORD = re.compile(r"\b(?:" + "|".join(_JSON_WORDS) + r")\b")
@@ -140,19 +140,19 @@ def _problem_of(text: str) -> Problem:
     if len(text) > MAX_ERROR_CHARS:
         text = text[: MAX_ERROR_CHARS // 2] + text[-MAX_ERROR_CHARS // 2 :]
     if match := _UNKNOWN.fullmatch(text):
-        field = _join(match["place"], match["name"])
+        field = _join(match["path"], match["name"])
         message = f"the field '{field}' is not supported; remove it"
         return Problem(400, message, code="unknown_field", param=field)
     if match := _MISSING.fullmatch(text):
-        field = _join(match["place"], match["name"])
+        field = _join(match["path"], match["name"])
         return Problem(400, f"the field '{field}' is missing; add it", code="missing_field", param=field)
     match = _WRONG.fullmatch(text)
-    what, place = (match["what"], match["place"]) if match else (text, None)
+    what, path = (match["what"], match["path"]) if match else (text, None)
     what = shorten(_TYPE_LIST.sub(_name_types, what), 2 * MAX_SHOWN_CHARS)
     what = what[:1].lower() + what[1:]
-    if place is None:
+    if path is None:
         return Problem(400, f"the body is wrong: {what}", code="invalid_value")
-    field = _join(place, "")
+    field = _join(path, "")
     return Problem(400, f"the field '{field}' is wrong: {what}", code="invalid_value", param=field)
 
 
@@ -160,6 +160,6 @@ def _name_types(types: re.Match[str]) -> str:
     return _WORD.sub(lambda word: _JSON_WORDS[word[0]], types[1])
 
 
-def _join(place: str | None, name: str) -> str:
-    path = re.sub(r"\[\.{3}\]", "[*]", (place or "").removeprefix("."))
+def _join(path: str | None, name: str) -> str:
+    path = re.sub(r"\[\.{3}\]", "[*]", (path or "").removeprefix("."))
     return shorten(f"{path}.{name}".strip("."))

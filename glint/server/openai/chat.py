@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from glint.server.fields import Strict, check_count, check_tools, field_names, refusal
+from glint.server.fields import Strict, check_count, check_tools, refusal, renamed_fields
 from glint.server.generation.generation import Delta, Generation
-from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
-from glint.server.http_call import Call
+from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
+from glint.server.http_call import HttpCall
 from glint.server.openai.fields import FunctionFields, SamplingFields
 from glint.server.openai.output import DONE, chat_logprobs, openai_usage
 from glint.server.state import ServerState
@@ -70,13 +70,12 @@ class ChatBody(SamplingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
 
-    def to_wish(self, state: ServerState) -> Wish:
+    def to_request(self, state: ServerState) -> GenerationRequest:
         """What the body asks for, in our own words."""
         state.check_model(self.model)
         prompt = self.to_prompt(state)
         params = self.to_params(state, max_tokens=self._max_tokens(), logprobs=self._logprobs())
-        deadline, constraint = self.to_deadline(state), self.to_constraint()
-        return Wish(prompt, params, deadline, constraint, self.format_field, self.priority or 0)
+        return self.make_request(prompt, params, state)
 
     def _max_tokens(self) -> int | None:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -95,8 +94,8 @@ class ChatBody(SamplingFields, kw_only=True):
             messages=[as_system(message) for message in self.messages],
             tools=check_tools([tool.function.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
-            enable_thinking=_agreed("enable_thinking", self._thinking_wishes()),
-            clear_thinking=_agreed("clear_thinking", self._clearing_wishes()),
+            enable_thinking=_agreed("enable_thinking", self._thinking_settings()),
+            clear_thinking=_agreed("clear_thinking", self._clear_thinking_settings()),
         )
 
     def _tool_choice(self) -> ToolChoice:
@@ -106,7 +105,7 @@ class ChatBody(SamplingFields, kw_only=True):
             raise refusal(f"tool_choice is {self.tool_choice!r}, but no tools are given", "tool_choice")
         return ToolChoice(self.tool_choice or "auto", None, self.parallel_tool_calls is not False)
 
-    def _thinking_wishes(self) -> list[bool | None]:
+    def _thinking_settings(self) -> list[bool | None]:
         given = self.chat_template_kwargs
         return [
             self.enable_thinking,
@@ -115,7 +114,7 @@ class ChatBody(SamplingFields, kw_only=True):
             None if self.reasoning_effort is None else self.reasoning_effort != "none",
         ]
 
-    def _clearing_wishes(self) -> list[bool | None]:
+    def _clear_thinking_settings(self) -> list[bool | None]:
         given = self.chat_template_kwargs
         return [
             self.clear_thinking,
@@ -151,23 +150,23 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-async def handle_chat(call: Call) -> None:
+async def handle_chat(call: HttpCall) -> None:
     """Answer a chat completion, streamed or whole."""
     body = await call.read(ChatBody)
     call.user = body.user
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    with field_names(names):
-        generation = await call.begin(body.to_wish(call.state))
+    with renamed_fields(names):
+        generation = await call.begin(body.to_request(call.state))
     if body.stream:
         await _stream(call, generation, body)
     else:
         await _reply(call, generation)
 
 
-async def _reply(call: Call, generation: Generation) -> None:
-    choices = [_Whole(generation.params.logprobs) for _ in range(generation.num_choices)]
+async def _reply(call: HttpCall, generation: Generation) -> None:
+    choices = [_ChoiceBuilder(generation.params.logprobs) for _ in range(generation.num_choices)]
     async for deltas in generation.deltas():
         for delta in deltas:
             choices[delta.choice].take_in(delta, call)
@@ -182,7 +181,7 @@ async def _reply(call: Call, generation: Generation) -> None:
     await call.reply(msgspec.json.encode(body))
 
 
-class _Whole:
+class _ChoiceBuilder:
     """One choice, gathered until it is whole."""
 
     def __init__(self, num_logprobs: int | None) -> None:
@@ -194,7 +193,7 @@ class _Whole:
         self._logprobs: list[dict[str, Any]] | None = None
         self._finish_reason: str | None = None
 
-    def take_in(self, delta: Delta, call: Call) -> None:
+    def take_in(self, delta: Delta, call: HttpCall) -> None:
         """Add what one step brought."""
         for event in delta.events:
             match event:
@@ -228,7 +227,7 @@ class _Whole:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": self._finish_reason}
 
 
-async def _stream(call: Call, generation: Generation, body: ChatBody) -> None:
+async def _stream(call: HttpCall, generation: Generation, body: ChatBody) -> None:
     chunks = _Chunks(call, generation.params.logprobs)
     await call.open_stream()
     first = [chunks.of(index, {"role": "assistant", "content": ""}) for index in range(generation.num_choices)]
@@ -244,7 +243,7 @@ async def _stream(call: Call, generation: Generation, body: ChatBody) -> None:
 class _Chunks:
     """Writes the events of one stream; what all of them share is encoded once."""
 
-    def __init__(self, call: Call, num_logprobs: int | None) -> None:
+    def __init__(self, call: HttpCall, num_logprobs: int | None) -> None:
         self._tokenizer = call.state.tokenizer
         self._num_logprobs = num_logprobs
         opening = {

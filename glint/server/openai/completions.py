@@ -4,10 +4,10 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from glint.server.fields import check_count, field_names, refusal
+from glint.server.fields import check_count, refusal, renamed_fields
 from glint.server.generation.generation import Delta, Generation
-from glint.server.generation.request import TextPrompt, Wish
-from glint.server.http_call import Call
+from glint.server.generation.request import GenerationRequest, TextPrompt
+from glint.server.http_call import HttpCall
 from glint.server.openai.fields import SamplingFields
 from glint.server.openai.output import DONE, openai_usage, text_logprobs
 
@@ -23,7 +23,7 @@ class TextBody(SamplingFields, kw_only=True):
     best_of: int | None = None
     suffix: Literal[""] | None = None
 
-    def to_wishes(self, call: Call) -> list[Wish]:
+    def to_requests(self, call: HttpCall) -> list[GenerationRequest]:
         """One wish per prompt."""
         state = call.state
         state.check_model(self.model)
@@ -42,11 +42,7 @@ class TextBody(SamplingFields, kw_only=True):
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )
-        deadline, constraint = self.to_deadline(state), self.to_constraint()
-        return [
-            Wish(TextPrompt(prompt), params, deadline, constraint, self.format_field, self.priority or 0)
-            for prompt in prompts
-        ]
+        return [self.make_request(TextPrompt(prompt), params, state) for prompt in prompts]
 
     def _prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
@@ -59,20 +55,20 @@ class TextBody(SamplingFields, kw_only=True):
         return cast(list[str | list[int]], self.prompt)
 
 
-async def handle_text(call: Call) -> None:
+async def handle_text(call: HttpCall) -> None:
     """Answer a text completion, streamed or whole."""
     body = await call.read(TextBody)
     call.user = body.user
-    with field_names({"prompt_logprobs": "logprobs"}):
-        generation = await call.begin(*body.to_wishes(call))
+    with renamed_fields({"prompt_logprobs": "logprobs"}):
+        generation = await call.begin(*body.to_requests(call))
     if body.stream:
         await _stream(call, generation, body)
     else:
         await _reply(call, generation, body)
 
 
-async def _reply(call: Call, generation: Generation, body: TextBody) -> None:
-    choices = [_Whole() for _ in range(generation.num_choices)]
+async def _reply(call: HttpCall, generation: Generation, body: TextBody) -> None:
+    choices = [_ChoiceBuilder() for _ in range(generation.num_choices)]
     async for deltas in generation.deltas():
         for delta in deltas:
             choices[delta.choice].take_in(delta)
@@ -85,7 +81,7 @@ async def _reply(call: Call, generation: Generation, body: TextBody) -> None:
     await call.reply(msgspec.json.encode(answer))
 
 
-def _opening(call: Call) -> dict[str, Any]:
+def _opening(call: HttpCall) -> dict[str, Any]:
     return {
         "id": call.request_id,
         "object": "text_completion",
@@ -94,7 +90,7 @@ def _opening(call: Call) -> dict[str, Any]:
     }
 
 
-class _Whole:
+class _ChoiceBuilder:
     """One choice, gathered until it is whole; what `prompt` holds comes before it."""
 
     def __init__(self) -> None:
@@ -115,7 +111,7 @@ class _Whole:
         self._finish_reason = delta.finish_reason or self._finish_reason
         self._stop_reason = output.stop_reason
 
-    def as_choice(self, index: int, call: Call, num_logprobs: int | None) -> dict[str, Any]:
+    def as_choice(self, index: int, call: HttpCall, num_logprobs: int | None) -> dict[str, Any]:
         """The choice as the body has it."""
         logprobs = None
         if num_logprobs is not None:
@@ -129,11 +125,11 @@ class _Whole:
         }
 
 
-def _echo(call: Call, generation: Generation, choices: list[_Whole]) -> None:
+def _echo(call: HttpCall, generation: Generation, choices: list[_ChoiceBuilder]) -> None:
     """Put every prompt before its answers."""
     count = generation.params.n
     for index, choice in enumerate(choices):
-        tokens = list(generation.prompts[index // count].submission.prompt_tokens)
+        tokens = list(generation.prompts[index // count].engine_request.prompt_tokens)
         choice.texts.insert(0, call.state.tokenizer.decode(tokens, skip_special_tokens=False))
         known = choices[index - index % count].prompt_logprobs
         if known is not None:
@@ -141,7 +137,7 @@ def _echo(call: Call, generation: Generation, choices: list[_Whole]) -> None:
             choice.logprobs = [*known, *choice.logprobs]
 
 
-async def _stream(call: Call, generation: Generation, body: TextBody) -> None:
+async def _stream(call: HttpCall, generation: Generation, body: TextBody) -> None:
     opening = b"data: " + msgspec.json.encode(_opening(call))[:-1] + b',"choices":['
     offsets = [0] * generation.num_choices
     await call.open_stream()
@@ -153,7 +149,7 @@ async def _stream(call: Call, generation: Generation, body: TextBody) -> None:
     await call.end_stream()
 
 
-def _event(call: Call, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int]) -> bytes:
+def _event(call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int]) -> bytes:
     """One chunk of one choice; nothing where its text and its end are still to come."""
     output = delta.output
     logprobs = None

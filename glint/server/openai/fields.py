@@ -4,6 +4,7 @@ from typing import Any
 
 from glint.sampling import SamplingParams
 from glint.server.fields import Strict, check_count, check_token_ids, deadline_of, refusal, unsigned_seed
+from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
 from glint.server.state import ServerState
 from glint.text.grammar import Choice, Constraint, JsonObject, JsonSchema, Regex
 from glint.text.tools import Tool
@@ -124,9 +125,12 @@ class SamplingFields(Strict):
         }
         return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
 
-    def to_deadline(self, state: ServerState) -> float:
-        """The seconds that the request may take."""
-        return deadline_of(self.deadline_seconds, state.limits, "deadline_seconds")
+    def make_request(
+        self, prompt: ChatPrompt | TextPrompt, params: SamplingParams, state: ServerState
+    ) -> GenerationRequest:
+        """The generation request for one prompt of this body."""
+        deadline, priority = deadline_of(self.deadline_seconds, state.limits), self.priority or 0
+        return GenerationRequest(prompt, params, deadline, self.to_constraint(), self.format_field, priority)
 
     @property
     def format_field(self) -> str:

@@ -18,22 +18,22 @@ from glint.server.fields import (
     check_schema,
     check_tools,
     deadline_of,
-    field_names,
     refusal,
+    renamed_fields,
     unsigned_seed,
 )
 from glint.server.generation.generation import CLIENT_LEFT, Generation
 from glint.server.generation.parts import encode_events
-from glint.server.generation.request import ChatPrompt, ToolChoice, Wish
+from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 from glint.server.http.problems import Problem
-from glint.server.http_call import Call
+from glint.server.http_call import HttpCall
 from glint.server.openai.fields import FunctionFields, JsonObjectFormat, TextFormat
 from glint.server.openai.responses_input import read_input
-from glint.server.openai.responses_stream import ResponseAnswer
+from glint.server.openai.responses_stream import ResponseBuilder
 from glint.server.state import ServerState
 from glint.text.grammar import Constraint, JsonObject, JsonSchema
 
-SEALED_REASONING = "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 MAX_METADATA = 16
 FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
 
@@ -111,7 +111,7 @@ class ResponsesBody(Strict):
     deadline_seconds: float | None = None
     priority: int | None = None
 
-    def to_wish(self, state: ServerState) -> Wish:
+    def to_request(self, state: ServerState) -> GenerationRequest:
         """What the body asks for, in our own words."""
         state.check_model(self.model)
         self._check_storage()
@@ -126,7 +126,9 @@ class ResponsesBody(Strict):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, state.limits)
-        return Wish(self.to_prompt(state), params, deadline, self.to_constraint(state), priority=self.priority or 0)
+        return GenerationRequest(
+            self.to_prompt(state), params, deadline, self.to_constraint(state), priority=self.priority or 0
+        )
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation that the model is to go on with."""
@@ -150,7 +152,7 @@ class ResponsesBody(Strict):
             case _:
                 return None
 
-    def to_settings(self, call: Call, generation: Generation) -> dict[str, Any]:
+    def to_settings(self, call: HttpCall, generation: Generation) -> dict[str, Any]:
         """What a response says about itself besides its output."""
         params = generation.params
         text = {"format": TextFormat() if self.text is None or self.text.format is None else self.text.format}
@@ -207,13 +209,13 @@ def _function(tool: FunctionTool) -> dict[str, Any]:
     }
 
 
-async def handle_responses(call: Call) -> None:
+async def handle_responses(call: HttpCall) -> None:
     """Answer a response, streamed or whole."""
     body = await call.read(ResponsesBody)
     call.user = body.user or body.safety_identifier
-    with field_names(FIELD_NAMES):
-        generation = await call.begin(body.to_wish(call.state))
-    answer = ResponseAnswer(body.to_settings(call, generation), SEALED_REASONING in (body.include or ()))
+    with renamed_fields(FIELD_NAMES):
+        generation = await call.begin(body.to_request(call.state))
+    answer = ResponseBuilder(body.to_settings(call, generation), ENCRYPTED_REASONING in (body.include or ()))
     if not body.stream:
         async for deltas in generation.deltas():
             for delta in deltas:
@@ -234,7 +236,7 @@ def stream_error(problem: Problem, request_id: str) -> bytes:
     return encode_events([{"type": "error", "error": error, "request_id": request_id}])
 
 
-async def _stream(call: Call, generation: Generation, answer: ResponseAnswer) -> None:
+async def _stream(call: HttpCall, generation: Generation, answer: ResponseBuilder) -> None:
     await call.open_stream()
     await call.send_events(encode_events(answer.begun()))
     async for deltas in generation.deltas():

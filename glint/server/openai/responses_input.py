@@ -64,7 +64,7 @@ class ReasoningText(Strict, tag_field="type", tag="reasoning_text"):
 
 
 class ReasoningItem(Strict, tag_field="type", tag="reasoning"):
-    """Reasoning of an earlier turn: its text, or the same text in the form of `seal_reasoning`."""
+    """Reasoning of an earlier turn: its text, or the same text in the form of `encode_reasoning`."""
 
     id: str | None = None
     summary: tuple[()] = ()
@@ -82,13 +82,13 @@ class InputItems(Strict):
     input: list[InputItem]
 
 
-def seal_reasoning(text: str) -> str:
+def encode_reasoning(text: str) -> str:
     """Reasoning as one opaque word for clients that keep only that; it is coded, not encrypted: it is no secret."""
     return base64.b64encode(text.encode()).decode("ascii")
 
 
-def open_reasoning(word: str, where: str) -> str:
-    """The reasoning in a word of `seal_reasoning`."""
+def decode_reasoning(word: str, where: str) -> str:
+    """The reasoning in a word of `encode_reasoning`."""
     try:
         return base64.b64decode(word, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -152,4 +152,4 @@ def _reasoning_of(item: ReasoningItem, where: str, limits: Limits) -> str:
         check_count(f"{where}.content", len(item.content), limits.content_parts, "parts")
         return "".join(part.text for part in item.content)
     word = item.encrypted_content
-    return "" if word is None else open_reasoning(word, f"{where}.encrypted_content")
+    return "" if word is None else decode_reasoning(word, f"{where}.encrypted_content")

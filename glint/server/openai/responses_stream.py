@@ -6,7 +6,7 @@ from typing import Any
 from glint.server.generation.generation import Usage
 from glint.server.generation.parts import Part, Parts, WireEvent
 from glint.server.http.problems import Problem
-from glint.server.openai.responses_input import seal_reasoning
+from glint.server.openai.responses_input import encode_reasoning
 
 _ITEM_IDS = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
 _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
@@ -15,8 +15,8 @@ _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output
 class ResponseWriter:
     """Writes the output items of a response. Events are numbered through."""
 
-    def __init__(self, seals_reasoning: bool) -> None:
-        self._seals_reasoning = seals_reasoning
+    def __init__(self, adds_encrypted: bool) -> None:
+        self._adds_encrypted = adds_encrypted
         self._num_events = 0
 
     def event(self, kind: str, **fields: Any) -> WireEvent:
@@ -32,27 +32,27 @@ class ResponseWriter:
         empty = item | {"content": []}
         return [
             self.event("response.output_item.added", output_index=part.index, item=empty),
-            self.event("response.content_part.added", **_place(part), part=_content(part)),
+            self.event("response.content_part.added", **_position(part), part=_content(part)),
         ]
 
     def grown(self, part: Part, text: str) -> list[WireEvent]:
         """A piece of an item."""
         if part.kind == "call":
-            return [self.event("response.function_call_arguments.delta", **_item_place(part), delta=text)]
+            return [self.event("response.function_call_arguments.delta", **_item_position(part), delta=text)]
         more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
-        return [self.event(f"{_TEXT_EVENTS[part.kind]}.delta", **_place(part), delta=text, **more)]
+        return [self.event(f"{_TEXT_EVENTS[part.kind]}.delta", **_position(part), delta=text, **more)]
 
     def closed(self, part: Part) -> list[WireEvent]:
         """An item is done."""
         done = self.event
         if part.kind == "call":
             name = "response.function_call_arguments.done"
-            events = [done(name, **_item_place(part), name=part.name, arguments=part.text)]
+            events = [done(name, **_item_position(part), name=part.name, arguments=part.text)]
         else:
             more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
             events = [
-                done(f"{_TEXT_EVENTS[part.kind]}.done", **_place(part), text=part.text, **more),
-                done("response.content_part.done", **_place(part), part=_content(part)),
+                done(f"{_TEXT_EVENTS[part.kind]}.done", **_position(part), text=part.text, **more),
+                done("response.content_part.done", **_position(part), part=_content(part)),
             ]
         return [*events, done("response.output_item.done", output_index=part.index, item=self.item(part))]
 
@@ -65,17 +65,17 @@ class ResponseWriter:
             call = {"call_id": f"call_{part.id}", "name": part.name, "arguments": part.text}
             return {"type": "function_call", **common, **call}
         item = {"type": "reasoning", **common, "summary": [], "content": [_content(part)]}
-        if self._seals_reasoning:
-            item["encrypted_content"] = seal_reasoning(part.text)
+        if self._adds_encrypted:
+            item["encrypted_content"] = encode_reasoning(part.text)
         return item
 
 
-def _item_place(part: Part) -> dict[str, Any]:
+def _item_position(part: Part) -> dict[str, Any]:
     return {"item_id": _ITEM_IDS[part.kind] + part.id, "output_index": part.index}
 
 
-def _place(part: Part) -> dict[str, Any]:
-    return _item_place(part) | {"content_index": 0}
+def _position(part: Part) -> dict[str, Any]:
+    return _item_position(part) | {"content_index": 0}
 
 
 def _content(part: Part) -> dict[str, Any]:
@@ -85,12 +85,12 @@ def _content(part: Part) -> dict[str, Any]:
     return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
 
 
-class ResponseAnswer:
+class ResponseBuilder:
     """A response while it grows: what does not change of it, its items, and the events that tell of them."""
 
-    def __init__(self, settings: Mapping[str, Any], seals_reasoning: bool) -> None:
+    def __init__(self, settings: Mapping[str, Any], adds_encrypted: bool) -> None:
         self._settings = settings
-        self._writer = ResponseWriter(seals_reasoning)
+        self._writer = ResponseWriter(adds_encrypted)
         self.parts = Parts(self._writer)
 
     def begun(self) -> list[WireEvent]:

@@ -100,7 +100,7 @@ class Lifecycle:
         } | reason
 
 
-class FrontDoor:
+class ReadinessGate:
     """The outermost ASGI application: answers /health and /ready at any time, and the rest once the model is there."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:

@@ -31,7 +31,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class Inheritance:
+class InheritedState:
     """What a supervisor hands to a server: two open files, its own process, the moment that the start began, and how
     many restarts and lost requests there were before."""
 
@@ -59,7 +59,7 @@ def inherited_link() -> "SupervisorLink | None":
     for sig in SIGNALS:
         signal.signal(sig, _leave_to_the_supervisor)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    given = Inheritance(**json.loads(text))
+    given = InheritedState(**json.loads(text))
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != given.supervisor:
         os._exit(EXIT_ORPHAN)
@@ -73,7 +73,7 @@ def _leave_to_the_supervisor(sig: int, frame: FrameType | None) -> None:
 class SupervisorLink:
     """The server's end of the link. Records that the kernel has no room for wait here, in their order."""
 
-    def __init__(self, given: Inheritance) -> None:
+    def __init__(self, given: InheritedState) -> None:
         self.given = given
         self.listener = socket.socket(fileno=given.listener)
         self._socket = socket.socket(fileno=given.link)
@@ -129,7 +129,7 @@ class SupervisorLink:
                 on_signal(values[0], None)
 
 
-class ToldOutcomes(OutcomeLog):
+class SupervisedOutcomeLog(OutcomeLog):
     """Outcomes that the supervisor writes: one record is one line, also where this process dies in between."""
 
     def __init__(self, link: SupervisorLink) -> None:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from starlette.types import Message, Scope
 
-from glint.server.process.lifecycle import FrontDoor, Lifecycle
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 * 1024
@@ -26,7 +26,7 @@ class NotReadyServer:
     def __init__(self, listener: socket.socket, lifecycle: Lifecycle) -> None:
         self._listener = listener
         self._listener.setblocking(False)
-        self._front_door = FrontDoor(lifecycle)
+        self._front_door = ReadinessGate(lifecycle)
         self._connections: set[NotReadyConnection] = set()
         self._is_open = False
 
@@ -72,7 +72,7 @@ class NotReadyConnection(asyncio.Protocol):
     A connection that is closed with unread bytes is reset, which can cost the client the answer.
     """
 
-    def __init__(self, front_door: FrontDoor) -> None:
+    def __init__(self, front_door: ReadinessGate) -> None:
         self.is_over = asyncio.Event()
         self._front_door = front_door
         self._received = b""

@@ -19,7 +19,7 @@ from glint.errors import EngineError, RequestError
 from glint.server.http.listener import listen
 from glint.server.outcomes import OutcomeLog, RequestOutcome
 from glint.server.process.lifecycle import Lifecycle, boot_seconds, process_began
-from glint.server.process.link import RECORD_BYTES, SIGNALS, VARIABLE, Inheritance
+from glint.server.process.link import RECORD_BYTES, SIGNALS, VARIABLE, InheritedState
 from glint.server.process.not_ready import NotReadyServer
 
 log = logging.getLogger("glint.server")
@@ -59,7 +59,7 @@ class Child:
         with theirs:
             self.link.setblocking(False)
             files = (listener.fileno(), theirs.fileno())
-            given = Inheritance(*files, os.getpid(), began, restarts, lost)
+            given = InheritedState(*files, os.getpid(), began, restarts, lost)
             command = [sys.executable, *sys.orig_argv[1:]]
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:

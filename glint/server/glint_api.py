@@ -12,8 +12,8 @@ from glint.server.auth import OPEN_PATHS
 from glint.server.fields import Strict, check_token_ids, check_tools, refusal
 from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.prepare import encode_chat
-from glint.server.generation.request import ChatPrompt, TextPrompt, Wish
-from glint.server.http_call import Call
+from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
+from glint.server.http_call import HttpCall
 from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system, check_messages
 from glint.server.openai.fields import SamplingFields
 from glint.server.openai.output import finite, openai_usage
@@ -27,29 +27,28 @@ class GenerateBody(SamplingFields, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
-    def to_wish(self, call: Call) -> Wish:
+    def to_request(self, call: HttpCall) -> GenerationRequest:
         """What the body asks for, in our own words."""
         state = call.state
         state.check_model(self.model)
         params = self.to_params(
             state, max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs
         )
-        deadline, constraint = self.to_deadline(state), self.to_constraint()
-        return Wish(TextPrompt(self.prompt), params, deadline, constraint, self.format_field, self.priority or 0)
+        return self.make_request(TextPrompt(self.prompt), params, state)
 
 
-async def handle_generate(call: Call) -> None:
+async def handle_generate(call: HttpCall) -> None:
     """Go on with a text; one JSON object, or one per step as server-sent events."""
     body = await call.read(GenerateBody)
     call.user = body.user
-    generation = await call.begin(body.to_wish(call))
+    generation = await call.begin(body.to_request(call))
     if body.stream:
         await _stream_generate(call, generation)
     else:
         await _reply_generate(call, generation)
 
 
-async def _reply_generate(call: Call, generation: Generation) -> None:
+async def _reply_generate(call: HttpCall, generation: Generation) -> None:
     choices: list[dict[str, Any]] = [{"text": "", "token_ids": []} for _ in range(generation.num_choices)]
     texts: list[list[str]] = [[] for _ in choices]
     prompt_logprobs = None
@@ -70,7 +69,7 @@ async def _reply_generate(call: Call, generation: Generation) -> None:
     await call.reply(msgspec.json.encode(answer | {"usage": openai_usage(generation.usage)}))
 
 
-async def _stream_generate(call: Call, generation: Generation) -> None:
+async def _stream_generate(call: HttpCall, generation: Generation) -> None:
     await call.open_stream()
     await call.stream(
         generation, lambda delta: b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta)) + b"\n\n"
@@ -123,7 +122,7 @@ class DetokenizeBody(Strict):
     skip_special_tokens: bool = False
 
 
-async def handle_tokenize(call: Call) -> None:
+async def handle_tokenize(call: HttpCall) -> None:
     """Give the tokens of a prompt or of a conversation."""
     body = await call.read(TokenizeBody)
     call.state.check_model(body.model)
@@ -137,7 +136,7 @@ async def handle_tokenize(call: Call) -> None:
     await call.reply(msgspec.json.encode(answer))
 
 
-def _tokenize(call: Call, body: TokenizeBody) -> list[int]:
+def _tokenize(call: HttpCall, body: TokenizeBody) -> list[int]:
     tokenizer = call.state.tokenizer
     if body.prompt is not None:
         call.state.check_length(body.prompt, "prompt")
@@ -145,7 +144,7 @@ def _tokenize(call: Call, body: TokenizeBody) -> list[int]:
     return encode_chat(call.state, body.to_prompt(call.state))
 
 
-async def handle_detokenize(call: Call) -> None:
+async def handle_detokenize(call: HttpCall) -> None:
     """Give the text of tokens."""
     body = await call.read(DetokenizeBody)
     call.state.check_model(body.model)
@@ -153,7 +152,7 @@ async def handle_detokenize(call: Call) -> None:
     await call.reply(msgspec.json.encode({"prompt": text}))
 
 
-def _detokenize(call: Call, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+def _detokenize(call: HttpCall, tokens: Sequence[int], skip_special_tokens: bool) -> str:
     check_token_ids("tokens", tokens, call.state)
     return call.state.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
@@ -166,7 +165,7 @@ def served_paths(request: Request) -> dict[str, list[str]]:
     return served
 
 
-class Watch:
+class StatusRoutes:
     """Routes that only look: models, metrics and statistics."""
 
     def __init__(self, state: ServerState) -> None:
