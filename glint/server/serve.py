@@ -175,7 +175,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on the sockets; they are closed as uvicorn's own servers are."""
         await super().startup(sockets=[])
-        self.servers = cast(Any, [Acceptor(listener, self._make_connection) for listener in sockets or []])
+        acceptors = [Acceptor(listener, self._make_connection) for listener in sockets or []]
+        for acceptor in acceptors:
+            acceptor.open()
+        self.servers = cast(Any, acceptors)
 
     def _make_connection(self) -> BoundedConnection:
         return BoundedConnection(self.config, self.server_state, {})

@@ -45,50 +45,63 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Acceptor:
-    """Accepts the connections of a listening socket, as many as wait, up to `ACCEPTED_AT_ONCE` in a turn of the loop.
+    """Accepts the connections of a listening socket between `open` and `close`.
 
-    The server of uvloop accepts one in a turn. A turn in which hundreds of streams are written takes milliseconds, so
-    under a flood of connections they would wait for each other for seconds.
+    It accepts up to `ACCEPTED_AT_ONCE` connections in one turn of the event loop. The server of uvloop accepts one a
+    turn. A turn that writes hundreds of streams takes milliseconds, so a flood of connections would wait for seconds.
     """
 
     def __init__(self, listener: socket.socket, make_connection: Callable[[], asyncio.Protocol]) -> None:
         self._listener = listener
         self._listener.setblocking(False)
         self._make_connection = make_connection
-        self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._is_open = False
+
+    def open(self) -> None:
+        """Begin to accept, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
         self._is_open = True
-        self._open()
+        self._resume()
 
     def close(self) -> None:
-        """Accept nothing from now on."""
+        """Accept nothing from now on. Accepted connections go on."""
         self._is_open = False
         self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Wait for connections that were just accepted to be taken over."""
+        """Wait until every accepted connection has its transport."""
         await asyncio.gather(*self._connecting)
 
-    def _open(self) -> None:
+    def _has_room(self) -> bool:
+        """Whether one more connection may be accepted."""
+        return True
+
+    def _resume(self) -> None:
         if self._is_open:
             self._loop.add_reader(self._listener, self._accept)
 
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(RETRY_SECONDS, self._resume)
+
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
+            if not self._has_room():
+                return self._pause()
             try:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return
+                return None
             except OSError:
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(RETRY_SECONDS, self._open)
-                return
+                return self._pause()
             task = self._loop.create_task(self._connect(accepted))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
+        return None
 
     async def _connect(self, accepted: socket.socket) -> None:
-        """Make the transport of a connection; one that has ended meanwhile is dropped."""
+        """Make the transport of a connection. A connection that has ended meanwhile is dropped."""
         try:
             await self._loop.connect_accepted_socket(self._make_connection, accepted)
         except OSError:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 from starlette.types import Message, Scope
 
+from glint.server.http.listener import Acceptor
 from glint.server.process.lifecycle import Lifecycle, ReadinessGate
 
 HEADER_SECONDS = 10.0
@@ -16,65 +17,31 @@ HEADER_BYTES = 64 * 1024
 CLOSE_SECONDS = 2.0
 UNREAD_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 500
-RETRY_SECONDS = 0.5
 HEADER_END = b"\r\n\r\n"
 
 
-class NotReadyServer:
-    """Accepts connections between `open` and `close`; those that it has are answered after that, too."""
+class NotReadyServer(Acceptor):
+    """Accepts at most `MAX_CONNECTIONS` connections at a time and answers each of them once, also after `close`."""
 
     def __init__(self, listener: socket.socket, lifecycle: Lifecycle) -> None:
-        self._listener = listener
-        self._listener.setblocking(False)
-        self._front_door = ReadinessGate(lifecycle)
+        gate = ReadinessGate(lifecycle)
         self._connections: set[NotReadyConnection] = set()
-        self._is_open = False
+        super().__init__(listener, lambda: NotReadyConnection(gate, self._connections))
 
-    def open(self) -> None:
-        """Begin to accept."""
-        self._is_open = True
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
-
-    def close(self) -> None:
-        """Accept nothing from now on."""
-        self._is_open = False
-        asyncio.get_running_loop().remove_reader(self._listener)
-
-    def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                raise OSError(f"there are {MAX_CONNECTIONS} connections")
-            accepted, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError:
-            loop.remove_reader(self._listener)
-            loop.call_later(RETRY_SECONDS, self._accept_again)
-            return
-        connection = NotReadyConnection(self._front_door)
-        self._connections.add(connection)
-        serving = loop.create_task(self._serve(connection, accepted))
-        serving.add_done_callback(lambda done: self._connections.discard(connection))
-
-    def _accept_again(self) -> None:
-        if self._is_open:
-            self.open()
-
-    async def _serve(self, connection: "NotReadyConnection", accepted: socket.socket) -> None:
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
-        await connection.is_over.wait()
+    def _has_room(self) -> bool:
+        return len(self._connections) + len(self._connecting) < MAX_CONNECTIONS
 
 
 class NotReadyConnection(asyncio.Protocol):
-    """One connection: the headers are read, the answer is written, and what still comes is thrown away for a moment.
+    """One connection, which is among `connections` until it ends. It reads the headers and writes the response.
 
-    A connection that is closed with unread bytes is reset, which can cost the client the answer.
+    Then it drops what the client still sends, for `CLOSE_SECONDS`: closing a connection with unread bytes resets it,
+    and the client may lose the response.
     """
 
-    def __init__(self, front_door: ReadinessGate) -> None:
-        self.is_over = asyncio.Event()
-        self._front_door = front_door
+    def __init__(self, gate: ReadinessGate, connections: "set[NotReadyConnection]") -> None:
+        self._gate = gate
+        self._connections = connections
         self._received = b""
         self._num_unread = 0
         self._answer = b""
@@ -84,12 +51,13 @@ class NotReadyConnection(asyncio.Protocol):
         """Wait for the headers."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._connections.add(self)
         self._timer = asyncio.get_running_loop().call_later(HEADER_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
+        """Leave the connections."""
         self._timer.cancel()
-        self.is_over.set()
+        self._connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
         """Answer once the headers are there."""
@@ -115,7 +83,7 @@ class NotReadyConnection(asyncio.Protocol):
         if len(words) == 3 and words[2].startswith("HTTP/1."):
             path = "/" + words[1].partition("://")[2].partition("/")[2] if "://" in words[1] else words[1]
             scope: Scope = {"type": "http", "method": words[0], "path": path.partition("?")[0]}
-            await self._front_door(scope, _receive_nothing, self._send)
+            await self._gate(scope, _receive_nothing, self._send)
             self._transport.write(
                 self._answer.partition(HEADER_END)[0] + HEADER_END if words[0] == "HEAD" else self._answer
             )
