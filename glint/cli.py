@@ -266,7 +266,7 @@ def run_serve(chosen: argparse.Namespace) -> int:
         return serve(settings, link)
     except GlintError as problem:
         if link is not None:
-            link.tell("refused")
+            link.send("refused")
         if not chosen.log_json:
             raise
         log_refusal(problem)

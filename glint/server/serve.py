@@ -1,4 +1,4 @@
-"""Running a server: load, warm up, serve, drain."""
+"""Runs a server: load, warm up, serve, drain."""
 
 import asyncio
 import gc
@@ -47,13 +47,13 @@ SPARE_FILES = 128
 EXIT_FAILED = 1
 FAILED_DRAIN_SECONDS = 2
 FINAL_ERROR_SECONDS = 1
-GIVE_UP_SECONDS = 4.0
+EXIT_SECONDS = 4.0
 FAULTS = (RankFailed, InternalFailure, Problem)
 
 
 def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
-    """Serve until a signal ends it; the exit code is 0 after a drain and 1 after a failure."""
-    startup = Startup(None if link is None else link.given.began)
+    """Serve until a signal. The exit code is 0 after a drain and 1 after a failure."""
+    startup = Startup(None if link is None else link.inherited.began)
     startup.mark("python and imports")
     max_connections = _raise_file_limit() - SPARE_FILES
     for warning in settings.warnings:
@@ -65,7 +65,7 @@ def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
 
 
 def _raise_file_limit() -> int:
-    """Allow this process as many open files as the system lets it have; gives their number."""
+    """Raise the limit of open files to the most that the system allows; returns the limit."""
     _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
     return highest
@@ -74,7 +74,7 @@ def _raise_file_limit() -> int:
 class Server(uvicorn.Server):
     """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once.
 
-    Under a supervisor, which has `link`, the server accepts connections once it is ready; alone, from the beginning.
+    Under a supervisor, to which `link` leads, the server accepts connections once it is ready; alone, at once.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         self._startup = startup
         self._link = link
         self._lifecycle = Lifecycle(settings.health_seconds)
-        self._lifecycle.restarts = 0 if link is None else link.given.restarts
+        self._lifecycle.restarts = 0 if link is None else link.inherited.restarts
         self.app = ReadinessGate(self._lifecycle)
         self._service: EngineService | None = None
         self._owns_process = False
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def run_to_end(self, listener: socket.socket) -> int:
-        """Serve on a bound socket until the end; gives the exit code.
+        """Serve on a bound socket until the end; returns the exit code.
 
         Once the engine has failed, the process ends within 5 s whatever hangs.
         """
@@ -129,21 +129,21 @@ class Server(uvicorn.Server):
         if serving is not None:
             await serving
         if not await self.close():
-            _give_up("a step of the engine does not end")
+            _exit_now("a step of the engine does not end")
         return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
 
     def _fail_to_start(self, problem: Exception) -> None:
-        """Say why there is no server; what a user must mend, a supervisor does not try again."""
+        """Log why the server cannot start. A supervisor does not retry an error that the user must mend."""
         log.error(
             "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
         )
         is_fault = isinstance(problem, FAULTS)
         if self._link is not None and isinstance(problem, GlintError) and not is_fault:
-            self._link.tell("refused")
+            self._link.send("refused")
         self._fail(f"the start failed: {problem}" if is_fault else "the start failed, the log says why")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on the first signal, stop on the second; a server that answers nobody yet stops on the first."""
+        """Drain on the first signal, stop on the second. A server that is not ready yet stops on the first."""
         if self._lifecycle.phase in ("loading", "warming"):
             log.info("signal %d: nothing is served yet, the process ends", sig)
             logging.shutdown()
@@ -158,9 +158,9 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signals over while serving; unlike uvicorn's own, none is raised again afterwards.
+        """Handle the signals while serving; unlike uvicorn, raise none of them again afterwards.
 
-        A supervisor takes them itself and passes them on.
+        Under a supervisor the server handles no signal: the supervisor handles them and forwards them.
         """
         if self._link is not None:
             yield
@@ -173,7 +173,7 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections on the sockets; they are closed as uvicorn's own servers are."""
+        """Accept connections on the sockets; uvicorn closes the acceptors like its own servers."""
         await super().startup(sockets=[])
         acceptors = [Acceptor(listener, self._make_connection) for listener in sockets or []]
         for acceptor in acceptors:
@@ -184,7 +184,7 @@ class Server(uvicorn.Server):
         return BoundedConnection(self.config, self.server_state, {})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain. When the time is up, answers that are still open end with an error that says so."""
+        """Drain. When the time is up, streams that are still open end with an error."""
         seconds = max(0, (self.config.timeout_graceful_shutdown or 0) - FINAL_ERROR_SECONDS)
         final_errors = asyncio.get_running_loop().call_later(seconds, self._end_streams)
         await super().shutdown(sockets)
@@ -195,20 +195,20 @@ class Server(uvicorn.Server):
             self._service.end_streams()
 
     async def main_loop(self) -> None:
-        """Serve until the end is asked for or steps do not complete any more; then a supervisor may start anew."""
+        """Serve until a signal asks for the end or the engine stalls; then a supervisor may restart the server."""
         while not await self.on_tick(0):
             self.fail_if_stalled()
             await asyncio.sleep(TICK_SECONDS)
 
     def fail_if_stalled(self) -> None:
-        """Where steps do not complete any more, tell every request so and end the server."""
+        """Once the engine stalls, end every stream with an error and end the server."""
         if self._lifecycle.is_healthy or self._lifecycle.failure is not None:
             return
         stalled = self._lifecycle.stalled_seconds()
         log.error("no step has completed for %.0f s, longer than --health-timeout allows", stalled)
         failure = f"no step of the engine has completed for {stalled:.0f} s"
         if self._service is not None:
-            self._service.give_up(failure)
+            self._service.fail_all(failure)
         self._fail(failure)
 
     @property
@@ -217,7 +217,7 @@ class Server(uvicorn.Server):
         return self._lifecycle.is_healthy
 
     async def close(self) -> bool:
-        """End every request and free the engine. False: a step does not end, so neither does the engine."""
+        """End every request and free the engine. False: a step does not end, so the engine still runs."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         has_ended = self._service is None or await self._service.close()
         if self.server_state.tasks and self._lifecycle.failure is None:
@@ -225,18 +225,18 @@ class Server(uvicorn.Server):
         return has_ended
 
     async def start(self) -> None:
-        """Load the model and compute the first tokens; from then on `app` answers, here or behind another server."""
+        """Load the model and warm it up; from then on `app` answers, here or behind another server."""
         checkpoint, engine, tokenizer = await asyncio.to_thread(self._load)
         state = self._make_state(checkpoint, engine, tokenizer)
         service = self._service = state.service
         self._lifecycle.stalled_seconds = service.stalled_seconds
         self._lifecycle.phase = "warming"
         if self._link is not None:
-            self._link.tell("phase", "warming")
+            self._link.send("phase", "warming")
         await service.start()
         self._startup.mark("warm-up")
         if self._link is not None:
-            state.metrics.set_history(self._link.given.restarts, self._link.given.lost)
+            state.metrics.set_history(self._link.inherited.restarts, self._link.inherited.lost)
         state.metrics.set_startup(self._startup.seconds | {"all": self._startup.total_seconds})
         self._lifecycle.app = make_app(state, self._settings)
         if self._owns_process:
@@ -247,7 +247,7 @@ class Server(uvicorn.Server):
         log.info("start-up:\n%s", self._startup.table())
 
     def _load(self) -> tuple[Checkpoint, Engine, Tokenizer]:
-        """Everything that comes from files; the tokenizer is read while the headers are."""
+        """Read the checkpoint and the tokenizer, at the same time, and load the weights."""
         settings = self._settings
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
             reading = reader.submit(Tokenizer, settings.model_dir)
@@ -316,32 +316,32 @@ class Server(uvicorn.Server):
             self._metrics.observe_gap(gap, count)
 
     def _fail(self, failure: str) -> None:
-        """End the server: who still waits for an answer has been told why."""
+        """End the server. Every open stream has already got the reason."""
         if self._lifecycle.failure is not None:
             return
         self._lifecycle.fail(failure)
         if self._link is not None:
-            self._link.tell("failed", failure[:MAX_MESSAGE_CHARS])
+            self._link.send("failed", failure[:MAX_MESSAGE_CHARS])
         self.config.timeout_graceful_shutdown = FAILED_DRAIN_SECONDS
         self.should_exit = True
         if self._owns_process:
-            watchdog = threading.Timer(GIVE_UP_SECONDS, _give_up, ["the server does not end after its failure"])
+            watchdog = threading.Timer(EXIT_SECONDS, _exit_now, ["the server does not end after its failure"])
             watchdog.daemon = True
             watchdog.start()
 
 
 def _freeze_loaded() -> None:
-    """Keep the garbage collector away from all that is loaded: walking through it stops every stream for 0.1 s.
+    """Exempt everything that is loaded from garbage collection: a full collection stops every stream for 0.1 s.
 
-    It still finds the few cycles that requests leave, and seldom enough that no step waits for it.
+    The collector still frees the few cycles that requests leave, seldom enough that no step waits for it.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
-def _give_up(reason: str) -> NoReturn:
-    """End the process where something in it does not."""
-    log.error("%s; the process is given up", reason)
+def _exit_now(reason: str) -> NoReturn:
+    """End the process although something in it still runs."""
+    log.error("%s; the process ends without waiting for it", reason)
     logging.shutdown()
     os._exit(EXIT_FAILED)

@@ -54,7 +54,7 @@ def stream(steps: list[Delta], adds_encrypted: bool = False) -> list[dict[str, A
     answer = ResponseBuilder(SETTINGS, adds_encrypted)
     events = answer.begun()
     for step in steps:
-        events += answer.parts.take_in(step)
+        events += answer.parts.add_delta(step)
     return read_events(encode_events([*events, answer.ended(USAGE, 2)]))
 
 
@@ -62,7 +62,7 @@ def whole(steps: list[Delta], adds_encrypted: bool = False) -> dict[str, Any]:
     """The answer of these steps without a stream."""
     answer = ResponseBuilder(SETTINGS, adds_encrypted)
     for step in steps:
-        answer.parts.take_in(step)
+        answer.parts.add_delta(step)
     return json.loads(msgspec.json.encode(answer.whole(USAGE, 2)))
 
 
@@ -157,7 +157,7 @@ def test_usage() -> None:
 
 def test_a_failed_stream_tells_what_there_was_and_why() -> None:
     answer = ResponseBuilder(SETTINGS, adds_encrypted=False)
-    answer.parts.take_in(make_delta([ContentText("I")]))
+    answer.parts.add_delta(make_delta([ContentText("I")]))
     failed = answer.failed(Problem(504, "too late", code="deadline_exceeded"))
     assert failed["response"]["status"] == "failed" and failed["response"]["error"]["message"] == "too late"
     assert failed["response"]["output"][0]["content"][0]["text"] == "I"

@@ -257,7 +257,7 @@ async def _reply(call: HttpCall, generation: Generation) -> None:
     parts = Parts(MessageWriter())
     async for deltas in generation.deltas():
         for delta in deltas:
-            parts.take_in(delta)
+            parts.add_delta(delta)
     message = whole_message(call.request_id, call.state.model_name, parts, generation.usage)
     await call.reply(msgspec.json.encode(message))
 
@@ -271,7 +271,7 @@ async def _stream(call: HttpCall, generation: Generation) -> None:
         events = [] if is_begun else [message_start(call.request_id, call.state.model_name, generation.usage)]
         is_begun = True
         for delta in deltas:
-            events += parts.take_in(delta)
+            events += parts.add_delta(delta)
         if events:
             await call.send_events(encode_events(events))
     await call.send_events(encode_events(message_end(parts, generation.usage)))

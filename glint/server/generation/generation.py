@@ -1,4 +1,4 @@
-"""A request while it runs: what comes out for it, what it used, and how it ended."""
+"""A running request: its output, its token counts and how it ended."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,7 +19,7 @@ ANSWER_FAILED = "answer_failed"
 
 
 class Delta(NamedTuple):
-    """What one step added to one choice: parsed events, or plain text where there is no parser."""
+    """What one step added to one choice: parsed events, or plain text where the request has no parser."""
 
     choice: int
     events: list[OutputEvent]
@@ -39,15 +39,15 @@ class Usage:
 
 
 class Generation:
-    """A request from its admission to its ending: one prompt or several, each with the same number of choices.
+    """A request from its admission to its end: one prompt or several, each with the same number of choices.
 
-    The choices of all prompts are numbered through. `begin` passes the bounded queue and hands the request to the
-    engine. `deltas` gives what comes out until every choice has ended. `close` ends what is left in the engine and
-    gives the places in the queue back; it may be called at any time and again.
+    Choices are numbered over all prompts. `begin` admits the request to the bounded queue and submits it to the engine.
+    `deltas` yields the output until every choice has ended. `close` aborts the choices that still run and frees the
+    queue slot; it may be called at any time and more than once.
     """
 
     def __init__(self, state: ServerState, prompts: Sequence[PreparedRequest], seconds_gone: float = 0.0) -> None:
-        """A request that arrived `seconds_gone` ago: its deadline counts from then."""
+        """The request arrived `seconds_gone` ago; its deadline counts from then."""
         self.prompts = prompts
         self.params = prompts[0].engine_request.params
         self.usage = Usage(sum(len(prompt.engine_request.prompt_tokens) for prompt in prompts))
@@ -65,11 +65,11 @@ class Generation:
 
     @property
     def num_choices(self) -> int:
-        """Answers over all prompts."""
+        """The number of choices over all prompts."""
         return len(self._parsers)
 
     async def begin(self) -> None:
-        """Pass the bounded queue and hand the request to the engine."""
+        """Admit the request to the bounded queue and submit it to the engine."""
         requests = [prompt.engine_request for prompt in self.prompts]
         lengths = [len(engine_request.prompt_tokens) for engine_request in requests for _ in range(self.params.n)]
         self._slot = self._state.admission.admit(lengths, requests[0].share)
@@ -83,49 +83,50 @@ class Generation:
         self._deadline = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """What every wake-up brings, until all choices have ended; raises the `Problem` that ends them early."""
+        """Yield new output until all choices have ended; raises the `Problem` that ends the request early."""
         stream = self.stream
         if stream is None:
-            raise RuntimeError("a generation is begun before it is read")
+            raise RuntimeError("begin() was not called on the generation")
         while len(self.endings) < self.num_choices:
             yield [self._read(stream.choices[output.request_id], output) for output in await stream.take()]
 
     async def follow(self, receive: Callable[[list[Delta]], bool]) -> None:
-        """Call back with what every step brings, at the moment it comes, until all choices have ended.
+        """Call `receive` with the output of every step as soon as it arrives, until all choices have ended.
 
-        It ends early where `receive` says no, and `deltas` gives the rest. Raises what ends the request early.
+        It returns early once `receive` returns False; then `deltas` yields the rest. It raises the `Problem` that ends
+        the request early.
         """
         stream = self.stream
         if stream is None:
-            raise RuntimeError("a generation is begun before it is read")
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            raise RuntimeError("begin() was not called on the generation")
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take() -> None:
-            if over.done():
+            if ended.done():
                 return
             try:
                 deltas = [self._read(stream.choices[output.request_id], output) for output in stream.take_now()]
                 goes_on = receive(deltas)
             except Exception as problem:
-                over.set_exception(problem)
+                ended.set_exception(problem)
                 return
             if not goes_on or len(self.endings) == self.num_choices:
-                over.set_result(None)
+                ended.set_result(None)
 
         stream.listen(take)
         try:
-            await over
+            await ended
         finally:
             stream.listen(None)
 
     def cancel(self, problem: Problem) -> None:
-        """End the request early; whoever reads its deltas gets the problem."""
+        """End the request early. The reader of its deltas gets the problem."""
         if self.stream is not None:
             self._state.service.cancel(self.stream)
             self.stream.end(problem)
 
     def close(self) -> None:
-        """End what is left of the request in the engine and in the queue."""
+        """Abort the choices that still run and free the queue slot."""
         if self._deadline is not None:
             self._deadline.cancel()
         if self.stream is not None:
@@ -188,7 +189,7 @@ class Generation:
 
 
 def _ending(output: StepOutput) -> str:
-    """How a choice ended, in the words of the outcome log."""
+    """The outcome of a choice, as the outcome log names it."""
     if output.finish_reason == "length":
         return "length"
     return "finished" if output.stop_reason is None else "stopped"

@@ -1,4 +1,4 @@
-"""An answer cut into parts, for interfaces that number them: reasoning, text and calls in the order they came."""
+"""Output as numbered parts, as the Responses and Messages APIs send it: reasoning, text and tool calls in order."""
 
 import secrets
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ WireEvent = dict[str, Any]
 
 
 class Part:
-    """One stretch of an answer. Its text grows until it is closed; that of a call are its arguments as JSON."""
+    """One part of the output. Its text grows until the part is closed; the text of a call is its arguments as JSON."""
 
     def __init__(self, index: int, kind: PartKind, name: str) -> None:
         self.index = index
@@ -27,34 +27,34 @@ class Part:
 
     @property
     def text(self) -> str:
-        """All that has come so far."""
+        """The text so far."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
     def add(self, text: str) -> None:
-        """Let it grow."""
+        """Append text."""
         self._pieces.append(text)
 
 
 class PartWriter(Protocol):
-    """Writes what happens to a part as events of a stream."""
+    """Writes the events of a stream for one API."""
 
     def opened(self, part: Part) -> list[WireEvent]:
-        """A part begins; it has no text yet."""
+        """The events of a part that begins; it has no text yet."""
 
     def grown(self, part: Part, text: str) -> list[WireEvent]:
-        """Text was added to the part."""
+        """The events of text that was added to the part."""
 
     def closed(self, part: Part) -> list[WireEvent]:
-        """The part is whole; its status says whether it was cut."""
+        """The events of a part that is complete; its status says whether it was cut."""
 
 
 class Parts:
-    """Gathers the one choice of a generation and tells the writer what happens.
+    """Collects the output of the one choice of a request as parts. The writer makes the events of each change.
 
-    One part is open at a time. A call stays open until the next part begins or the answer ends, so what is cut does
-    not depend on how the answer was split into steps: of an answer that reached its length, the last part is cut.
+    One part is open at a time. A tool call stays open until the next part begins or the output ends, so that a cut does
+    not depend on how the output was split into steps. Where the output reached its length, its last part is cut.
     """
 
     def __init__(self, writer: PartWriter) -> None:
@@ -63,8 +63,8 @@ class Parts:
         self.all: list[Part] = []
         self.last: Delta | None = None
 
-    def take_in(self, delta: Delta) -> list[WireEvent]:
-        """Add what one step brought; gives the events of the stream."""
+    def add_delta(self, delta: Delta) -> list[WireEvent]:
+        """Add the output of one step; returns the events of the stream."""
         written: list[WireEvent] = []
         for event in delta.events:
             match event:
@@ -106,6 +106,6 @@ class Parts:
 
 
 def encode_events(events: Iterable[WireEvent]) -> bytes:
-    """Events as a stream carries them, each under the name of its type."""
+    """Events as server-sent events, each named by its type."""
     lines = [b"event: %s\ndata: %s\n\n" % (event["type"].encode(), msgspec.json.encode(event)) for event in events]
     return b"".join(lines)

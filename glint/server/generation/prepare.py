@@ -1,4 +1,4 @@
-"""From a request to what the engine takes: rendering, tokens and grammar. Everything here may block."""
+"""Makes an engine request of a generation request: rendering, tokens and grammar. Every function may block."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ THINK_CLOSE = "</think>"
 
 @dataclass(frozen=True)
 class ParserSettings:
-    """How the text of an answer is read."""
+    """How the output of a chat is parsed."""
 
     start: OutputStart
     tools: tuple[Tool, ...]
@@ -33,7 +33,7 @@ class ParserSettings:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request that is ready for the engine. Without a parser the text is given as it is."""
+    """A request that is ready for the engine. Without a parser its output is plain text."""
 
     engine_request: EngineRequest
     parser: ParserSettings | None
@@ -56,7 +56,7 @@ def prepare(state: ServerState, request: GenerationRequest, tenant: Tenant) -> P
 
 
 def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
-    """The text of a conversation; with tool choice "none" the tools are not shown to the model."""
+    """Render a conversation. With tool choice "none" the prompt does not show the tools."""
     offered = () if prompt.tool_choice.mode == "none" else prompt.tools
     return chat.render_prompt(
         state.tokenizer,
@@ -69,7 +69,7 @@ def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
 
 
 def encode_chat(state: ServerState, prompt: ChatPrompt) -> list[int]:
-    """The tokens of a conversation, as the model is shown them."""
+    """The prompt tokens of a conversation."""
     return state.tokenizer.encode_prompt(render_prompt(state, prompt))
 
 
@@ -103,7 +103,7 @@ def _prepare_chat(
 
 
 def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:
-    """The grammar of a constraint; what is wrong with it is said of the field that asked for it."""
+    """The grammar of a constraint. An error names the field that asked for the constraint."""
     if constraint is None:
         return None
     try:
@@ -113,7 +113,7 @@ def _compile(state: ServerState, constraint: Constraint | None, field: str) -> G
 
 
 def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
-    """Refuse a prompt that leaves no room in the context for its answer."""
+    """Refuse a prompt that leaves no room in the context for the output."""
     room = state.max_model_len - num_tokens
     if room < 1:
         raise RequestError(
@@ -135,7 +135,7 @@ def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constraint | None:
-    """The one constraint of a chat: its response format, or calls that are required, strict or limited to one."""
+    """The one constraint of a chat: its response format, or tool calls that are required, strict or limited to one."""
     choice = prompt.tool_choice
     offered = () if choice.mode == "none" else _offered(prompt)
     if choice.mode == "required" and not offered:

@@ -1,4 +1,4 @@
-"""What routes ask for, in the words of no interface."""
+"""What a route asks of the engine, in the same form for every API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from glint.text.tools import Tool
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether the model may call tools: "auto", "none" or "required"; `name` leaves it only one."""
+    """Whether the model may call tools: "auto", "none" or "required". With `name` it may call only that tool."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -20,7 +20,7 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation with the tools that are offered, whichever interface it came through."""
+    """A conversation and the tools that the model may call."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: tuple[Tool, ...] = ()
@@ -31,16 +31,16 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A text to go on with, or its tokens."""
+    """A text that the model continues, or its tokens."""
 
     content: str | Sequence[int]
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What a route asks for, in the words of no interface. `format_field` is the field that named the constraint.
+    """One prompt with its sampling, deadline and constraint. `format_field` is the field that named the constraint.
 
-    A lower `priority` goes before other requests of the same key.
+    The engine runs requests of one key with a lower `priority` first.
     """
 
     prompt: ChatPrompt | TextPrompt
@@ -52,6 +52,6 @@ class GenerationRequest:
 
     @property
     def needs_worker(self) -> bool:
-        """Whether there is text to make tokens of or a grammar to compile; token ids are taken as they are."""
+        """Whether a worker thread prepares the request: it has text to tokenise or a grammar to compile."""
         has_text = isinstance(self.prompt, ChatPrompt) or isinstance(self.prompt.content, str)
         return has_text or self.constraint is not None

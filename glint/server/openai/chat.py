@@ -169,7 +169,7 @@ async def _reply(call: HttpCall, generation: Generation) -> None:
     choices = [_ChoiceBuilder(generation.params.logprobs) for _ in range(generation.num_choices)]
     async for deltas in generation.deltas():
         for delta in deltas:
-            choices[delta.choice].take_in(delta, call)
+            choices[delta.choice].add_delta(delta, call)
     body = {
         "id": call.request_id,
         "object": "chat.completion",
@@ -193,7 +193,7 @@ class _ChoiceBuilder:
         self._logprobs: list[dict[str, Any]] | None = None
         self._finish_reason: str | None = None
 
-    def take_in(self, delta: Delta, call: HttpCall) -> None:
+    def add_delta(self, delta: Delta, call: HttpCall) -> None:
         """Add what one step brought."""
         for event in delta.events:
             match event:

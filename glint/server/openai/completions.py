@@ -71,7 +71,7 @@ async def _reply(call: HttpCall, generation: Generation, body: TextBody) -> None
     choices = [_ChoiceBuilder() for _ in range(generation.num_choices)]
     async for deltas in generation.deltas():
         for delta in deltas:
-            choices[delta.choice].take_in(delta)
+            choices[delta.choice].add_delta(delta)
     if body.echo:
         _echo(call, generation, choices)
     answer = _opening(call) | {
@@ -101,7 +101,7 @@ class _ChoiceBuilder:
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
-    def take_in(self, delta: Delta) -> None:
+    def add_delta(self, delta: Delta) -> None:
         """Add what one step brought."""
         output = delta.output
         self.texts.append(delta.text)

@@ -219,7 +219,7 @@ async def handle_responses(call: HttpCall) -> None:
     if not body.stream:
         async for deltas in generation.deltas():
             for delta in deltas:
-                answer.parts.take_in(delta)
+                answer.parts.add_delta(delta)
         await call.reply(msgspec.json.encode(answer.whole(generation.usage, int(time.time()))))
         return
     try:
@@ -240,7 +240,7 @@ async def _stream(call: HttpCall, generation: Generation, answer: ResponseBuilde
     await call.open_stream()
     await call.send_events(encode_events(answer.begun()))
     async for deltas in generation.deltas():
-        events = [event for delta in deltas for event in answer.parts.take_in(delta)]
+        events = [event for delta in deltas for event in answer.parts.add_delta(delta)]
         if events:
             await call.send_events(encode_events(events))
     await call.send_events(encode_events([answer.ended(generation.usage, int(time.time()))]))

@@ -1,4 +1,4 @@
-"""The life of a server, from loading to draining or failed, and what it tells those who watch it."""
+"""The phases of a server, from loading to draining or failed, and the routes /health and /ready."""
 
 import os
 import time
@@ -18,10 +18,10 @@ MAX_RETRY_SECONDS = 60
 
 
 class Startup:
-    """Times the phases of a start. Each mark closes the time since the one before, so the phases add up to the whole.
+    """Times the phases of a start. A phase lasts from the mark before to its own, so the phases add up to the whole.
 
-    The first phase begins with the process itself, so it holds the interpreter and the imports, or at `began`, a time
-    of `boot_seconds`.
+    The first phase begins at `began`, a time of `boot_seconds`, or with the process: then it includes the interpreter
+    and the imports.
     """
 
     def __init__(self, began: float | None = None) -> None:
@@ -47,7 +47,7 @@ class Startup:
 
 
 def boot_seconds() -> float:
-    """The time since the machine started, a clock that all processes share."""
+    """Seconds since the machine started: a clock that all processes share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -58,10 +58,10 @@ def process_began() -> float:
 
 
 class Lifecycle:
-    """Which phase the server is in. `app` is there from the moment the model is loaded, `failure` once it failed.
+    """The phase of a server. It has an `app` once the model is loaded and a `failure` once it failed.
 
-    `restarts` counts how often the engine was started anew after a failure. `ready_at` is when it may be ready, as
-    `time.monotonic` counts, where that is known.
+    `restarts` counts the restarts of the engine after failures. `ready_at` is the expected time of readiness, as
+    `time.monotonic` counts, where it is known.
     """
 
     def __init__(self, health_seconds: float) -> None:
@@ -74,23 +74,23 @@ class Lifecycle:
         self._health_seconds = health_seconds
 
     def fail(self, failure: str) -> None:
-        """Nothing is served any more, for this reason."""
+        """End service, for this reason."""
         self.phase = "failed"
         self.failure = failure
 
     @property
     def is_healthy(self) -> bool:
-        """Whether steps complete while there is work; a server that is loading or restarting is healthy."""
+        """Whether steps complete while there is work. A server that loads or restarts is healthy."""
         return self.phase != "failed" and self.stalled_seconds() <= self._health_seconds
 
     @property
     def retry_seconds(self) -> int:
-        """When a client should try again: clients heed up to a minute."""
+        """Seconds after which a client should try again, 1 to 60: clients heed up to a minute."""
         seconds = 0.0 if self.ready_at is None else self.ready_at - time.monotonic()
         return min(max(ceil(seconds), 1), MAX_RETRY_SECONDS)
 
     def as_dict(self) -> dict[str, Any]:
-        """What /health and /ready say."""
+        """The body of /health and /ready."""
         reason = {} if self.failure is None else {"reason": self.failure}
         return {
             "status": "ok" if self.is_healthy else "unhealthy",
@@ -101,7 +101,7 @@ class Lifecycle:
 
 
 class ReadinessGate:
-    """The outermost ASGI application: answers /health and /ready at any time, and the rest once the model is there."""
+    """The outermost ASGI application: answers /health and /ready, and passes the rest on once the server is ready."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle

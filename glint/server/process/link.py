@@ -1,7 +1,7 @@
-"""A server process under a supervisor: the socket that it inherits, and the link over which the two talk.
+"""The server's end of the link to its supervisor, and what the server inherits from it.
 
-Every record is one message of a Unix socket: a JSON list of a word and its values. The server tells its phases, its
-requests as they begin and end, and a heartbeat; it is told when to accept connections and which signals came.
+Every record is one message of a Unix socket: a JSON list of its kind and its values. The server sends its phases, the
+begin and the end of its requests, and a heartbeat. The supervisor sends when to accept connections, and signals.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from glint.server.outcomes import OutcomeLog, RequestOutcome
 
 VARIABLE = "GLINT_SUPERVISOR"
 RECORD_BYTES = 64 * 1024
-BEAT_SECONDS = 0.25
+HEARTBEAT_SECONDS = 0.25
 EXIT_ORPHAN = 1
 SET_DEATH_SIGNAL = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -32,8 +32,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class InheritedState:
-    """What a supervisor hands to a server: two open files, its own process, the moment that the start began, and how
-    many restarts and lost requests there were before."""
+    """What a server inherits: two open files, the process id of its supervisor, the time at which the start began, and
+    the numbers of earlier restarts and lost requests."""
 
     listener: int
     link: int
@@ -48,10 +48,10 @@ class InheritedState:
 
 
 def inherited_link() -> "SupervisorLink | None":
-    """The link to the supervisor that started this process; None where nobody did.
+    """The link to the supervisor of this process; None where it has none.
 
-    From here on this process dies with its supervisor, and signals that a terminal or systemd sends to both of them
-    are left to the supervisor.
+    From here on the kernel kills this process when its supervisor dies. The process ignores the signals that a terminal
+    or systemd sends to both: the supervisor handles them.
     """
     text = os.environ.pop(VARIABLE, None)
     if text is None:
@@ -59,36 +59,36 @@ def inherited_link() -> "SupervisorLink | None":
     for sig in SIGNALS:
         signal.signal(sig, _leave_to_the_supervisor)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    given = InheritedState(**json.loads(text))
+    inherited = InheritedState(**json.loads(text))
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != given.supervisor:
+    if os.getppid() != inherited.supervisor:
         os._exit(EXIT_ORPHAN)
-    return SupervisorLink(given)
+    return SupervisorLink(inherited)
 
 
 def _leave_to_the_supervisor(sig: int, frame: FrameType | None) -> None:
-    """Do nothing; unlike an ignored signal this is not inherited by processes that are started."""
+    """Do nothing. Child processes do not inherit this, unlike an ignored signal."""
 
 
 class SupervisorLink:
-    """The server's end of the link. Records that the kernel has no room for wait here, in their order."""
+    """The server's end of the link. Records wait here, in order, while the kernel has no room for them."""
 
-    def __init__(self, given: InheritedState) -> None:
-        self.given = given
-        self.listener = socket.socket(fileno=given.listener)
-        self._socket = socket.socket(fileno=given.link)
+    def __init__(self, inherited: InheritedState) -> None:
+        self.inherited = inherited
+        self.listener = socket.socket(fileno=inherited.listener)
+        self._socket = socket.socket(fileno=inherited.link)
         self._socket.setblocking(False)
-        for inherited in (self.listener, self._socket):
-            inherited.set_inheritable(False)
+        for opened in (self.listener, self._socket):
+            opened.set_inheritable(False)
         self._waiting: deque[bytes] = deque()
         self._lock = threading.RLock()
         self._may_accept = asyncio.Event()
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
 
-    def tell(self, word: str, *values: Any) -> None:
-        """Send a record, from any thread; it is with the kernel when this returns, unless the supervisor is behind."""
+    def send(self, kind: str, *values: Any) -> None:
+        """Send a record, from any thread. On return the kernel has it, unless the supervisor is behind."""
         with self._lock:
-            self._waiting.append(msgspec.json.encode([word, *values]))
+            self._waiting.append(msgspec.json.encode([kind, *values]))
             self._send_waiting()
 
     def _send_waiting(self) -> None:
@@ -103,43 +103,43 @@ class SupervisorLink:
                 os._exit(EXIT_ORPHAN)
 
     def open(self, on_signal: Callable[[int, FrameType | None], None]) -> None:
-        """Begin to listen to the supervisor and to send heartbeats, on the running event loop."""
-        self._beating = asyncio.create_task(self._beat())
+        """Begin to read records and to send heartbeats, on the running event loop."""
+        self._heartbeats = asyncio.create_task(self._send_heartbeats())
         asyncio.get_running_loop().add_reader(self._socket, self._read, on_signal)
 
     async def take_over(self) -> None:
-        """Say that the server is ready; returns when the supervisor accepts no more connections itself."""
-        self.tell("ready")
+        """Report that the server is ready; returns once the supervisor accepts no more connections itself."""
+        self.send("ready")
         await self._may_accept.wait()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self.tell("beat")
-            await asyncio.sleep(BEAT_SECONDS)
+            self.send("beat")
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def _read(self, on_signal: Callable[[int, FrameType | None], None]) -> None:
         with suppress(BlockingIOError):
             record = self._socket.recv(RECORD_BYTES)
             if not record:
                 os._exit(EXIT_ORPHAN)
-            word, *values = json.loads(record)
-            if word == "accept":
+            kind, *values = json.loads(record)
+            if kind == "accept":
                 self._may_accept.set()
-            elif word == "signal":
+            elif kind == "signal":
                 on_signal(values[0], None)
 
 
 class SupervisedOutcomeLog(OutcomeLog):
-    """Outcomes that the supervisor writes: one record is one line, also where this process dies in between."""
+    """Sends outcomes to the supervisor, which writes one line for each, even if this process dies meanwhile."""
 
     def __init__(self, link: SupervisorLink) -> None:
         super().__init__()
         self._link = link
 
     def admit(self, request_id: str, route: str) -> None:
-        """Let the supervisor know of the request."""
-        self._link.tell("begin", request_id, route)
+        """Report the request to the supervisor."""
+        self._link.send("begin", request_id, route)
 
     def write(self, outcome: RequestOutcome) -> None:
-        """Hand the outcome to the supervisor."""
-        self._link.tell("end", outcome.as_dict())
+        """Send the outcome to the supervisor."""
+        self._link.send("end", outcome.as_dict())

@@ -1,4 +1,4 @@
-"""What the server writes to standard error: lines of text, or with --log-json one JSON object per line."""
+"""The log on standard error: lines of text, or with --log-json one JSON object per line."""
 
 import asyncio
 import io
@@ -16,7 +16,7 @@ TEXT_FORM = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def set_up_logging(level: str, as_json: bool) -> None:
-    """Send all logs to standard error. With JSON, whatever else Python prints there becomes objects as well."""
+    """Send all logs to standard error. With JSON, everything else that Python prints there becomes objects as well."""
     logging.basicConfig(level=level.upper(), handlers=[make_handler(as_json)])
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -30,19 +30,19 @@ def set_up_logging(level: str, as_json: bool) -> None:
 
 
 def make_handler(as_json: bool) -> logging.Handler:
-    """What writes records to standard error."""
+    """A handler that writes records to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(TEXT_FORM))
     return handler
 
 
 def log_refusal(problem: GlintError) -> None:
-    """Log why there is no server."""
+    """Log why the server cannot start."""
     logging.getLogger("glint").error("%s", problem)
 
 
 def is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a record tells of more than a task that was cancelled: a request of that kind has its outcome line."""
+    """Whether a record is not just about a cancelled task: the request of that task has its outcome line."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
     """One object per record: time, level, logger, and the fields of an outcome or the message and its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object on one line."""
+        """Format a record on one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         head = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -86,7 +86,7 @@ class LoggedLines(io.TextIOBase, TextIO):
         return 2
 
     def isatty(self) -> bool:
-        """No bars and frames are drawn."""
+        """False: nobody draws progress bars here."""
         return False
 
 

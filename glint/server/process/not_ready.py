@@ -1,6 +1,6 @@
-"""What answers on the listening socket while no server is ready: one answer, then the connection ends.
+"""Answers on the listening socket while no server is ready: one response, then the connection ends.
 
-It has no HTTP library under it, so that the process that runs it starts at once.
+It uses no HTTP library, so that the supervisor starts at once.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class NotReadyConnection(asyncio.Protocol):
         self._connections = connections
         self._received = b""
         self._num_unread = 0
-        self._answer = b""
-        self._answering: asyncio.Task[None] | None = None
+        self._response = b""
+        self._responding: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the headers."""
@@ -60,8 +60,8 @@ class NotReadyConnection(asyncio.Protocol):
         self._connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        """Answer once the headers are there."""
-        if self._answering is not None:
+        """Answer once the headers are complete."""
+        if self._responding is not None:
             self._num_unread += len(data)
             if self._num_unread > UNREAD_BYTES:
                 self._transport.abort()
@@ -70,13 +70,13 @@ class NotReadyConnection(asyncio.Protocol):
         head, separator, _ = self._received.partition(HEADER_END)
         if separator:
             self._received = b""
-            self._answering = asyncio.create_task(self._reply(head.decode("latin-1").partition("\r\n")[0]))
+            self._responding = asyncio.create_task(self._reply(head.decode("latin-1").partition("\r\n")[0]))
         elif len(self._received) > HEADER_BYTES:
             self._transport.abort()
 
     def eof_received(self) -> bool:
-        """The client sends nothing more; before it has an answer the connection stays half open."""
-        return self._answering is not None and not self._answer
+        """The client sends nothing more. The connection stays half open until the response is written."""
+        return self._responding is not None and not self._response
 
     async def _reply(self, request_line: str) -> None:
         words = request_line.split(" ")
@@ -85,24 +85,24 @@ class NotReadyConnection(asyncio.Protocol):
             scope: Scope = {"type": "http", "method": words[0], "path": path.partition("?")[0]}
             await self._gate(scope, _receive_nothing, self._send)
             self._transport.write(
-                self._answer.partition(HEADER_END)[0] + HEADER_END if words[0] == "HEAD" else self._answer
+                self._response.partition(HEADER_END)[0] + HEADER_END if words[0] == "HEAD" else self._response
             )
         else:
-            self._answer = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            self._transport.write(self._answer)
+            self._response = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self._transport.write(self._response)
         self._transport.write_eof()
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._transport.abort)
 
     async def _send(self, message: Message) -> None:
-        """Take in a message of the application."""
+        """Add a message of the application to the response."""
         if message["type"] == "http.response.start":
             status = HTTPStatus(message["status"])
             headers = [*message["headers"], (b"connection", b"close")]
             lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), *(b"%b: %b" % pair for pair in headers)]
-            self._answer = b"\r\n".join(lines) + HEADER_END
+            self._response = b"\r\n".join(lines) + HEADER_END
         else:
-            self._answer += message["body"]
+            self._response += message["body"]
 
 
 async def _receive_nothing() -> Message:

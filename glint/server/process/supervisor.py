@@ -1,7 +1,7 @@
-"""The process that `glint serve` is: it holds the listening socket and keeps a server running behind it.
+"""The process of `glint serve`: it holds the listening socket and keeps a server running.
 
-The server, HTTP and engine in one, is a child process of the same command line. While no child is ready, this process
-answers; it never loads a model, so nothing that breaks the engine breaks it.
+The server, HTTP and engine, is a child process with the same command line. While no child is ready, the supervisor
+answers requests itself. It never loads a model, so a failure of the engine cannot break it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ UNKILLABLE_SECONDS = 60.0
 
 
 def supervise(chosen: argparse.Namespace) -> int:
-    """Keep a server running until a signal ends it or it cannot be kept running; gives the exit code."""
+    """Keep a server running until a signal or until it has failed too often; returns the exit code."""
     if chosen.max_restarts < 0:
         raise RequestError(f"--max-restarts is {chosen.max_restarts}; give 0 or more, or --no-restart")
     listener = listen(chosen.host, chosen.port)
@@ -41,9 +41,9 @@ def supervise(chosen: argparse.Namespace) -> int:
 
 
 class Child:
-    """One server process: what it told, and the requests that it has not ended.
+    """One server process: what it has reported, and its open requests.
 
-    `silent_seconds` is the time without a heartbeat since the server was ready; at `kill_at` its time is up.
+    `silent_seconds` is the time without a heartbeat once the server is ready. The supervisor kills it at `kill_at`.
     """
 
     def __init__(self, began: float, restarts: int, lost: int, listener: socket.socket) -> None:
@@ -59,11 +59,11 @@ class Child:
         with theirs:
             self.link.setblocking(False)
             files = (listener.fileno(), theirs.fileno())
-            given = InheritedState(*files, os.getpid(), began, restarts, lost)
+            inherited = InheritedState(*files, os.getpid(), began, restarts, lost)
             command = [sys.executable, *sys.orig_argv[1:]]
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
-                environment = os.environ | {VARIABLE: given.as_text()}
+                environment = os.environ | {VARIABLE: inherited.as_text()}
                 self.process = subprocess.Popen(command, pass_fds=files, env=environment)
             except OSError as problem:
                 raise EngineError(f"the server process cannot be started: {command[0]}: {problem}") from problem
@@ -72,28 +72,28 @@ class Child:
 
     @property
     def ready_seconds(self) -> float:
-        """How long the server has been ready, or was until it failed."""
+        """Seconds since the server became ready; 0 if it never did."""
         return 0.0 if self.ready_at is None else time.monotonic() - self.ready_at
 
-    def tell(self, word: str, *values: object) -> None:
-        """Send a record; a server that does not read any more will be missed by its heartbeat."""
+    def send(self, kind: str, *values: object) -> None:
+        """Send a record. A server that no longer reads also sends no heartbeat, and is killed for that."""
         try:
-            self.link.send(json.dumps([word, *values]).encode())
+            self.link.send(json.dumps([kind, *values]).encode())
         except OSError:
-            log.warning("the server process %d cannot be told '%s'", self.process.pid, word)
+            log.warning("the server process %d does not take the record '%s'", self.process.pid, kind)
 
     def kill_within(self, seconds: float) -> None:
-        """Give the process so long to end by itself."""
+        """Kill the process unless it ends within so many seconds."""
         self.kill_at = time.monotonic() + seconds
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process now."""
         self.killed_at = time.monotonic()
         self.process.kill()
 
 
 class Supervisor:
-    """Starts servers one after the other on the same socket, and answers while none is ready."""
+    """Starts one server after the other on the same socket, and answers while none is ready."""
 
     def __init__(self, listener: socket.socket, max_restarts: int, health_seconds: float) -> None:
         self._listener = listener
@@ -113,7 +113,7 @@ class Supervisor:
         self._stopped = asyncio.Event()
 
     async def run(self) -> int:
-        """Run servers until the end; gives the exit code."""
+        """Run servers until the end; returns the exit code."""
         loop = asyncio.get_running_loop()
         for sig in SIGNALS:
             loop.add_signal_handler(sig, self._stop, sig)
@@ -135,7 +135,7 @@ class Supervisor:
             began = boot_seconds()
 
     async def _follow(self, child: Child) -> int:
-        """Read what a server tells until it has ended; gives its exit code, negative for a signal."""
+        """Read the records of a server until it has ended; returns its exit code, negative for a signal."""
         loop = asyncio.get_running_loop()
         loop.add_reader(child.link, self._read, child)
         watching = asyncio.create_task(self._watch(child))
@@ -153,7 +153,7 @@ class Supervisor:
         return code
 
     def _read(self, child: Child) -> None:
-        """Take in all records that have come."""
+        """Handle all records that have arrived."""
         while True:
             try:
                 record = child.link.recv(RECORD_BYTES)
@@ -164,11 +164,11 @@ class Supervisor:
             if not record:
                 asyncio.get_running_loop().remove_reader(child.link)
                 return
-            self._take_in(child, *json.loads(record))
+            self._handle(child, *json.loads(record))
 
-    def _take_in(self, child: Child, word: str, *values: object) -> None:
+    def _handle(self, child: Child, kind: str, *values: object) -> None:
         child.silent_seconds = 0.0
-        match word, *values:
+        match kind, *values:
             case "begin", str(request_id), str(route):
                 child.open_requests[request_id] = (route, time.monotonic())
             case "end", dict(fields):
@@ -186,20 +186,20 @@ class Supervisor:
                 self._hand_over(child)
 
     def _hand_over(self, child: Child) -> None:
-        """The server is ready: it accepts connections, and this process does no more."""
+        """The server is ready: it accepts connections, and the supervisor stops."""
         self._not_ready.close()
         self._lifecycle.phase, self._lifecycle.failure = "ready", None
         self._has_served = child.is_ready = True
         child.ready_at = time.monotonic()
         self._start_seconds = child.ready_at - self._started_at
-        child.tell("accept")
+        child.send("accept")
         if self._failed_at is not None:
             seconds = time.monotonic() - self._failed_at
             log.info("ready again %.1f s after the failure, restart %d", seconds, self._lifecycle.restarts)
             self._failed_at = None
 
     def _answer_for(self, failure: str) -> None:
-        """No server is ready, for this reason: answer requests here."""
+        """Answer requests in the supervisor, since no server is ready for this reason."""
         if self._stopped.is_set():
             return
         if self._failed_at is None:
@@ -208,9 +208,10 @@ class Supervisor:
         self._not_ready.open()
 
     async def _watch(self, child: Child) -> None:
-        """End a server that does not say anything any more, or that does not end when it should.
+        """Kill a server that sends no heartbeat, or that does not end in time.
 
-        Time is counted in turns of this loop, so a process that was stopped together with its server waits for it.
+        Silence is counted in turns of this loop, so that a supervisor that was paused together with its server does not
+        kill it.
         """
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -229,7 +230,7 @@ class Supervisor:
                 child.kill()
 
     def _next_pause(self, child: Child, code: int) -> float | None:
-        """Seconds until the next start, None where there shall be none; says so in the log."""
+        """Seconds until the next start, or None after too many restarts. It logs which."""
         end = _describe_end(code)
         failure = end if child.failure is None else f"{child.failure}; {end}"
         self._answer_for(failure)
@@ -260,7 +261,7 @@ class Supervisor:
         return pause
 
     def _stop(self, sig: int) -> None:
-        """Pass the first signal on for a drain and the second to stop at once; end a server that answers nobody yet."""
+        """Forward the first signal for a drain and the second to stop at once; kill a server that is not ready yet."""
         self._num_signals += 1
         if self._num_signals == 1:
             self._stopped.set()
@@ -272,12 +273,12 @@ class Supervisor:
             if child is not None:
                 child.kill()
             return
-        child.tell("signal", sig)
+        child.send("signal", sig)
         if self._num_signals > 1:
             child.kill_within(KILL_SECONDS)
 
     def _end(self, child: Child, code: int) -> int:
-        """The exit code after a signal: that of the server, which is 0 unless it broke while it drained."""
+        """The exit code after a signal: that of the server, which is 0 unless it failed while it drained."""
         if not child.is_ready:
             return 0
         if code < 0:
