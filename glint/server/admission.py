@@ -1,4 +1,4 @@
-"""What a client may ask for at most, and the bounded queue. Everything is checked before any text is tokenised."""
+"""The bounded queue: which requests may wait for their first step."""
 
 import math
 import time
@@ -18,7 +18,7 @@ NUM_REMEMBERED_DEPARTURES = 64
 
 @dataclass(slots=True)
 class _KeyUsage:
-    """What one key has in the queue: requests that wait or are being read, and prompt tokens that wait."""
+    """The use of the queue by one key: requests that wait or are prepared, and prompt tokens that wait."""
 
     weight: int
     preparing: int = 0
@@ -27,13 +27,13 @@ class _KeyUsage:
 
 
 class Admission:
-    """The bookkeeping of the bounded queue, in requests and in prompt tokens. For one thread.
+    """Counts the requests and the prompt tokens in the bounded queue. For one thread.
 
-    It counts the requests that wait for their first step, and while they are prepared those that are yet to wait; a
-    request that has started no longer counts, even when it is preempted later. What is refused changes nothing.
+    It counts the requests that wait for their first step, and those that are prepared before they wait. A request that
+    has started no longer counts, even when it is preempted later. A refusal changes nothing.
 
-    One key may fill the queue, but keeps no other out: a key that has less than its share of the queue, by weight
-    among the keys that have something in it, is let in until the queue is twice as long as its bounds say.
+    One key may fill the queue, but cannot keep another key out. Each key in the queue has a share of it by weight. A
+    key below its share is admitted until the queue is twice as long as its limits.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class Admission:
 
     @contextmanager
     def preparing(self, share: Share = DEFAULT_SHARE) -> Iterator[None]:
-        """Count a request while its prompt is read; refuses it before any work while there is no room for one more."""
+        """Count a request while it is prepared; refuses it before any work while the queue is full."""
         self.check_room(share)
         self._count(share, preparing=1)
         try:
@@ -57,11 +57,11 @@ class Admission:
             self._count(share, preparing=-1)
 
     def check_room(self, share: Share = DEFAULT_SHARE) -> None:
-        """Refuse a request of which nothing is known yet, with a 429, while there is no room for one more."""
+        """Refuse a request that is not read yet, with a 429, while the queue is full."""
         self._check_room(share, 1, 1, is_prepared=False)
 
     def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "QueueSlot":
-        """Let requests with these prompt lengths wait, all or none of them.
+        """Admit requests with these prompt lengths to the queue, all or none of them.
 
         Raises a 429 with Retry-After while the queue is full, and a 400 where even an empty queue has no room.
         """
@@ -78,7 +78,7 @@ class Admission:
         return QueueSlot(self, prompt_tokens, share)
 
     def _count(self, share: Share, preparing: int = 0, waiting: int = 0, tokens: int = 0) -> None:
-        """Change what is in the queue, of all and of one key."""
+        """Change the counts of the queue and of one key."""
         self.num_preparing += preparing
         self.num_waiting += waiting
         self.waiting_tokens += tokens
@@ -90,7 +90,7 @@ class Admission:
             del self._by_key[share.key]
 
     def _check_room(self, share: Share, num_requests: int, num_tokens: int, *, is_prepared: bool) -> None:
-        """Refuse what has no room; what is being read counts against a request that is yet to be read."""
+        """Refuse what has no room. Requests in preparation count against a request that is not prepared yet."""
         limits = self._limits
         usage = self._by_key.get(share.key, _KeyUsage(share.weight))
         weights = sum(other.weight for key, other in self._by_key.items() if key != share.key) + share.weight
@@ -117,9 +117,9 @@ class Admission:
             raise Problem(429, message, "queue_full", headers={"Retry-After": str(seconds)})
 
     def _retry_seconds(self, excess_requests: int, excess_tokens: int) -> int:
-        """Whole seconds, 1 to 60, until that much has left the queue at the speed of the last departures.
+        """Whole seconds, 1 to 60, until that much has left the queue at the rate of the last departures.
 
-        Before anything has left the queue its speed is unknown, and the answer is 1.
+        Before the first departure the rate is unknown, and the result is 1.
         """
         if not self._departures:
             return MIN_RETRY_SECONDS
@@ -142,10 +142,10 @@ class Admission:
 
 
 class QueueSlot:
-    """The places of one admitted request in the queue: one for each of its completions, by index.
+    """The slots of one admitted request in the queue: one for each of its choices, by index.
 
-    Each method may be called again or late without effect, so the counts can neither go below zero nor leak once
-    `close` was called.
+    A repeated or late call of a method has no effect, so the counts can neither go below zero nor leak once `close` was
+    called.
     """
 
     def __init__(self, admission: Admission, prompt_tokens: Sequence[int], share: Share) -> None:
@@ -155,14 +155,14 @@ class QueueSlot:
         self._running: set[int] = set()
 
     def started(self, index: int) -> None:
-        """The completion runs: it no longer waits."""
+        """The choice runs: it no longer waits."""
         tokens = self._waiting.pop(index, None)
         if tokens is not None:
             self._running.add(index)
             self._admission._leave(self._share, tokens, is_starting=True)
 
     def ended(self, index: int) -> None:
-        """The completion is over, whether it has started or not."""
+        """The choice has ended, whether it had started or not."""
         tokens = self._waiting.pop(index, None)
         if tokens is not None:
             self._admission._leave(self._share, tokens, is_starting=False)
@@ -171,6 +171,6 @@ class QueueSlot:
             self._admission._end()
 
     def close(self) -> None:
-        """Every completion is over."""
+        """Every choice has ended."""
         for index in [*self._waiting, *self._running]:
             self.ended(index)

@@ -1,4 +1,4 @@
-"""The routes of the server, with authentication around them."""
+"""All routes of the server, with authentication around them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -40,7 +40,7 @@ NEAR = 0.75
 
 
 def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
-    """The whole application: every route but /health and /ready, which the front door answers."""
+    """The whole application: every route but /health and /ready, which the `ReadinessGate` answers."""
     watch = StatusRoutes(state)
     generating = {
         path: GeneratingRoute(state, prefix, handle, on_error) for path, prefix, handle, on_error in GENERATING
@@ -63,9 +63,9 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
 
 
 class FastPath:
-    """Passes what generates straight to its endpoint, and the rest to the application.
+    """Passes a generating route straight to its endpoint, and every other route to the application.
 
-    A stream is resumed through every layer around it, for each of its tokens.
+    Every token of a stream resumes all layers around the endpoint, so the router is left out.
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp], app: ASGIApp) -> None:
@@ -73,13 +73,13 @@ class FastPath:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass the request on."""
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         await (endpoint or self._app)(scope, receive, send)
 
 
 def _refusals_of(state: ServerState) -> Callable[[Scope, Problem], None]:
-    """Records a request without a valid key, or of a foreign site, like any other refusal."""
+    """Records a request that authentication or the site guard refused, like any other refusal."""
 
     def record(scope: Scope, problem: Problem) -> None:
         outcome = RequestOutcome("-", scope["path"], "refused", problem.code, problem.status)
@@ -106,7 +106,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 
 def _describe_unknown(path: str, served: Mapping[str, Sequence[str]]) -> str:
-    """What to say of a path that is none of ours: the one that was probably meant, and where all are listed."""
+    """The message for an unknown path: the path that was probably meant, and where all are listed."""
     near = get_close_matches(path, [known for paths in served.values() for known in paths], 1, NEAR)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"there is no route {shorten(path)}; {meant}GET / lists all routes"

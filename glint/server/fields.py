@@ -21,12 +21,12 @@ def refusal(message: str, field: str) -> Problem:
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body or a part of one. A field that it does not declare is refused by name."""
+    """A body or a part of one. It refuses an undeclared field by name."""
 
 
 @contextmanager
 def renamed_fields(own: Mapping[str, str]) -> Iterator[None]:
-    """Let a `Problem` with a field that has another name in the interface speak of that name; `own` maps ours to it."""
+    """Rename the field of a `Problem` to its name in the API that was called; `own` maps our names to the API's."""
     try:
         yield
     except Problem as problem:
@@ -39,7 +39,7 @@ def renamed_fields(own: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_count(field: str, count: int, limit: int, what: str = "entries") -> None:
-    """Refuse a field that has or asks for more of something than the limit."""
+    """Refuse a field whose count is above the limit."""
     if count > limit:
         message = f"the field '{field}' has {count} {what}; at most {limit} are allowed"
         raise Problem(400, message, "limit_exceeded", field)
@@ -60,7 +60,7 @@ def check_schema(field: str, schema: Any, limits: Limits) -> None:
 
 
 def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_seconds") -> float:
-    """The seconds that a request may take: those it asked for, or the default."""
+    """The seconds that a request may take: the deadline that it asks for, or the default."""
     if seconds is None:
         return limits.deadline_seconds
     if not 0 < seconds <= limits.max_deadline_seconds:
@@ -71,7 +71,7 @@ def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_se
 
 
 def unsigned_seed(seed: int | None) -> int | None:
-    """OpenAI's seeds are signed; each of 64 bits stands for itself."""
+    """The unsigned seed of a seed that may be signed: a negative one counts as its 64 bits."""
     if seed is None or 0 <= seed < SEED_LIMIT:
         return seed
     if -SEED_LIMIT // 2 <= seed < 0:
@@ -80,14 +80,14 @@ def unsigned_seed(seed: int | None) -> int | None:
 
 
 def check_token_ids(field: str, tokens: Iterable[int], state: ServerState) -> None:
-    """Refuse ids that the vocabulary does not have."""
+    """Refuse token ids outside the vocabulary."""
     for token in tokens:
         if not 0 <= token < state.vocab_size:
             raise refusal(f"{field} holds {token}; token ids go from 0 to {state.vocab_size - 1}", field)
 
 
 def check_tools(tools: list[Tool], state: ServerState) -> tuple[Tool, ...]:
-    """The tools if there are not too many, their schemas are not too large, and their names are proper and differ."""
+    """The tools, checked: their number, the size of their schemas, and their names, which must be valid and differ."""
     check_count("tools", len(tools), state.limits.tools)
     seen: set[str] = set()
     for index, tool in enumerate(tools):

@@ -1,4 +1,4 @@
-"""The flags of `glint serve`: those that users of vLLM and SGLang already type, under both spellings."""
+"""The flags of `glint serve`, under the names that vLLM and SGLang use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_dir", metavar="MODEL_DIR", nargs="?", type=path, help="the same as --model")
     add_engine_flags(parser)
     _add_sizes(parser.add_argument_group("sizes"))
-    _add_interface(parser.add_argument_group("interface"))
+    _add_server(parser.add_argument_group("server"))
     _add_limits(parser.add_argument_group("limits"))
 
 
@@ -62,7 +62,7 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_interface(group: argparse._ArgumentGroup) -> None:
+def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     group.add_argument("--port", metavar="N", type=int, default=8000, help="port to listen on (default: 8000)")
     group.add_argument(
@@ -70,7 +70,7 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         nargs="+",
         action="extend",
-        help="names that clients use, the first is in answers (default: the name of the model folder)",
+        help="names that clients may use; responses carry the first (default: the name of the model folder)",
     )
     group.add_argument(
         "--api-key",
@@ -107,8 +107,8 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow-special-tokens-in-messages",
         action="store_true",
-        help="let control tokens that messages spell, such as <|user|>, be control tokens: whoever writes a message or "
-        "a tool result can then forge turns (default: they are text)",
+        help="read control tokens in the text of messages, such as <|user|>, as control tokens: the author of a "
+        "message or of a tool result can then forge turns (default: they are text)",
     )
     parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
@@ -161,7 +161,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def read_settings(chosen: argparse.Namespace) -> ServerSettings:
-    """The settings that the command line asks for; the sample model is made where none is named."""
+    """The settings of the command line. Without a model it makes the sample model."""
     from glint.server.auth import ApiKeys
     from glint.server.http.listener import check_port
     from glint.server.settings import ServerSettings

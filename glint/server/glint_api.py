@@ -1,4 +1,4 @@
-"""The plain routes: /generate, /tokenize, /detokenize, the list of models, metrics and statistics."""
+"""glint's own routes: /generate, /tokenize, /detokenize, the list of models, metrics and statistics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +21,14 @@ from glint.server.state import ServerState
 
 
 class GenerateBody(SamplingFields, kw_only=True):
-    """The body of /generate: a text or its tokens, and how to go on. The answer carries texts and tokens."""
+    """The body of /generate: a text or its tokens, and the sampling. The response has texts and tokens."""
 
     prompt: str | list[int]
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
     def to_request(self, call: HttpCall) -> GenerationRequest:
-        """What the body asks for, in our own words."""
+        """The generation request of this body."""
         state = call.state
         state.check_model(self.model)
         params = self.to_params(
@@ -38,7 +38,7 @@ class GenerateBody(SamplingFields, kw_only=True):
 
 
 async def handle_generate(call: HttpCall) -> None:
-    """Go on with a text; one JSON object, or one per step as server-sent events."""
+    """Continue a text: one JSON object, or one per step as server-sent events."""
     body = await call.read(GenerateBody)
     call.user = body.user
     generation = await call.begin(body.to_request(call))
@@ -96,7 +96,7 @@ def _by_token(known: dict[int, float] | None) -> dict[str, float] | None:
 
 
 class TokenizeBody(Strict):
-    """The body of /tokenize: a prompt, or a conversation that is rendered first."""
+    """The body of /tokenize: a prompt, or a conversation to render."""
 
     model: str | None = None
     prompt: str | None = None
@@ -106,7 +106,7 @@ class TokenizeBody(Strict):
     chat_template_kwargs: TemplateArguments | None = None
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
-        """The conversation, as a chat completion would show it to the model."""
+        """The conversation, as a chat completion renders it."""
         messages = [as_system(message) for message in self.messages or []]
         check_messages(messages, state)
         tools = check_tools([tool.function.to_tool() for tool in self.tools or []], state)
@@ -123,7 +123,7 @@ class DetokenizeBody(Strict):
 
 
 async def handle_tokenize(call: HttpCall) -> None:
-    """Give the tokens of a prompt or of a conversation."""
+    """Respond with the tokens of a prompt or of a conversation."""
     body = await call.read(TokenizeBody)
     call.state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -145,7 +145,7 @@ def _tokenize(call: HttpCall, body: TokenizeBody) -> list[int]:
 
 
 async def handle_detokenize(call: HttpCall) -> None:
-    """Give the text of tokens."""
+    """Respond with the text of tokens."""
     body = await call.read(DetokenizeBody)
     call.state.check_model(body.model)
     text = await call.work(_detokenize, call, body.tokens, body.skip_special_tokens)
@@ -158,7 +158,7 @@ def _detokenize(call: HttpCall, tokens: Sequence[int], skip_special_tokens: bool
 
 
 def served_paths(request: Request) -> dict[str, list[str]]:
-    """The paths of all routes by the method that they take."""
+    """The paths of all routes by method."""
     served: dict[str, list[str]] = {"POST": [], "GET": sorted(OPEN_PATHS)}
     for route in request.app.routes:
         served["POST" if "POST" in route.methods else "GET"].append(route.path_format)
@@ -166,18 +166,18 @@ def served_paths(request: Request) -> dict[str, list[str]]:
 
 
 class StatusRoutes:
-    """Routes that only look: models, metrics and statistics."""
+    """Routes that only read: models, metrics and statistics."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     async def show_routes(self, request: Request) -> Response:
-        """What this is and where to go."""
+        """The name, the version, the models and the routes."""
         about = {"name": "glint", "version": __version__, "models": self._state.model_names}
         return _json(about | {"routes": served_paths(request), "documentation": "docs/server.md of glint"})
 
     async def list_models(self, request: Request) -> Response:
-        """All names that the model is served under."""
+        """All names of the served model."""
         entries = [self._model(name) for name in self._state.model_names]
         return _json({"object": "list", "data": entries})
 

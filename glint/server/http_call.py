@@ -1,4 +1,4 @@
-"""One HTTP call of a route that generates: read, begun, answered or refused, and always recorded once."""
+"""One HTTP call of a generating route: it is read, run, answered or refused, and recorded exactly once."""
 
 import asyncio
 import secrets
@@ -31,7 +31,7 @@ Body = TypeVar("Body")
 
 
 class HttpCall:
-    """What a handler needs of one call. Handlers raise `Problem`; the route answers with it."""
+    """One call as a handler sees it. A handler raises `Problem`, and the route answers with it."""
 
     def __init__(self, state: ServerState, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
@@ -50,18 +50,18 @@ class HttpCall:
 
     @property
     def route(self) -> str:
-        """The path that was called."""
+        """The path of the call."""
         return str(self._scope["path"])
 
     @property
     def tenant(self) -> Tenant:
-        """Whose key the call carries."""
+        """The tenant whose key the call carries."""
         return tenant_of(self._scope)
 
     async def read(self, kind: type[Body]) -> Body:
-        """The body, checked against its type; from now on a client that leaves ends the call.
+        """Read the body and check it against its type; from now on a client that leaves ends the call.
 
-        While the queue is full nothing is read: what a refusal costs is taken from those who are served.
+        While the queue is full the body is not read: a refusal must cost the running requests little.
         """
         self.state.admission.check_room(self.tenant.share())
         self.state.outcomes.admit(self.request_id, self.route)
@@ -73,7 +73,7 @@ class HttpCall:
         return body
 
     async def begin(self, *requests: GenerationRequest) -> Generation:
-        """Prepare one request per prompt and hand them to the engine as one request."""
+        """Prepare one generation request per prompt and submit them to the engine together."""
         prepared = [await self._prepare(request) for request in requests]
         self._check_logprobs(prepared)
         self.generation = Generation(self.state, prepared, self._record.seconds)
@@ -85,11 +85,11 @@ class HttpCall:
         return self.generation
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run what takes long on a worker thread, unless the client has left before it begins."""
+        """Run a function on a worker thread, unless the client has left before it begins."""
         return await self.state.work(self.tenant.share(), self._unless_left, function, *arguments)
 
     async def _prepare(self, request: GenerationRequest) -> PreparedRequest:
-        """What the engine needs of a request; what takes no time is done on the spot, not on a worker thread."""
+        """Prepare a request, on a worker thread where it needs one."""
         if request.needs_worker:
             return await self.work(prepare, self.state, request, self.tenant)
         with self.state.preparing(self.tenant.share()):
@@ -103,7 +103,7 @@ class HttpCall:
         return function(*arguments)
 
     def _check_logprobs(self, prompts: Sequence[PreparedRequest]) -> None:
-        """Refuse log-probabilities of prompts that would keep the server busy writing them."""
+        """Refuse prompt log-probabilities that would keep the server busy writing them."""
         params = prompts[0].engine_request.params
         if params.prompt_logprobs is not None:
             num_tokens = sum(len(prompt.engine_request.prompt_tokens) for prompt in prompts)
@@ -111,26 +111,26 @@ class HttpCall:
             check_count("prompt_logprobs", count, self.state.limits.logprob_entries, "entries for the prompts")
 
     async def reply(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        """Answer with a JSON body."""
+        """Send a response with a JSON body."""
         self.status = status
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*JSON_HEADERS, length, *(headers or [])])
         await self._send({"type": "http.response.body", "body": body})
 
     async def open_stream(self) -> None:
-        """Begin a stream of events."""
+        """Begin a response of server-sent events."""
         self.status = 200
         self.is_streaming = True
         await self._start(200, STREAM_HEADERS)
 
     async def send_events(self, events: bytes) -> None:
-        """Add to the stream; waits while the client reads slowly."""
+        """Send events; waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": escape_line_ends(events), "more_body": True})
 
     async def stream(self, generation: Generation, encode: Callable[[Delta], bytes]) -> None:
-        """Add what every step brings to the stream, until all choices have ended.
+        """Send the events of every step until all choices have ended.
 
-        While the client keeps up, events are written in the call that delivers the step; a slow client is waited for.
+        While the client keeps up, the call that delivers a step writes its events. A slow client is waited for.
         """
         write: Callable[[bytes], bool] | None = self._scope.get("extensions", {}).get(WRITE_NOW)
         if write is not None:
@@ -145,12 +145,12 @@ class HttpCall:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def refuse(self, problem: Problem) -> None:
-        """Answer with a problem in the form of the route."""
+        """Respond with a problem in the form of the route's API."""
         self.status = problem.status
         await send_problem(self._send, self.route, problem, self.request_id)
 
     def close(self, problem: Problem | None) -> None:
-        """End what is left of the call and record its outcome."""
+        """End the call and record its outcome."""
         if self._watcher is not None:
             self._watcher.cancel()
         if self.generation is not None:
@@ -197,7 +197,7 @@ class HttpCall:
 
 
 def escape_line_ends(events: bytes) -> bytes:
-    """Events whose JSON has no character, such as U+2028, at which some clients would split a line of a stream."""
+    """Escape characters such as U+2028, at which some clients split the lines of a stream."""
     if not events.isascii():
         for raw, escaped in LINE_ENDS:
             events = events.replace(raw, escaped)
@@ -209,7 +209,7 @@ def _client_left() -> Problem:
 
 
 def _classify(problem: Problem | None, endings: list[str]) -> tuple[Outcome, str]:
-    """The outcome of a call and its reason: of several choices, the one that was cut shortest speaks."""
+    """The outcome of a call and its reason. Of several choices, one that reached its length decides first."""
     if problem is None:
         ending: Outcome = "length" if "length" in endings else "stopped" if "stopped" in endings else "finished"
         return ending, ending
@@ -227,9 +227,9 @@ StreamError = Callable[[Problem, str], bytes]
 
 
 class GeneratingRoute:
-    """An ASGI endpoint around a handler: every call ends in exactly one response and exactly one recorded outcome.
+    """An ASGI endpoint around a handler. Every call ends in exactly one response and one recorded outcome.
 
-    `stream_error` writes the last event of a stream that cannot go on.
+    `stream_error` writes the last event of a stream that failed.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class GeneratingRoute:
         self._stream_error = stream_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the handler; where it fails, answer in its place."""
+        """Run the handler; where it fails, respond with the problem."""
         call = HttpCall(self._state, self._prefix, scope, receive, send)
         problem: Problem | None = None
         try:

@@ -1,4 +1,4 @@
-"""What a client may ask for at most."""
+"""The limits of what a client may ask for."""
 
 import math
 from dataclasses import dataclass, fields
@@ -9,18 +9,17 @@ from glint.sampling import MAX_CHOICES
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of one server. The defaults suit agents with long histories and many tools.
+    """The limits of one server. The defaults suit agents with long histories and many tools.
 
     A body has at most `body_bytes` bytes and `body_containers` objects and lists, nests at most `body_depth` deep and
-    must arrive within `body_seconds`;
-    headers are bounded by the HTTP server, at 64 KiB. A conversation has at most `messages` messages of at most
-    `content_parts` parts each. At most `tools` tools are declared, the schema of each at most `schema_bytes` long as
-    compact JSON and `schema_depth` deep; these two hold for response formats as well. Stop strings: at most `stops`,
-    each of at most `stop_chars` characters; as many stop token ids. A request has at most `prompts` prompts and
-    `choices` answers to each, `logit_bias_entries` entries of logit_bias, and for the log-probabilities of its prompts
-    `logprob_entries` entries. It ends after `deadline_seconds`; a
-    client may ask for another deadline up to `max_deadline_seconds`. At most `waiting_requests` requests with
-    `waiting_tokens` prompt tokens together wait for their first step.
+    must arrive within `body_seconds`. The HTTP server limits headers to 64 KiB. A conversation has at most `messages`
+    messages of at most `content_parts` parts each. At most `tools` tools are declared, the schema of each at most
+    `schema_bytes` long as compact JSON and `schema_depth` deep; these two hold for response formats as well. Stop
+    strings: at most `stops`, each of at most `stop_chars` characters; as many stop token ids. A request has at most
+    `prompts` prompts and `choices` answers to each, `logit_bias_entries` entries of logit_bias, and `logprob_entries`
+    entries of prompt log-probabilities. It ends after `deadline_seconds`; a client may ask for another deadline up to
+    `max_deadline_seconds`. At most `waiting_requests` requests with `waiting_tokens` prompt
+    tokens together wait for their first step.
     """
 
     body_bytes: int = 4 * 2**20

@@ -1,4 +1,4 @@
-"""Conversations of Anthropic's interface in the words of chat templates."""
+"""Converts conversations of the Anthropic API to the messages that chat templates take."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ ChatMessage = dict[str, Any]
 
 
 class CacheControl(Strict, tag_field="type", tag="ephemeral"):
-    """A hint to the cache, which keeps what it has room for without being asked."""
+    """A hint to the cache, which caches every prompt without it."""
 
     ttl: Literal["5m", "1h"] | None = None
 
@@ -29,7 +29,7 @@ class TextPart(Strict, tag_field="type", tag="text"):
 
 
 class ThinkingPart(Strict, tag_field="type", tag="thinking"):
-    """What the model thought in an earlier turn, as it was answered."""
+    """The thinking of an earlier turn, as the response had it."""
 
     thinking: str
     signature: str = ""
@@ -46,7 +46,7 @@ class ToolUsePart(Strict, tag_field="type", tag="tool_use"):
 
 
 class ToolResultPart(Strict, tag_field="type", tag="tool_result"):
-    """What a call gave; the model is told of an error by the word before it."""
+    """The result of a call. The model sees `Error:` before the text of an error."""
 
     tool_use_id: str
     content: str | list[TextPart] = ""
@@ -79,13 +79,13 @@ class MessageFields(Strict):
 def read_conversation(
     system: str | list[TextPart] | None, messages: Sequence[MessageFields], limits: Limits
 ) -> list[ChatMessage]:
-    """The messages of a chat that a conversation stands for, checked before any work on them."""
+    """Convert a conversation to chat messages, after checking its size."""
     check_count("messages", len(messages), limits.messages, "messages")
     if not messages:
         raise refusal("messages is empty; give at least one message", "messages")
     if messages[-1].role == "assistant":
-        place = f"messages[{len(messages) - 1}].role"
-        raise refusal(f"{place} is 'assistant', but an answer cannot be begun for the model; end with a user's", place)
+        field = f"messages[{len(messages) - 1}].role"
+        raise refusal(f"{field} is 'assistant', but an answer cannot be begun for the model; end with a user's", field)
     read: list[ChatMessage] = []
     if isinstance(system, list):
         check_count("system", len(system), limits.content_parts, "parts")
@@ -98,7 +98,7 @@ def read_conversation(
 
 
 def _read_message(message: MessageFields, where: str, limits: Limits) -> list[ChatMessage]:
-    """The messages that one message stands for: each tool result is a message of its own."""
+    """Convert one message. Each tool result becomes a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     check_count(where, len(message.content), limits.content_parts, "parts")
@@ -106,15 +106,15 @@ def _read_message(message: MessageFields, where: str, limits: Limits) -> list[Ch
         raise refusal(f"{where} is empty; give at least one part", where)
     for index, part in enumerate(message.content):
         if not isinstance(part, _ALLOWED[message.role]):
-            kind, place = part.__struct_config__.tag, f"{where}[{index}]"
-            raise refusal(f"{place} is of type {kind!r}, which a message of the {message.role} cannot have", place)
+            kind, field = part.__struct_config__.tag, f"{where}[{index}]"
+            raise refusal(f"{field} is of type {kind!r}, which a message of the {message.role} cannot have", field)
     if message.role == "assistant":
         return [_read_assistant(message.content)]
     return list(_read_others(message.role, message.content))
 
 
 def _read_assistant(parts: Sequence[ContentPart]) -> ChatMessage:
-    """One message, whatever it is made of."""
+    """Convert the parts of an assistant's message to one message."""
     read: ChatMessage = {
         "role": "assistant",
         "content": "".join(part.text for part in parts if isinstance(part, TextPart)),
@@ -129,7 +129,7 @@ def _read_assistant(parts: Sequence[ContentPart]) -> ChatMessage:
 
 
 def _read_others(role: str, parts: Sequence[ContentPart]) -> Iterator[ChatMessage]:
-    """Neighbouring texts in one message, tool results in messages of their own, in their order."""
+    """Convert other parts in order: adjacent texts to one message, each tool result to its own."""
     for is_text, group in groupby(parts, key=lambda part: isinstance(part, TextPart)):
         if is_text:
             yield {"role": role, "content": "".join(part.text for part in group if isinstance(part, TextPart))}

@@ -1,8 +1,8 @@
-"""POST /v1/messages and /v1/messages/count_tokens as Anthropic's clients know them.
+"""POST /v1/messages and /v1/messages/count_tokens of the Anthropic API.
 
-What differs from Anthropic's own service: every prompt is cached by itself, so `cache_control` is taken and needs no
-work. Thinking that is left out is as the model's template has it. Its budget cannot be enforced, so `budget_tokens` is
-taken only where it cannot bind, next to `max_tokens`. An answer cannot be begun by the client. `seed`, `min_p`,
+Differences from Anthropic's service: the server caches every prompt, so it accepts `cache_control` and ignores it.
+Without `thinking` the model's chat template decides. The server cannot enforce a thinking budget, so it accepts
+`budget_tokens` only where `max_tokens` makes it hold. A client cannot begin the assistant's message. `seed`, `min_p`,
 `clear_thinking` and `deadline_seconds` are additions.
 """
 
@@ -49,7 +49,7 @@ class ToolFields(Strict):
     cache_control: CacheControl | None = None
 
     def to_tool(self) -> Tool:
-        """The tool in our own words."""
+        """The tool in the form of every API."""
         return Tool(self.name, self.description, self.input_schema, bool(self.strict))
 
 
@@ -77,14 +77,14 @@ class NoChoice(Strict, tag_field="type", tag="none"):
 
 
 class ThinkingEnabled(Strict, tag_field="type", tag="enabled"):
-    """The model thinks, up to a budget that only max_tokens can enforce."""
+    """The model thinks; only max_tokens enforces the budget."""
 
     budget_tokens: int
     display: Literal["summarized"] | None = None
 
 
 class ThinkingAdaptive(Strict, tag_field="type", tag="adaptive"):
-    """The model thinks as long as it finds right."""
+    """The model thinks as long as it chooses."""
 
     display: Literal["summarized"] | None = None
 
@@ -100,7 +100,7 @@ class ClearThinking(Strict, tag_field="type", tag="clear_thinking_20251015"):
 
 
 class ContextManagement(Strict):
-    """What happens to a long conversation."""
+    """How the server edits a long conversation."""
 
     edits: list[ClearThinking] | None = None
 
@@ -112,20 +112,20 @@ class SchemaFormat(Strict, tag_field="type", tag="json_schema"):
 
 
 class OutputConfig(Strict):
-    """What the answer must look like; the model knows one effort, its highest."""
+    """The form of the output. The model has one effort, its highest."""
 
     format: SchemaFormat | None = None
     effort: Literal["high"] | None = None
 
 
 class Metadata(Strict):
-    """Who the request is for."""
+    """The user of the request."""
 
     user_id: str | None = None
 
 
 class PromptBody(Strict):
-    """What makes up a prompt: the body of /v1/messages/count_tokens."""
+    """The fields of a prompt: the body of /v1/messages/count_tokens."""
 
     model: str
     messages: list[MessageFields]
@@ -140,7 +140,7 @@ class PromptBody(Strict):
     clear_thinking: bool | None = None
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
-        """The conversation that the model is to go on with."""
+        """The conversation that the model continues."""
         state.check_model(self.model)
         return ChatPrompt(
             messages=read_conversation(self.system, self.messages, state.limits),
@@ -151,12 +151,12 @@ class PromptBody(Strict):
         )
 
     def to_constraint(self, state: ServerState) -> JsonSchema | None:
-        """The schema that the answer must fit."""
-        asked = None if self.output_config is None else self.output_config.format
-        if asked is None:
+        """The schema that the output must fit."""
+        output_format = None if self.output_config is None else self.output_config.format
+        if output_format is None:
             return None
-        check_schema("output_config.format.schema", asked.schema, state.limits)
-        return JsonSchema(asked.schema)
+        check_schema("output_config.format.schema", output_format.schema, state.limits)
+        return JsonSchema(output_format.schema)
 
     def _tool_choice(self) -> ToolChoice:
         choice = self.tool_choice
@@ -197,7 +197,7 @@ class MessagesBody(PromptBody, kw_only=True):
     deadline_seconds: float | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
-        """What the body asks for, in our own words."""
+        """The generation request of this body."""
         stops = self.stop_sequences or []
         limits = state.limits
         check_count("stop_sequences", len(stops), limits.stops)
@@ -216,7 +216,7 @@ class MessagesBody(PromptBody, kw_only=True):
         return GenerationRequest(self.to_prompt(state), params, deadline, self.to_constraint(state))
 
     def _check_budget(self) -> None:
-        """A budget that thinking could exceed before the answer reaches max_tokens would not be kept."""
+        """Refuse a budget that thinking could exceed before the output reaches max_tokens."""
         if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens < self.max_tokens - 1:
             message = (
                 f"thinking.budget_tokens is {self.thinking.budget_tokens}, but a budget below max_tokens - 1 = "
@@ -245,7 +245,7 @@ async def handle_count_tokens(call: HttpCall) -> None:
 
 
 def stream_error(problem: Problem, request_id: str) -> bytes:
-    """The last event of a stream that cannot go on."""
+    """The last event of a stream that failed."""
     return b"event: error\ndata: " + anthropic_body(problem, request_id) + b"\n\n"
 
 
@@ -263,7 +263,7 @@ async def _reply(call: HttpCall, generation: Generation) -> None:
 
 
 async def _stream(call: HttpCall, generation: Generation) -> None:
-    """Send events as they come; the first waits for the first tokens, for it says how much came from the cache."""
+    """Send events as they arrive. The first waits for the first tokens, since it has the number of cached tokens."""
     parts = Parts(MessageWriter())
     is_begun = False
     await call.open_stream()

@@ -1,4 +1,4 @@
-"""Answers of POST /v1/messages, whole and as the events that Anthropic's clients know."""
+"""Responses of POST /v1/messages, whole and as the events of a stream."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _DELTAS = {
 
 
 class MessageWriter:
-    """Writes the parts of a message; thinking has an empty signature, since nothing is hidden in it."""
+    """Writes the parts of a message. Thinking has an empty signature, since it is plain text."""
 
     def opened(self, part: Part) -> list[WireEvent]:
         """The start of a part."""
@@ -36,7 +36,7 @@ class MessageWriter:
 
 
 def _content(part: Part) -> dict[str, Any]:
-    """A part as a message has it. The arguments of a call are passed on byte for byte."""
+    """A part as a content block. The arguments of a call keep their bytes."""
     if part.kind == "reasoning":
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     if part.kind == "text":
@@ -51,13 +51,13 @@ def message_start(message_id: str, model: str, usage: Usage) -> WireEvent:
 
 
 def message_end(parts: Parts, usage: Usage) -> list[WireEvent]:
-    """The last events of a stream: why the message ended, and what it used."""
+    """The last events of a stream: the stop reason and the token counts."""
     delta = {"type": "message_delta", "delta": _ending(parts.last), "usage": _usage(usage)}
     return [delta, {"type": "message_stop"}]
 
 
 def whole_message(message_id: str, model: str, parts: Parts, usage: Usage) -> dict[str, Any]:
-    """A message with all the parts that have come."""
+    """A message with all its parts."""
     return {
         "id": message_id,
         "type": "message",
@@ -80,7 +80,7 @@ def _ending(last: Delta | None) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Token counts; input tokens that came from the cache count apart from the others."""
+    """Token counts. Cached input tokens count apart from the others."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

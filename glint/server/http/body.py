@@ -1,4 +1,4 @@
-"""Reading a JSON body from a client that is not trusted: bounded in bytes, in depth and in time, then typed."""
+"""Reads a JSON body from an untrusted client: limits its bytes, depth and time, then checks its type."""
 
 import asyncio
 import re
@@ -101,8 +101,8 @@ def check_utf8(raw: bytes) -> None:
 def check_structure(raw: bytes, max_depth: int, max_containers: int) -> None:
     """Refuse JSON that nests too deep or has too many objects and lists, in linear time and without decoding it.
 
-    Brackets inside strings do not count. Of a text that is no JSON, the part before its first error is judged right,
-    which is all that a decoder gets to see.
+    Brackets inside strings do not count. Of invalid JSON, the check is right up to the first error, which is as far as
+    a decoder reads.
     """
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -130,13 +130,13 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 
 def shorten(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """A text of the client as an error may show it: printable and not long."""
+    """The client's text as an error may show it: printable and short."""
     shown = text if len(text) <= max_chars else f"{text[:max_chars]} (cut)"
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
 
 
 def _problem_of(text: str) -> Problem:
-    """What msgspec says, in words for the client. Of a long text the middle, which is the client's own, is dropped."""
+    """The problem of an error of msgspec. Of a long text the middle, which is the client's, is dropped."""
     if len(text) > MAX_ERROR_CHARS:
         text = text[: MAX_ERROR_CHARS // 2] + text[-MAX_ERROR_CHARS // 2 :]
     if match := _UNKNOWN.fullmatch(text):

@@ -1,7 +1,7 @@
-"""HTTP/1.1 under the application: what a client sends is bounded in bytes, lines and time, and answers must be read.
+"""HTTP/1.1 under the application. It limits the bytes, lines and time of a client, and drops one that does not read.
 
-The parser is fed in small pieces, and no further while a request waits behind the one that is being answered: whatever
-a client sends, a connection keeps little more than `HEADER_BYTES` and one read of its socket.
+The parser gets small pieces, and nothing while a request waits behind the one that is being answered. So a connection
+keeps little more than `HEADER_BYTES` and one read of its socket, whatever a client sends.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 class Exchange:
     """One request and its response, as `receive` and `send` of an application.
 
-    It is over when the response is complete or the client has left; then nothing is written for it any more.
+    It is over when the response is complete or the client has left; from then on it writes nothing.
     """
 
     def __init__(self, connection: "BoundedConnection", app: ASGIApp, scope: Scope, keeps_alive: bool) -> None:
@@ -59,7 +59,7 @@ class Exchange:
         self._is_http_10 = scope["http_version"] == "1.0"
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
         self._waits_for_continue = expects and not self._is_http_10
-        self._has_news = asyncio.Event()
+        self._has_changed = asyncio.Event()
         self._is_read = False
         self._sends_body = scope["method"] != "HEAD"
         self._sends_chunks = False
@@ -67,7 +67,7 @@ class Exchange:
         self._head = b""
 
     async def run(self) -> None:
-        """Let the application answer; where it cannot, answer for it or cut the response off."""
+        """Run the application; where it fails, respond with an error or cut the response off."""
         scope, self._scope = self._scope, {}
         try:
             await self._app(scope, self.receive, self.send)
@@ -84,22 +84,22 @@ class Exchange:
                 await send_problem(self.send, self.path, Problem(500, "internal error", code="internal_error"))
 
     def leave(self) -> None:
-        """The client has gone, or will not get this response."""
+        """End the exchange: the client has left, or will not get this response."""
         self.is_over = True
-        self._has_news.set()
+        self._has_changed.set()
 
     def add(self, body: bytes) -> None:
         """A piece of the body has arrived."""
         self.body += body
-        self._has_news.set()
+        self._has_changed.set()
 
     def complete(self) -> None:
         """The whole request has arrived."""
         self.is_received = True
-        self._has_news.set()
+        self._has_changed.set()
 
     async def receive(self) -> Message:
-        """The next piece of the body; after the last one, wait for the end."""
+        """The next piece of the body; after the last one, wait until the exchange is over."""
         if self._waits_for_continue and not self.is_over:
             self._waits_for_continue = False
             self._connection.transport.write(CONTINUE)
@@ -110,8 +110,8 @@ class Exchange:
                 self._is_read = self.is_received
                 self._connection.read_on()
                 return message
-            self._has_news.clear()
-            await self._has_news.wait()
+            self._has_changed.clear()
+            await self._has_changed.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -128,17 +128,17 @@ class Exchange:
             self._write(message.get("body", b""), bool(message.get("more_body", False)))
 
     def write_now(self, events: bytes) -> bool:
-        """Write a piece of a response that has begun; whether the client keeps up with what is written."""
+        """Write a piece of a response that has begun; returns whether the client keeps up."""
         connection = self._connection
         if events and not self.is_over and not connection.transport.is_closing():
             connection.transport.write(self._take_head() + self._frame(events))
         return connection.is_writable.is_set()
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begin the response. A client of HTTP/1.0 knows no chunks: the end of the connection ends what has no length.
+        """Begin the response. For HTTP/1.0, which has no chunks, closing the connection ends a body without a length.
 
-        The head leaves with the first piece of the body; one without a length, whose body may take long, at once after
-        all that is due now.
+        The head is written with the first piece of the body. The head of a body without a length, which may take long,
+        is written in the next turn of the event loop.
         """
         self._waits_for_continue = False
         self._sends_body = self._sends_body and status not in (204, 304)
@@ -193,16 +193,16 @@ class Exchange:
 
 
 class BoundedConnection(asyncio.Protocol):
-    """A connection of uvicorn's server: requests are answered in their order, the first of `_exchanges` at the moment.
+    """A connection of uvicorn's server. It answers requests in order; the first of `_exchanges` is the current one.
 
     - Between two bytes of body, and before the first, a client sends at most `HEADER_BYTES` bytes and `HEADER_LINES`
       headers, trailers included; the head of a request arrives within `HEADER_SECONDS`, the rest within
       `REQUEST_SECONDS`.
-    - What follows a request that is being answered waits, beyond `HEADER_BYTES` unread; then a client that leaves is
-      not noticed, so one that sends so much ahead is dropped after `PIPELINE_SECONDS`.
-    - A response that is complete before its request ends the connection; the client has `LINGER_SECONDS` to read it
-      and may send `LINGER_BYTES` more, which are dropped.
-    - A client that reads slowly is waited for; one that takes nothing of a full buffer for `STALL_SECONDS` is dropped.
+    - Bytes after the current request wait, beyond `HEADER_BYTES` in the kernel. Then the connection cannot notice that
+      the client leaves, so it drops a client that sends so much ahead after `PIPELINE_SECONDS`.
+    - A response that is complete before its request ends the connection. The client has `LINGER_SECONDS` to read it;
+      up to `LINGER_BYTES` more that it sends are dropped.
+    - A slow reader is waited for. A client that reads nothing of a full buffer for `STALL_SECONDS` is dropped.
     """
 
     transport: asyncio.Transport
@@ -254,7 +254,7 @@ class BoundedConnection(asyncio.Protocol):
         self._await_next()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whatever the client has asked for, it is not there any more."""
+        """End all exchanges: the client has left."""
         self._connections.discard(self)
         self._takes_requests = False
         self._is_closing = True
@@ -268,14 +268,14 @@ class BoundedConnection(asyncio.Protocol):
         del self._parser
 
     def shutdown(self) -> None:
-        """Answer what is being answered and close; uvicorn's server calls this when it drains."""
+        """Finish the current response and close; uvicorn's server calls this when it drains."""
         if self._exchanges:
             self._exchanges[0].keeps_alive = False
         else:
             self.close()
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes; those that come after the last answer are dropped, and too many of them end its reading."""
+        """Add received bytes. After the last response they are dropped, and too many of them abort the connection."""
         if not self._is_closing:
             self._has_begun = True
             self._unread += data
@@ -286,7 +286,7 @@ class BoundedConnection(asyncio.Protocol):
             self.transport.abort()
 
     def read_on(self) -> None:
-        """Give the parser what it may have now; what it may not have yet waits here, and then in the kernel."""
+        """Feed the parser as far as it may read now; the rest waits here, and then in the kernel."""
         while self._unread and self._may_parse():
             piece = bytes(self._unread[:PIECE_BYTES])
             del self._unread[:PIECE_BYTES]
@@ -306,7 +306,7 @@ class BoundedConnection(asyncio.Protocol):
         return self._takes_requests and has_room and len(self._exchanges) < 2
 
     def _parse(self, piece: bytes) -> None:
-        """Feed the parser. Where it takes the body for another protocol, it is given the same head without Upgrade."""
+        """Feed the parser. Where it takes the body for another protocol, feed it the same head without Upgrade."""
         while piece:
             try:
                 return self._parser.feed_data(piece)
@@ -333,11 +333,11 @@ class BoundedConnection(asyncio.Protocol):
         self._headers = []
 
     def on_url(self, target: bytes) -> None:
-        """A piece of what is asked for."""
+        """A piece of the request target."""
         self._target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which is counted and not kept."""
+        """Keep a header; count a trailer and drop it."""
         self._num_headers += 1
         if self._num_headers > HEADER_LINES:
             raise _too_large(f"{HEADER_LINES} lines")
@@ -345,16 +345,16 @@ class BoundedConnection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is there: the request can be answered, or waits for those before it."""
+        """The head is complete: run the request, or queue it behind those before it."""
         self._is_in_headers = False
         if self._parser.should_upgrade():
             return
         use_target_host(self._target, self._headers)
         scope = self._scope()
         limit = self._config.limit_concurrency
-        is_crowded = limit is not None and len(self._connections) >= limit
-        app = _refuse_crowd if is_crowded and scope["path"] not in ALWAYS_ANSWERED else self._config.loaded_app
-        self._add(Exchange(self, app, scope, self._parser.should_keep_alive() and not is_crowded))
+        is_at_limit = limit is not None and len(self._connections) >= limit
+        app = _refuse_connection if is_at_limit and scope["path"] not in ALWAYS_ANSWERED else self._config.loaded_app
+        self._add(Exchange(self, app, scope, self._parser.should_keep_alive() and not is_at_limit))
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body."""
@@ -362,7 +362,7 @@ class BoundedConnection(asyncio.Protocol):
         self._exchanges[-1].add(body)
 
     def on_message_complete(self) -> None:
-        """The request is there; another may follow if the client said so."""
+        """The request is complete. Another may follow on a connection that is kept alive."""
         if self._parser.should_upgrade():
             return
         self._has_begun = False
@@ -406,7 +406,7 @@ class BoundedConnection(asyncio.Protocol):
         task.add_done_callback(tasks.discard)
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with a problem after all that is complete, and close; it takes the place of a request cut off."""
+        """Respond with a problem after all complete requests, in place of an incomplete one, and close."""
         self._takes_requests = False
         if self._exchanges and not self._exchanges[-1].is_received:
             exchange = self._exchanges.pop()
@@ -422,7 +422,7 @@ class BoundedConnection(asyncio.Protocol):
         return None
 
     def answered(self, exchange: Exchange) -> None:
-        """A response is complete: go on with the next request, or close."""
+        """A response is complete: run the next request, or close."""
         self._server_state.total_requests += 1
         if not exchange.keeps_alive:
             return self.close()
@@ -432,7 +432,7 @@ class BoundedConnection(asyncio.Protocol):
         return self.read_on()
 
     def close(self) -> None:
-        """Close once all is written; a client that may still be sending has a moment to read the last answer first."""
+        """Close once all is written. A client that may still be sending first has a moment to read the response."""
         may_send = bool(self._unread) or not all(exchange.is_received for exchange in self._exchanges)
         self._takes_requests = False
         self._is_closing = True
@@ -450,7 +450,7 @@ class BoundedConnection(asyncio.Protocol):
             self.transport.close()
 
     def _await_next(self) -> None:
-        """Set a time for what the client has to do next. What it has already been waited for gets no more time."""
+        """Set a timer for what the client must do next. A timer that already runs for it is kept."""
         awaited, seconds = None, 0.0
         if self._is_closing:
             awaited, seconds = "end", LINGER_SECONDS
@@ -466,9 +466,9 @@ class BoundedConnection(asyncio.Protocol):
         if self._awaited_timer is not None:
             self._awaited_timer.cancel()
         self._awaited = awaited
-        self._awaited_timer = None if awaited is None else self.loop.call_later(seconds, self._give_up)
+        self._awaited_timer = None if awaited is None else self.loop.call_later(seconds, self._on_timeout)
 
-    def _give_up(self) -> None:
+    def _on_timeout(self) -> None:
         if self._awaited == "body" or (self._awaited == "head" and self._bytes_since_body > 0):
             message = f"the {self._awaited} of the request did not arrive in time; send it faster"
             self._refuse(Problem(408, message, code="request_timeout"))
@@ -483,7 +483,7 @@ class BoundedConnection(asyncio.Protocol):
             (self.transport.pause_reading if is_full else self.transport.resume_reading)()
 
     def pause_writing(self) -> None:
-        """The buffer is full: the client must take something of it soon."""
+        """The buffer is full: the client must read some of it soon."""
         self.is_writable.clear()
         self._await_reading()
 
@@ -506,7 +506,7 @@ class BoundedConnection(asyncio.Protocol):
             self.transport.abort()
 
 
-async def _refuse_crowd(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     message = "the server has as many connections as it may have; try again in a moment"
     await send_problem(send, scope["path"], Problem(503, message, "too_many_connections", headers={"Retry-After": "1"}))
 

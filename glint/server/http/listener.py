@@ -1,4 +1,4 @@
-"""The listening socket of a server, and what accepts its connections."""
+"""The listening socket of a server, and the loop that accepts its connections."""
 
 import asyncio
 import socket
@@ -14,16 +14,16 @@ RETRY_SECONDS = 0.5
 
 
 def check_port(port: int) -> None:
-    """Refuse what is no port."""
+    """Refuse an invalid port."""
     if not 1 <= port <= HIGHEST_PORT:
         raise RequestError(f"--port is {port}; it must be from 1 to {HIGHEST_PORT}")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind the address before anything is loaded, so that one in use is known at once.
+    """Bind the address, before anything is loaded, so that an address in use is an error at once.
 
-    Connections inherit that nothing is held back, and the size of the send buffer, which bounds what the kernel keeps
-    for a client that does not read.
+    Connections inherit TCP_NODELAY and the size of the send buffer, which bounds what the kernel keeps for a client
+    that does not read.
     """
     check_port(port)
     try:

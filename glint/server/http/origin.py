@@ -1,8 +1,8 @@
 """Which host names the server answers to, and which web pages may call it from a browser.
 
-A browser sends the name that it asked for as `Host` and the site of the page that asks as `Origin`; a page can change
-neither. So a page of another site shows itself by its Origin, and a page whose own name was led to this machine (DNS
-rebinding) by its Host. Clients other than browsers send no Origin and the name that they were given.
+A browser sends the host name that it called as `Host` and the site of the calling page as `Origin`; a page can change
+neither. So Origin reveals a page of another site, and Host reveals a page whose own name resolves to this machine (DNS
+rebinding). Clients other than browsers send no Origin.
 """
 
 import re
@@ -27,14 +27,14 @@ _CLOSE = {"Connection": "close"}
 
 
 class Host(NamedTuple):
-    """A host as a client names it: a name in lower case or an address in its usual form, and the port if it is said."""
+    """A host: a name in lower case or an address in canonical form, and the port if there is one."""
 
     name: str
     port: int | None
 
 
 def parse_host(text: str) -> Host | None:
-    """The host that `NAME`, `NAME:PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT` speaks of; None where it is malformed."""
+    """Parse `NAME`, `NAME:PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`; None where the text is malformed."""
     match = _HOST.fullmatch(text)
     if match is None:
         return None
@@ -63,10 +63,10 @@ def is_loopback(name: str) -> bool:
 
 
 class AllowedHosts:
-    """The host names that a server answers to: those of the machine itself and those that it was given.
+    """The host names that a server answers to: loopback names and the configured ones.
 
-    A given name stands for itself with any port, `*.internal` for every name that ends so, `*` for all names. A server
-    that listens to other machines and was given no names answers to all.
+    A configured name matches itself with any port, `*.internal` every name that ends so, `*` all names. A server that
+    listens on another address than loopback, without configured names, answers to all.
     """
 
     def __init__(self, bind: str, given: Sequence[str] = ()) -> None:
@@ -81,7 +81,7 @@ class AllowedHosts:
 
 
 def _parse_pattern(pattern: str) -> str:
-    """A given name as hosts have it; of `*.internal` the ending `.internal`."""
+    """A configured name in the form of a `Host` name; of `*.internal` the ending `.internal`."""
     host = parse_host(pattern.removeprefix("*."))
     if host is None or host.port is not None:
         raise RequestError(
@@ -94,7 +94,7 @@ def _parse_pattern(pattern: str) -> str:
 def is_same_origin(origin: str, host: Host) -> bool:
     """Whether a page was served under the host that it now calls.
 
-    A proxy may have taken TLS off, so the scheme is the page's own; it says which port is meant where none is given.
+    A proxy may have ended TLS, so the scheme is that of the page; it decides the port where none is written.
     """
     match = _ORIGIN.fullmatch(origin)
     if match is None or (page := parse_host(match["host"])) is None:
@@ -104,17 +104,17 @@ def is_same_origin(origin: str, host: Host) -> bool:
 
 
 def use_target_host(target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    """Where a request line holds a whole address, as for proxies, its host stands in place of the Host header's."""
+    """Replace the Host header by the host of the request target where that is an absolute URL, as for proxies."""
     match = _ABSOLUTE_TARGET.match(target)
     if match is not None:
         headers[:] = [(name, match["authority"] if name == b"host" else value) for name, value in headers]
 
 
 class SiteGuard:
-    """ASGI middleware that refuses a request under a foreign Host or of a foreign Origin, before anything is read.
+    """ASGI middleware that refuses a request with a foreign Host or Origin before its body is read.
 
-    A request without Origin is none of a page, or one that its page cannot read; a POST of a page always has one.
-    `on_refusal` is told of every request that was refused.
+    A request without Origin does not come from a page, or its page cannot read the response; a POST of a page always
+    has one. The middleware calls `on_refusal` for every request that it refuses.
     """
 
     def __init__(

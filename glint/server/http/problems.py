@@ -1,7 +1,7 @@
-"""Refusals and failures as HTTP answers, in the form of the API that was called.
+"""Error responses, in the form of the API that was called.
 
-A `Problem` is what a client may see. Any other exception becomes a fixed text with the id of the request; what really
-happened goes to the log alone.
+A client may see a `Problem`. Any other exception becomes a fixed text with the id of the request; only the log has the
+details.
 """
 
 import logging
@@ -35,10 +35,10 @@ _TYPES: Mapping[int, str] = MappingProxyType(
 
 
 class Problem(GlintError):
-    """A request that gets an error answer: the status, and a text that is safe to show to the client.
+    """An error response: the status, and a text that is safe to show to the client.
 
     `code` is one snake_case word for programs; `param` names the field at fault where one is; `headers` are added to
-    the answer. Of a long text the middle, which is the client's own, is dropped.
+    the response. Of a long text the middle, which is the client's, is dropped.
     """
 
     def __init__(
@@ -82,14 +82,15 @@ def anthropic_body(problem: Problem, request_id: str | None = None) -> bytes:
 
 
 def body_for(path: str, problem: Problem, request_id: str | None = None) -> bytes:
-    """The JSON body of a problem in the form that belongs to the route."""
+    """The JSON body of a problem in the form of the route's API."""
     return anthropic_body(problem, request_id) if path in ANTHROPIC_PATHS else openai_body(problem)
 
 
 def problem_of(error: BaseException, request_id: str) -> Problem:
-    """The problem to answer with for an exception of a request.
+    """The problem to respond with for an exception of a request.
 
-    A `Problem` is itself and a `RequestError` a 400. Everything else is logged whole and shown as a fixed text.
+    A `Problem` stays as it is, and a `RequestError` becomes a 400. Any other exception is logged whole and shown as a
+    fixed text.
     """
     if isinstance(error, Problem):
         return error
@@ -101,7 +102,7 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
 
 
 async def send_problem(send: Send, path: str, problem: Problem, request_id: str | None = None) -> None:
-    """Answer a request that has no answer yet with a problem."""
+    """Send a problem as the response to a request that has none yet."""
     body = body_for(path, problem, request_id)
     headers = {"content-type": "application/json", "content-length": str(len(body)), **problem.headers}
     if request_id is not None:

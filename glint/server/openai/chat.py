@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions as OpenAI's clients know it, with the reasoning of the model beside its answer."""
+"""POST /v1/chat/completions of the OpenAI API, with the model's reasoning beside its content."""
 
 import secrets
 from typing import Any, Literal
@@ -34,27 +34,27 @@ class FunctionName(Strict):
 
 
 class NamedChoice(Strict, tag_field="type", tag="function"):
-    """A tool choice that leaves the model one function."""
+    """A tool choice of one function."""
 
     function: FunctionName
 
 
 class TemplateArguments(Strict):
-    """What chat templates of the GLM-4.x models understand."""
+    """Arguments of the GLM-4.x chat templates."""
 
     enable_thinking: bool | None = None
     clear_thinking: bool | None = None
 
 
 class Thinking(Strict):
-    """Thinking as Z.ai's own interface asks for it."""
+    """Thinking in the form of the Z.ai API."""
 
     type: Literal["enabled", "disabled"]
     clear_thinking: bool | None = None
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """The body of a chat completion. Thinking can be asked for in the words of several interfaces."""
+    """The body of a chat completion. It accepts the thinking fields of several APIs."""
 
     messages: list[dict[str, Any]]
     tools: list[FunctionTool] | None = None
@@ -71,7 +71,7 @@ class ChatBody(SamplingFields, kw_only=True):
     store: Literal[False] | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
-        """What the body asks for, in our own words."""
+        """The generation request of this body."""
         state.check_model(self.model)
         prompt = self.to_prompt(state)
         params = self.to_params(state, max_tokens=self._max_tokens(), logprobs=self._logprobs())
@@ -88,7 +88,7 @@ class ChatBody(SamplingFields, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
-        """The conversation that the model is to go on with."""
+        """The conversation that the model continues."""
         check_messages(self.messages, state)
         return ChatPrompt(
             messages=[as_system(message) for message in self.messages],
@@ -123,12 +123,12 @@ class ChatBody(SamplingFields, kw_only=True):
         ]
 
 
-def _agreed(name: str, wishes: list[bool | None]) -> bool | None:
-    """The one value that all who say something agree on."""
-    said = {wish for wish in wishes if wish is not None}
-    if len(said) > 1:
+def _agreed(name: str, settings: list[bool | None]) -> bool | None:
+    """The one value of a setting that several fields may have; None where none has it."""
+    values = {value for value in settings if value is not None}
+    if len(values) > 1:
         raise refusal(f"{name} is asked for as true and as false in the same request; say it once", name)
-    return said.pop() if said else None
+    return values.pop() if values else None
 
 
 def check_messages(messages: list[dict[str, Any]], state: ServerState) -> None:
@@ -141,7 +141,7 @@ def check_messages(messages: list[dict[str, Any]], state: ServerState) -> None:
 
 
 def as_system(message: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's newer name of the system role is read as the older one."""
+    """Rename OpenAI's newer role "developer" to "system"."""
     return message | {"role": "system"} if message.get("role") == "developer" else message
 
 
@@ -182,7 +182,7 @@ async def _reply(call: HttpCall, generation: Generation) -> None:
 
 
 class _ChoiceBuilder:
-    """One choice, gathered until it is whole."""
+    """Collects the output of one choice for a whole response."""
 
     def __init__(self, num_logprobs: int | None) -> None:
         self._num_logprobs = num_logprobs
@@ -194,7 +194,7 @@ class _ChoiceBuilder:
         self._finish_reason: str | None = None
 
     def add_delta(self, delta: Delta, call: HttpCall) -> None:
-        """Add what one step brought."""
+        """Add the output of one step."""
         for event in delta.events:
             match event:
                 case ContentText(text=text):
@@ -214,7 +214,7 @@ class _ChoiceBuilder:
         self._finish_reason = delta.finish_reason or self._finish_reason
 
     def as_choice(self, index: int) -> dict[str, Any]:
-        """The choice as the body has it."""
+        """The choice as the response has it."""
         content = "".join(self._content)
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
         if self._reasoning:
@@ -241,7 +241,7 @@ async def _stream(call: HttpCall, generation: Generation, body: ChatBody) -> Non
 
 
 class _Chunks:
-    """Writes the events of one stream; what all of them share is encoded once."""
+    """Writes the chunks of one stream. The fields that all chunks share are encoded once."""
 
     def __init__(self, call: HttpCall, num_logprobs: int | None) -> None:
         self._tokenizer = call.state.tokenizer
@@ -260,7 +260,7 @@ class _Chunks:
         return self._opening + msgspec.json.encode(entry) + b"]}\n\n"
 
     def of_delta(self, delta: Delta) -> bytes:
-        """The chunks of one step: one per event, log-probabilities with the first, the finish reason at the end."""
+        """The chunks of one step: one per event. The first has the log-probabilities, the last the finish reason."""
         entries = chat_logprobs(delta.output, self._tokenizer, self._num_logprobs)
         logprobs = None if entries is None else {"content": entries, "refusal": None}
         parts = []
@@ -274,7 +274,7 @@ class _Chunks:
         return b"".join(parts)
 
     def of_usage(self, generation: Generation) -> bytes:
-        """The last chunk of a stream that was asked for its usage."""
+        """The last chunk of a stream with include_usage."""
         usage = msgspec.json.encode(openai_usage(generation.usage))
         return self._opening + b'],"usage":' + usage + b"}\n\n"
 

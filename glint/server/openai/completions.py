@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts or tokens to go on with, as OpenAI's clients know it."""
+"""POST /v1/completions of the OpenAI API: continues texts or tokens."""
 
 from typing import Any, Literal, cast
 
@@ -15,7 +15,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class TextBody(SamplingFields, kw_only=True):
-    """The body of a text completion. `echo` puts the prompt before the answer."""
+    """The body of a text completion. `echo` puts the prompt before the output."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -24,7 +24,7 @@ class TextBody(SamplingFields, kw_only=True):
     suffix: Literal[""] | None = None
 
     def to_requests(self, call: HttpCall) -> list[GenerationRequest]:
-        """One wish per prompt."""
+        """One generation request per prompt."""
         state = call.state
         state.check_model(self.model)
         prompts = self._prompts()
@@ -91,7 +91,7 @@ def _opening(call: HttpCall) -> dict[str, Any]:
 
 
 class _ChoiceBuilder:
-    """One choice, gathered until it is whole; what `prompt` holds comes before it."""
+    """Collects the output of one choice for a whole response."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -102,7 +102,7 @@ class _ChoiceBuilder:
         self._stop_reason: str | int | None = None
 
     def add_delta(self, delta: Delta) -> None:
-        """Add what one step brought."""
+        """Add the output of one step."""
         output = delta.output
         self.texts.append(delta.text)
         self.token_ids += output.token_ids
@@ -112,7 +112,7 @@ class _ChoiceBuilder:
         self._stop_reason = output.stop_reason
 
     def as_choice(self, index: int, call: HttpCall, num_logprobs: int | None) -> dict[str, Any]:
-        """The choice as the body has it."""
+        """The choice as the response has it."""
         logprobs = None
         if num_logprobs is not None:
             logprobs = text_logprobs(self.token_ids, self.logprobs, call.state.tokenizer, num_logprobs, 0)
@@ -126,7 +126,7 @@ class _ChoiceBuilder:
 
 
 def _echo(call: HttpCall, generation: Generation, choices: list[_ChoiceBuilder]) -> None:
-    """Put every prompt before its answers."""
+    """Put every prompt before its outputs."""
     count = generation.params.n
     for index, choice in enumerate(choices):
         tokens = list(generation.prompts[index // count].engine_request.prompt_tokens)
@@ -150,7 +150,7 @@ async def _stream(call: HttpCall, generation: Generation, body: TextBody) -> Non
 
 
 def _event(call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int]) -> bytes:
-    """One chunk of one choice; nothing where its text and its end are still to come."""
+    """One chunk of one choice, or nothing where a step added neither text nor an end."""
     output = delta.output
     logprobs = None
     if num_logprobs is not None and output.logprobs:

@@ -11,13 +11,13 @@ from glint.text.tools import Tool
 
 
 class StreamOptions(Strict):
-    """What a stream brings besides its text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class NamedSchema(Strict):
-    """A JSON schema with a name, as OpenAI's response_format has it; an answer always fits it, `strict` or not."""
+    """A JSON schema with a name, as in response_format. The output always fits it, `strict` or not."""
 
     name: str
     schema: dict[str, Any] | None = None
@@ -40,7 +40,7 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
 
 
 class RegexFormat(Strict, tag="regex"):
-    """Text that fits a regular expression as a whole."""
+    """Text that matches a regular expression as a whole."""
 
     pattern: str
 
@@ -55,7 +55,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat 
 
 
 class StructuredOutputs(Strict):
-    """The same constraints under the names that vLLM's clients use; exactly one is given."""
+    """The same constraints under the names of vLLM's API. A request sets exactly one."""
 
     json: dict[str, Any] | None = None
     json_object: bool | None = None
@@ -64,7 +64,7 @@ class StructuredOutputs(Strict):
 
 
 class SamplingFields(Strict):
-    """How tokens are chosen and when they end: OpenAI's fields and those of the other engines."""
+    """Sampling and stop fields: those of OpenAI and those of the other engines."""
 
     model: str | None = None
     stream: bool = False
@@ -92,7 +92,7 @@ class SamplingFields(Strict):
     user: str | None = None
 
     def to_params(self, state: ServerState, **changes: Any) -> SamplingParams:
-        """The model's sampling with what the body asks for, checked against the server's limits."""
+        """The sampling parameters of this body, checked against the server's limits."""
         limits = state.limits
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if self.n is not None and not 1 <= self.n <= limits.choices:
@@ -134,11 +134,11 @@ class SamplingFields(Strict):
 
     @property
     def format_field(self) -> str:
-        """The field that says what the answer must look like."""
+        """The name of the field that sets the constraint."""
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     def to_constraint(self) -> Constraint | None:
-        """What the answer must look like; at most one of the two fields may ask for it."""
+        """The constraint of the output. At most one of the two fields may set it."""
         asked = read_format(self.response_format)
         structured = self.structured_outputs
         if structured is None:
@@ -149,7 +149,7 @@ class SamplingFields(Strict):
 
 
 def read_format(asked: ResponseFormat | None) -> Constraint | None:
-    """The constraint of a response format; None where any text will do."""
+    """The constraint of a response format; None for any text."""
     match asked:
         case JsonObjectFormat():
             return JsonObject()
@@ -190,5 +190,5 @@ class FunctionFields(Strict):
     strict: bool | None = None
 
     def to_tool(self) -> Tool:
-        """The tool in our own words."""
+        """The tool in the form of every API."""
         return Tool(self.name, self.description, self.parameters or {}, bool(self.strict))

@@ -12,7 +12,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def chat_logprobs(output: StepOutput, tokenizer: Tokenizer, count: int | None) -> list[dict[str, Any]] | None:
-    """One entry per token of a step, each with the `count` likeliest tokens in its place; None if not asked for."""
+    """One entry per token of a step, each with the `count` likeliest tokens; None where the request has no logprobs."""
     if output.logprobs is None or count is None:
         return None
     entries = []
@@ -80,5 +80,5 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
 
 
 def stream_error(problem: Problem, request_id: str) -> bytes:
-    """The last event of a stream that cannot go on."""
+    """The last event of a stream that failed."""
     return b"data: " + openai_body(problem) + b"\n\n"

@@ -1,9 +1,9 @@
-"""POST /v1/responses as OpenAI's clients know it.
+"""POST /v1/responses of the OpenAI API.
 
-Nothing is stored: `store` is false in every answer, and a conversation is sent whole. The model's reasoning comes as
-text in items of its own, which a client sends back as they are; with `include` "reasoning.encrypted_content" they
-carry the same text a second time for clients that keep only that field. There are no summaries and no tools but
-functions. Every prompt is cached by itself, so `prompt_cache_key` is taken and needs no work. `top_k`, `min_p`,
+The server stores nothing: `store` is false in every response, and clients send a conversation whole. Reasoning is text
+in items of its own, which a client sends back unchanged. With `include` "reasoning.encrypted_content" these items have
+the same text a second time, for clients that keep only that field. There are no summaries and no tools but functions.
+The server caches every prompt, so it accepts `prompt_cache_key` and ignores it. `top_k`, `min_p`,
 `repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds` and `priority` are additions.
 """
 
@@ -43,13 +43,13 @@ class FunctionTool(FunctionFields, tag_field="type", tag="function"):
 
 
 class NamedChoice(Strict, tag_field="type", tag="function"):
-    """A tool choice that leaves the model one function."""
+    """A tool choice of one function."""
 
     name: str
 
 
 class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
-    """JSON that fits a schema; an answer always fits it, `strict` or not."""
+    """JSON that fits a schema. The output always fits it, `strict` or not."""
 
     name: str
     schema: dict[str, Any]
@@ -58,7 +58,7 @@ class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
 
 
 class TextConfig(Strict):
-    """What the text must look like; the model knows one verbosity."""
+    """The form of the text. The model has one verbosity."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     verbosity: Literal["medium"] | None = None
@@ -112,7 +112,7 @@ class ResponsesBody(Strict):
     priority: int | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
-        """What the body asks for, in our own words."""
+        """The generation request of this body."""
         state.check_model(self.model)
         self._check_storage()
         check_count("metadata", len(self.metadata or ()), MAX_METADATA)
@@ -131,7 +131,7 @@ class ResponsesBody(Strict):
         )
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
-        """The conversation that the model is to go on with."""
+        """The conversation that the model continues."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return ChatPrompt(
             messages=read_input(self.input, self.instructions, state.limits),
@@ -142,7 +142,7 @@ class ResponsesBody(Strict):
         )
 
     def to_constraint(self, state: ServerState) -> Constraint | None:
-        """What the answer must look like."""
+        """The constraint of the output."""
         match None if self.text is None else self.text.format:
             case JsonObjectFormat():
                 return JsonObject()
@@ -153,7 +153,7 @@ class ResponsesBody(Strict):
                 return None
 
     def to_settings(self, call: HttpCall, generation: Generation) -> dict[str, Any]:
-        """What a response says about itself besides its output."""
+        """The fields of the response besides its output."""
         params = generation.params
         text = {"format": TextFormat() if self.text is None or self.text.format is None else self.text.format}
         asked = self.reasoning or Reasoning()
@@ -200,7 +200,7 @@ class ResponsesBody(Strict):
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:
-    """A tool as the answer repeats it."""
+    """A tool as the response repeats it."""
     return {
         "name": tool.name,
         "description": tool.description,
@@ -210,7 +210,7 @@ def _function(tool: FunctionTool) -> dict[str, Any]:
 
 
 async def handle_responses(call: HttpCall) -> None:
-    """Answer a response, streamed or whole."""
+    """Create a response, streamed or whole."""
     body = await call.read(ResponsesBody)
     call.user = body.user or body.safety_identifier
     with renamed_fields(FIELD_NAMES):
@@ -231,7 +231,7 @@ async def handle_responses(call: HttpCall) -> None:
 
 
 def stream_error(problem: Problem, request_id: str) -> bytes:
-    """The last event of a stream that cannot go on."""
+    """The last event of a stream that failed."""
     error = {"type": problem.type, "code": problem.code, "message": problem.message, "param": problem.param}
     return encode_events([{"type": "error", "error": error, "request_id": request_id}])
 

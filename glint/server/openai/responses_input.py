@@ -1,4 +1,4 @@
-"""Items of OpenAI's responses interface in the words of chat templates."""
+"""Converts input items of the Responses API to the messages that chat templates take."""
 
 import base64
 import binascii
@@ -49,7 +49,7 @@ class FunctionCallItem(Strict, tag_field="type", tag="function_call"):
 
 
 class FunctionOutputItem(Strict, tag_field="type", tag="function_call_output"):
-    """What a call gave."""
+    """The result of a call."""
 
     call_id: str
     output: str | list[InputText]
@@ -83,21 +83,21 @@ class InputItems(Strict):
 
 
 def encode_reasoning(text: str) -> str:
-    """Reasoning as one opaque word for clients that keep only that; it is coded, not encrypted: it is no secret."""
+    """Reasoning in base64, for clients that keep only `encrypted_content`. It is no secret and not encrypted."""
     return base64.b64encode(text.encode()).decode("ascii")
 
 
-def decode_reasoning(word: str, where: str) -> str:
-    """The reasoning in a word of `encode_reasoning`."""
+def decode_reasoning(encoded: str, where: str) -> str:
+    """The reasoning that `encode_reasoning` encoded."""
     try:
-        return base64.b64decode(word, validate=True).decode()
+        return base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, ValueError):
         message = f"{where} was not written by this server; leave the item out"
         raise refusal(message, where) from None
 
 
 def read_input(given: str | list[dict[str, Any]], instructions: str | None, limits: Limits) -> list[ChatMessage]:
-    """The messages of a chat that the input stands for, after the instructions."""
+    """Convert the instructions and the input to chat messages."""
     first: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(given, str):
         return [*first, {"role": "user", "content": given}]
@@ -109,7 +109,7 @@ def read_input(given: str | list[dict[str, Any]], instructions: str | None, limi
 
 
 def _join_items(items: Sequence[InputItem], limits: Limits) -> list[ChatMessage]:
-    """One message per item, except that reasoning, text and calls that follow one another are one of the assistant."""
+    """Convert each item to a message, but adjacent reasoning, text and calls to one message of the assistant."""
     messages: list[ChatMessage] = []
     for index, item in enumerate(items):
         match item:
@@ -132,7 +132,7 @@ def _join_items(items: Sequence[InputItem], limits: Limits) -> list[ChatMessage]
 
 
 def _assistant(messages: list[ChatMessage], taken: tuple[str, ...]) -> ChatMessage:
-    """The last message if it is the assistant's and has none of the fields yet, or else a new one."""
+    """The last message if it is the assistant's and has none of the fields yet; otherwise a new one."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(last.get(field) for field in taken):
         last = {"role": "assistant", "content": ""}
@@ -151,5 +151,5 @@ def _reasoning_of(item: ReasoningItem, where: str, limits: Limits) -> str:
     if item.content is not None:
         check_count(f"{where}.content", len(item.content), limits.content_parts, "parts")
         return "".join(part.text for part in item.content)
-    word = item.encrypted_content
-    return "" if word is None else decode_reasoning(word, f"{where}.encrypted_content")
+    encoded = item.encrypted_content
+    return "" if encoded is None else decode_reasoning(encoded, f"{where}.encrypted_content")

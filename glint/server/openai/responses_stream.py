@@ -1,4 +1,4 @@
-"""Answers of POST /v1/responses, whole and as the events that OpenAI's clients know."""
+"""Responses of POST /v1/responses, whole and as the events of a stream."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output
 
 
 class ResponseWriter:
-    """Writes the output items of a response. Events are numbered through."""
+    """Writes the output items of a response and numbers the events."""
 
     def __init__(self, adds_encrypted: bool) -> None:
         self._adds_encrypted = adds_encrypted
@@ -86,7 +86,7 @@ def _content(part: Part) -> dict[str, Any]:
 
 
 class ResponseBuilder:
-    """A response while it grows: what does not change of it, its items, and the events that tell of them."""
+    """A response while it is generated: its fixed fields, its items and the events of both."""
 
     def __init__(self, settings: Mapping[str, Any], adds_encrypted: bool) -> None:
         self._settings = settings
@@ -105,12 +105,12 @@ class ResponseBuilder:
         return self._writer.event(f"response.{response['status']}", response=response)
 
     def failed(self, problem: Problem) -> WireEvent:
-        """The event of a response that cannot go on: what there is of it, and why."""
+        """The event of a response that failed: the output so far and the error."""
         error = {"code": problem.code, "message": problem.message, "param": problem.param, "type": problem.type}
         return self._writer.event("response.failed", response=self._response("failed") | {"error": error})
 
     def whole(self, usage: Usage, completed_at: int) -> dict[str, Any]:
-        """The response with everything that has come."""
+        """The complete response."""
         last = self.parts.last
         is_cut = last is not None and last.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed") | {"usage": _usage(usage)}
@@ -130,7 +130,7 @@ class ResponseBuilder:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Token counts; the cache is filled by itself, so no tokens count as written to it on demand."""
+    """Token counts. The server caches every prompt, so no tokens count as written to the cache on demand."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
