@@ -66,12 +66,12 @@ class ApiKeys:
             self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1))
 
     @classmethod
-    def load(cls, given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
+    def load(cls, flags: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
         """Read the keys from flags, from a file with one key per line, and from GLINT_API_KEY, separated by commas.
 
         In the file a weight may follow a key. `warnings` names unsafe sources.
         """
-        keys = list(given)
+        keys = list(flags)
         weights: dict[str, int] = {}
         warnings = []
         if file is not None:

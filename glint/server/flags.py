@@ -212,8 +212,8 @@ def _engine_options(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def _limits(chosen: argparse.Namespace) -> Limits:
     asked = {field.name: getattr(chosen, field.name, None) for field in fields(Limits)}
-    given = {name: value for name, value in asked.items() if value is not None}
-    deadline = given.get("deadline_seconds")
-    if deadline is not None and "max_deadline_seconds" not in given:
-        given["max_deadline_seconds"] = max(deadline, Limits().max_deadline_seconds)
-    return Limits(**given)
+    limits = {name: value for name, value in asked.items() if value is not None}
+    deadline = limits.get("deadline_seconds")
+    if deadline is not None and "max_deadline_seconds" not in limits:
+        limits["max_deadline_seconds"] = max(deadline, Limits().max_deadline_seconds)
+    return Limits(**limits)

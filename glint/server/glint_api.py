@@ -110,8 +110,8 @@ class TokenizeBody(Strict):
         messages = [as_system(message) for message in self.messages or []]
         check_messages(messages, state)
         tools = check_tools([tool.function.to_tool() for tool in self.tools or []], state)
-        given = self.chat_template_kwargs or TemplateArguments()
-        return ChatPrompt(messages, tools, enable_thinking=given.enable_thinking, clear_thinking=given.clear_thinking)
+        kwargs = self.chat_template_kwargs or TemplateArguments()
+        return ChatPrompt(messages, tools, enable_thinking=kwargs.enable_thinking, clear_thinking=kwargs.clear_thinking)
 
 
 class DetokenizeBody(Strict):

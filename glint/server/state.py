@@ -71,14 +71,14 @@ class ServerState:
 
         Without `max_tokens` the output continues until the model ends it or the context is full.
         """
-        given = {name: value for name, value in changes.items() if value is not None}
-        max_tokens = given.get("max_tokens", 1)
+        changes = {name: value for name, value in changes.items() if value is not None}
+        max_tokens = changes.get("max_tokens", 1)
         if not 1 <= max_tokens < TOKEN_LIMIT:
             room = f"what the prompt leaves of a context of {self.max_model_len} tokens"
             message = f"max_tokens is {max_tokens}; it must be an integer from 1 to {room}"
             raise Problem(400, message, code="invalid_value", param="max_tokens")
         with errors_as_problems():
-            return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
+            return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | changes))
 
     def check_length(self, text: str, field: str) -> None:
         """Refuse, before it is tokenised, a text that cannot fit into the context whatever its tokens are."""

@@ -73,7 +73,7 @@ def listening(*, breaks_off: bool = False) -> Iterator[Listener]:
 
 @contextmanager
 def loading() -> Iterator[tuple[int, Lifecycle]]:
-    """The front door of a real server whose model is being loaded: its port, and its life."""
+    """The readiness gate of a real server whose model is being loaded: its port, and its life."""
     lifecycle, port = Lifecycle(60.0), free_port()
     config = uvicorn.Config(ReadinessGate(lifecycle), port=port, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)

@@ -15,7 +15,7 @@ from glint.server.process.lifecycle import Lifecycle, Phase, ReadinessGate, Star
 
 
 def get(lifecycle: Lifecycle, path: str) -> httpx.Response:
-    """One request through the front door."""
+    """One request through the readiness gate."""
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(ReadinessGate(lifecycle))

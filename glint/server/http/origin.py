@@ -69,9 +69,9 @@ class AllowedHosts:
     listens on another address than loopback, without configured names, answers to all.
     """
 
-    def __init__(self, bind: str, given: Sequence[str] = ()) -> None:
-        names = [_parse_pattern(pattern) for pattern in given if pattern != ANY]
-        self._takes_all = ANY in given or not (given or is_loopback(bind))
+    def __init__(self, bind: str, patterns: Sequence[str] = ()) -> None:
+        names = [_parse_pattern(pattern) for pattern in patterns if pattern != ANY]
+        self._takes_all = ANY in patterns or not (patterns or is_loopback(bind))
         self._names = frozenset(names)
         self._endings = tuple(name for name in names if name.startswith("."))
 
@@ -140,13 +140,13 @@ class SiteGuard:
         await send_problem(send, scope["path"], problem)
 
     def _find_problem(self, scope: Scope) -> Problem | None:
-        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
         host = None
-        if given or scope.get("http_version") != "1.0":
-            host = parse_host(given[0]) if len(given) == 1 else None
+        if sent or scope.get("http_version") != "1.0":
+            host = parse_host(sent[0]) if len(sent) == 1 else None
             if host is None:
-                return _malformed(given)
+                return _malformed(sent)
             if not self._hosts.allows(host.name):
                 return _foreign_host(host.name)
         if not origins or ANY in self._origins:
@@ -155,8 +155,8 @@ class SiteGuard:
         return None if is_own or self._origins.issuperset(origins) else _foreign_origin(origins[0])
 
 
-def _malformed(given: Sequence[str]) -> Problem:
-    what = f"is given {len(given)} times" if len(given) > 1 else f"is '{shorten(given[0])}'" if given else "is missing"
+def _malformed(sent: Sequence[str]) -> Problem:
+    what = f"is sent {len(sent)} times" if len(sent) > 1 else f"is '{shorten(sent[0])}'" if sent else "is missing"
     message = f"the Host header {what}; send exactly one, with the host and port of the server's address"
     return Problem(400, message, code="invalid_host", headers=_CLOSE)
 

@@ -106,19 +106,19 @@ class ChatBody(SamplingFields, kw_only=True):
         return ToolChoice(self.tool_choice or "auto", None, self.parallel_tool_calls is not False)
 
     def _thinking_settings(self) -> list[bool | None]:
-        given = self.chat_template_kwargs
+        arguments = self.chat_template_kwargs
         return [
             self.enable_thinking,
-            None if given is None else given.enable_thinking,
+            None if arguments is None else arguments.enable_thinking,
             None if self.thinking is None else self.thinking.type == "enabled",
             None if self.reasoning_effort is None else self.reasoning_effort != "none",
         ]
 
     def _clear_thinking_settings(self) -> list[bool | None]:
-        given = self.chat_template_kwargs
+        arguments = self.chat_template_kwargs
         return [
             self.clear_thinking,
-            None if given is None else given.clear_thinking,
+            None if arguments is None else arguments.clear_thinking,
             None if self.thinking is None else self.thinking.clear_thinking,
         ]
 

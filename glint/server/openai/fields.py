@@ -166,19 +166,19 @@ def read_format(asked: ResponseFormat | None) -> Constraint | None:
 
 
 def _read_structured(asked: StructuredOutputs) -> Constraint:
-    given: list[Constraint] = []
+    constraints: list[Constraint] = []
     if asked.json is not None:
-        given.append(JsonSchema(asked.json))
+        constraints.append(JsonSchema(asked.json))
     if asked.json_object:
-        given.append(JsonObject())
+        constraints.append(JsonObject())
     if asked.regex is not None:
-        given.append(Regex(asked.regex))
+        constraints.append(Regex(asked.regex))
     if asked.choice is not None:
-        given.append(Choice(tuple(asked.choice)))
-    if len(given) != 1:
-        message = f"structured_outputs asks for {len(given)} things; give one of json, json_object, regex, choice"
+        constraints.append(Choice(tuple(asked.choice)))
+    if len(constraints) != 1:
+        message = f"structured_outputs asks for {len(constraints)} things; give one of json, json_object, regex, choice"
         raise refusal(message, "structured_outputs")
-    return given[0]
+    return constraints[0]
 
 
 class FunctionFields(Strict):

@@ -96,15 +96,15 @@ def decode_reasoning(encoded: str, where: str) -> str:
         raise refusal(message, where) from None
 
 
-def read_input(given: str | list[dict[str, Any]], instructions: str | None, limits: Limits) -> list[ChatMessage]:
+def read_input(items: str | list[dict[str, Any]], instructions: str | None, limits: Limits) -> list[ChatMessage]:
     """Convert the instructions and the input to chat messages."""
     first: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    if isinstance(given, str):
-        return [*first, {"role": "user", "content": given}]
-    check_count("input", len(given), limits.messages, "items")
-    if not given:
+    if isinstance(items, str):
+        return [*first, {"role": "user", "content": items}]
+    check_count("input", len(items), limits.messages, "items")
+    if not items:
         raise refusal("input is empty; give at least one item", "input")
-    typed = [item if "type" in item else item | {"type": "message"} for item in given]
+    typed = [item if "type" in item else item | {"type": "message"} for item in items]
     return first + _join_items(decode(msgspec.json.encode({"input": typed}), InputItems).input, limits)
 
 
