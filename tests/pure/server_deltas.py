@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 
 from glint.request import StepOutput
-from glint.server.generation.generation import Delta, FinishReason, Usage
+from glint.server.generation.generation import ApiFinishReason, Delta, Usage
 from glint.text.output import (
     ContentText,
     OutputEvent,
@@ -82,7 +82,7 @@ def _with_text(event: OutputEvent, text: str) -> OutputEvent:
 
 
 @st.composite
-def deltas(draw: st.DrawFn, events: list[OutputEvent], reason: FinishReason, stop: str | None) -> list[Delta]:
+def deltas(draw: st.DrawFn, events: list[OutputEvent], reason: ApiFinishReason, stop: str | None) -> list[Delta]:
     """The events grouped into steps at random, some of them empty, the last with the finish reason."""
     steps: list[list[OutputEvent]] = [[]]
     for event in events:
@@ -94,7 +94,7 @@ def deltas(draw: st.DrawFn, events: list[OutputEvent], reason: FinishReason, sto
     return [make_delta(step) for step in steps[:-1]] + [make_delta(steps[-1], reason, stop)]
 
 
-def make_delta(events: list[OutputEvent], reason: FinishReason | None = None, stop: str | None = None) -> Delta:
+def make_delta(events: list[OutputEvent], reason: ApiFinishReason | None = None, stop: str | None = None) -> Delta:
     """One step of the first choice."""
     output = StepOutput(
         request_id=0,
@@ -111,10 +111,10 @@ def make_delta(events: list[OutputEvent], reason: FinishReason | None = None, st
 
 
 @st.composite
-def endings(draw: st.DrawFn, answer: list[Segment]) -> tuple[FinishReason, str | None]:
+def endings(draw: st.DrawFn, answer: list[Segment]) -> tuple[ApiFinishReason, str | None]:
     """A finish reason that the answer can have, and the stop string where one ended it."""
     has_calls = any(kind == "call" for kind, _, _ in answer)
-    reason: FinishReason = draw(st.sampled_from(["length", "tool_calls" if has_calls else "stop"]))
+    reason: ApiFinishReason = draw(st.sampled_from(["length", "tool_calls" if has_calls else "stop"]))
     return reason, draw(st.sampled_from([None, "END"])) if reason != "length" else None
 
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from glint.server.anthropic.input import read_conversation
 from glint.server.anthropic.messages import MessagesBody, PromptBody, stream_error
 from glint.server.anthropic.stream import MessageWriter, message_end, message_start, whole_message
-from glint.server.generation.generation import Delta, FinishReason
+from glint.server.generation.generation import ApiFinishReason, Delta
 from glint.server.generation.parts import Parts, encode_events
 from glint.server.http.body import decode
 from glint.server.http.problems import Problem
@@ -119,7 +119,7 @@ def test_the_events_of_a_stream_come_in_the_known_order() -> None:
         ("tool_calls", "END", ("stop_sequence", "END")),
     ],
 )
-def test_stop_reasons(reason: FinishReason, stop: str | None, wanted: tuple[str, str | None]) -> None:
+def test_stop_reasons(reason: ApiFinishReason, stop: str | None, wanted: tuple[str, str | None]) -> None:
     message = whole([make_delta([ContentText("a")], reason, stop)])
     assert (message["stop_reason"], message["stop_sequence"]) == wanted
 

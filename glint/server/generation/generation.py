@@ -13,7 +13,7 @@ from glint.server.service import OutputStream
 from glint.server.state import ServerState, errors_as_problems
 from glint.text.output import OutputEvent, OutputParser, ToolCallBegun
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+ApiFinishReason = Literal["stop", "length", "tool_calls"]
 CLIENT_LEFT = 499
 ANSWER_FAILED = "answer_failed"
 
@@ -25,7 +25,7 @@ class Delta(NamedTuple):
     events: list[OutputEvent]
     text: str
     output: StepOutput
-    finish_reason: FinishReason | None
+    finish_reason: ApiFinishReason | None
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Generation:
         parser = self._parsers[choice]
         if parser is not None:
             events = self._parse(parser, choice, text, output)
-        reason: FinishReason | None = None
+        reason: ApiFinishReason | None = None
         if output.finish_reason is not None:
             self.endings.append(_ending(output))
             is_stop = output.finish_reason == "stop"
