@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glint.cli import make_parser
 from glint.errors import RequestError
 from glint.server.flags import read_settings
-from glint.server.lifecycle import Startup
-from glint.server.logs import make_handler
+from glint.server.process.lifecycle import Startup
+from glint.server.process.logs import make_handler
 from glint.server.serve import Server
 from glint.server.settings import ServerSettings
 

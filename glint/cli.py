@@ -248,14 +248,14 @@ def read_prompt(chosen: argparse.Namespace) -> str:
 
 def run_serve(chosen: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C: as a supervisor, as the server under one, or alone."""
-    from glint.server.logs import log_refusal, set_up_logging
-    from glint.server.supervised import inherited_link
+    from glint.server.process.link import inherited_link
+    from glint.server.process.logs import log_refusal, set_up_logging
 
     link = inherited_link()
     set_up_logging(chosen.log_level, chosen.log_json)
     try:
         if link is None and chosen.restarts and chosen.is_own_command:
-            from glint.server.supervisor import supervise
+            from glint.server.process.supervisor import supervise
 
             return supervise(chosen)
         from glint.server.flags import read_settings
@@ -266,7 +266,7 @@ def run_serve(chosen: argparse.Namespace) -> int:
         return serve(settings, link)
     except GlintError as problem:
         if link is not None:
-            link.tell("refused")
+            link.send("refused")
         if not chosen.log_json:
             raise
         log_refusal(problem)

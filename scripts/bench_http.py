@@ -93,7 +93,7 @@ def commands(peers: Path) -> dict[str, list[str]]:
     uvicorn = ["uvicorn", "--loop", "uvloop", "--lifespan", "off", "--ws", "none", *listen, "--http"]
     bind = ["--bind", f"127.0.0.1:{PORT}", "--log-level", "critical", "bench_http:app"]
     return {
-        "glint": [sys.executable, "-m", *uvicorn, "glint.server.connection:BoundedConnection"],
+        "glint": [sys.executable, "-m", *uvicorn, "glint.server.http.connection:BoundedConnection"],
         "uvicorn, httptools": [f"{peers}/python", "-m", *uvicorn, "httptools"],
         "uvicorn, h11": [f"{peers}/python", "-m", *uvicorn, "h11"],
         "granian": [f"{peers}/granian", "--interface", "asginl", "--loop", "uvloop", *listen],

@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI and Anthropic interfaces over one engine."""
+"""The HTTP server: the OpenAI, Anthropic and glint APIs over one engine."""

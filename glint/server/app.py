@@ -1,4 +1,4 @@
-"""The routes of the server, with authentication around them."""
+"""All routes of the server, with authentication around them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -10,20 +10,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from glint.server import anthropic, responses
+from glint.server.anthropic import messages as anthropic
 from glint.server.auth import Authentication, allow_origins
-from glint.server.body import shorten
-from glint.server.call import Call, GeneratingRoute, StreamError
-from glint.server.openai_chat import handle_chat
-from glint.server.openai_text import handle_text
-from glint.server.origin import AllowedHosts, SiteGuard
+from glint.server.glint_api import StatusRoutes, handle_detokenize, handle_generate, handle_tokenize, served_paths
+from glint.server.http.body import shorten
+from glint.server.http.origin import AllowedHosts, SiteGuard
+from glint.server.http.problems import Problem, body_for
+from glint.server.http_call import GeneratingRoute, HttpCall, StreamError
+from glint.server.openai import responses
+from glint.server.openai.chat import handle_chat
+from glint.server.openai.completions import handle_text
+from glint.server.openai.output import stream_error
 from glint.server.outcomes import RequestOutcome
-from glint.server.plain import Watch, handle_detokenize, handle_generate, handle_tokenize, served_paths, stream_error
-from glint.server.problems import Problem, body_for
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 
-Handle = Callable[[Call], Awaitable[None]]
+Handle = Callable[[HttpCall], Awaitable[None]]
 GENERATING: Sequence[tuple[str, str, Handle, StreamError]] = (
     ("/v1/chat/completions", "chatcmpl", handle_chat, stream_error),
     ("/v1/completions", "cmpl", handle_text, stream_error),
@@ -38,8 +40,8 @@ NEAR = 0.75
 
 
 def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
-    """The whole application: every route but /health and /ready, which the front door answers."""
-    watch = Watch(state)
+    """The whole application: every route but /health and /ready, which the `ReadinessGate` answers."""
+    watch = StatusRoutes(state)
     generating = {
         path: GeneratingRoute(state, prefix, handle, on_error) for path, prefix, handle, on_error in GENERATING
     }
@@ -53,17 +55,17 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Problem: _answer_problem})
     app.router.redirect_slashes = False
-    short_cut = ShortCut(generating, app)
+    fast_path = FastPath(generating, app)
     record = _refusals_of(state)
-    guarded = Authentication(short_cut, settings.keys, guards_metrics=settings.guards_metrics, on_refusal=record)
+    guarded = Authentication(fast_path, settings.keys, guards_metrics=settings.guards_metrics, on_refusal=record)
     hosts = AllowedHosts(settings.host, settings.hosts)
     return SiteGuard(allow_origins(guarded, settings.origins), hosts, settings.origins, record)
 
 
-class ShortCut:
-    """Passes what generates straight to its endpoint, and the rest to the application.
+class FastPath:
+    """Passes a generating route straight to its endpoint, and every other route to the application.
 
-    A stream is resumed through every layer around it, for each of its tokens.
+    Every token of a stream resumes all layers around the endpoint, so the router is left out.
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp], app: ASGIApp) -> None:
@@ -71,13 +73,13 @@ class ShortCut:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass the request on."""
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         await (endpoint or self._app)(scope, receive, send)
 
 
 def _refusals_of(state: ServerState) -> Callable[[Scope, Problem], None]:
-    """Records a request without a valid key, or of a foreign site, like any other refusal."""
+    """Records a request that authentication or the site guard refused, like any other refusal."""
 
     def record(scope: Scope, problem: Problem) -> None:
         outcome = RequestOutcome("-", scope["path"], "refused", problem.code, problem.status)
@@ -104,7 +106,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 
 def _describe_unknown(path: str, served: Mapping[str, Sequence[str]]) -> str:
-    """What to say of a path that is none of ours: the one that was probably meant, and where all are listed."""
+    """The message for an unknown path: the path that was probably meant, and where all are listed."""
     near = get_close_matches(path, [known for paths in served.values() for known in paths], 1, NEAR)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"there is no route {shorten(path)}; {meant}GET / lists all routes"

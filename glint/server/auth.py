@@ -1,4 +1,4 @@
-"""API keys: where they come from, how every request is held against them, and what tells their owners apart."""
+"""API keys: their sources, the check of every request, and the tenant of each key."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glint.engine.share import MAX_WEIGHT, Share
 from glint.errors import RequestError
-from glint.server.problems import Problem, send_problem
+from glint.server.http.problems import Problem, send_problem
 
 KEYS_VARIABLE = "GLINT_API_KEY"
 TENANT = "glint.tenant"
@@ -31,29 +31,29 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
 
 @dataclass(frozen=True)
 class Tenant:
-    """Whoever holds one API key. Tenants with different salts never share pages of the prefix cache.
+    """The holder of one API key. Tenants with different salts never share pages of the prefix cache.
 
-    `cache_salt` is below 2**63, and 0 only where the server has no keys. Tenants share the engine by their weights.
+    `cache_salt` is below 2**63, and 0 only where the server has no keys. The engine's time is shared by `weight`.
     """
 
     cache_salt: int
     weight: int = 1
 
     def share(self, priority: int = 0) -> Share:
-        """For whom the engine computes a request of this tenant."""
+        """The share of the engine that a request of this tenant counts against."""
         return Share(self.cache_salt, self.weight, priority)
 
 
 class ApiKeys:
-    """The keys of a server, kept as digests only. Without any key everybody is let in as the same tenant.
+    """The keys of a server, kept as digests only. Without any key every client is the same tenant.
 
-    The salts of the tenants are drawn anew in every process, so they tell nothing about the keys.
+    Every process draws new salts for its tenants, so that a salt reveals nothing about its key.
     """
 
     def __init__(
         self, keys: Iterable[str], *, weights: Mapping[str, int] | None = None, warnings: Sequence[str] = ()
     ) -> None:
-        """Keep the keys; one that is not among the weights has weight 1."""
+        """Keep the keys. A key without an entry in `weights` has weight 1."""
         secret = secrets.token_bytes(32)
         self.warnings = tuple(warnings)
         self._digests: dict[bytes, int] = {}
@@ -66,12 +66,12 @@ class ApiKeys:
             self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1))
 
     @classmethod
-    def load(cls, given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
-        """Gather the keys given as flags, in a file with one key per line, and in GLINT_API_KEY between commas.
+    def load(cls, flags: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
+        """Read the keys from flags, from a file with one key per line, and from GLINT_API_KEY, separated by commas.
 
-        In the file a weight may follow a key. `warnings` says what is unsafe about where they were found.
+        In the file a weight may follow a key. `warnings` names unsafe sources.
         """
-        keys = list(given)
+        keys = list(flags)
         weights: dict[str, int] = {}
         warnings = []
         if file is not None:
@@ -86,7 +86,7 @@ class ApiKeys:
         return len(self._digests)
 
     def find(self, token: bytes) -> Tenant | None:
-        """The tenant whose key this is. Takes the same time whichever key it is, or none."""
+        """The tenant of a key, or None. It takes the same time for every key, valid or not."""
         digest = hashlib.sha256(token).digest()
         salt = 0
         for known, its_salt in self._digests.items():
@@ -108,7 +108,7 @@ def _checked(key: str) -> str:
 
 
 def _read_file(file: Path) -> tuple[dict[str, int], str | None]:
-    """The keys of a file with their weights, and what is unsafe about the file."""
+    """The keys of a file with their weights, and a warning where other users can access the file."""
     try:
         mode = file.stat().st_mode
         text = file.read_text(encoding="utf-8")
@@ -127,7 +127,7 @@ def _read_file(file: Path) -> tuple[dict[str, int], str | None]:
 
 
 def _read_weight(words: Sequence[str], where: str) -> int:
-    """The weight that stands behind a key in a key file, 1 where nothing does."""
+    """The weight after a key in a key file; 1 without one."""
     if not words:
         return 1
     found = _WEIGHT.fullmatch(words[0])
@@ -149,8 +149,8 @@ def tenant_of(scope: Scope) -> Tenant:
 class Authentication:
     """ASGI middleware that lets a request through only with a key, as `Authorization: Bearer` or as `x-api-key`.
 
-    Every path is guarded but the open ones, which must be equal to the last character. Connections other than HTTP
-    are refused, with keys and without. `on_refusal` is told of every request that was refused.
+    It guards every path except the open ones, which must match exactly. It refuses connections other than HTTP, with
+    keys and without. It calls `on_refusal` for every request that it refuses.
     """
 
     def __init__(
@@ -213,16 +213,16 @@ class Authentication:
 
 
 def check_origins(origins: Sequence[str]) -> None:
-    """Refuse origins that no browser would send."""
+    """Refuse origins that no browser sends."""
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise RequestError(f"the origin {origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, nor '*'; correct it")
 
 
 def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Let pages of these origins call the server from a browser; without origins nothing is added.
+    """Let pages of these origins call the server from a browser; without origins the application stays as it is.
 
-    It goes around `Authentication`: a preflight is answered without a key, every other request still needs one.
+    It wraps `Authentication`: it answers a preflight without a key, and every other request still needs one.
     """
     check_origins(origins)
     if not origins:

@@ -1,16 +1,17 @@
-"""Fields that bodies of several routes share, and what they mean."""
+"""Fields of request bodies: their types, their checks, and errors_as_problems that name them."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from glint.sampling import SEED_LIMIT, SamplingParams
-from glint.server.body import shorten
-from glint.server.limits import check_count, check_schema, deadline_of
-from glint.server.problems import Problem
+from glint.sampling import SEED_LIMIT
+from glint.server.http.body import shorten
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 from glint.server.state import ServerState
-from glint.text.grammar import Choice, Constraint, JsonObject, JsonSchema, Regex
 from glint.text.tools import Tool
 
 
@@ -20,179 +21,57 @@ def refusal(message: str, field: str) -> Problem:
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body or a part of one. A field that it does not declare is refused by name."""
+    """A body or a part of one. It refuses an undeclared field by name."""
 
 
-class StreamOptions(Strict):
-    """What a stream brings besides its text."""
-
-    include_usage: bool = False
-
-
-class NamedSchema(Strict):
-    """A JSON schema with a name, as OpenAI's response_format has it; an answer always fits it, `strict` or not."""
-
-    name: str
-    schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextFormat(Strict, tag="text"):
-    """Any text."""
+@contextmanager
+def renamed_fields(own: Mapping[str, str]) -> Iterator[None]:
+    """Rename the field of a `Problem` to its name in the API that was called; `own` maps our names to the API's."""
+    try:
+        yield
+    except Problem as problem:
+        ours = problem.param
+        if ours is None or ours not in own:
+            raise
+        name = own[ours]
+        message = problem.message.replace(ours, name)
+        raise Problem(problem.status, message, problem.code, name, problem.headers) from problem
 
 
-class JsonObjectFormat(Strict, tag="json_object"):
-    """Any JSON object."""
+def check_count(field: str, count: int, limit: int, what: str = "entries") -> None:
+    """Refuse a field whose count is above the limit."""
+    if count > limit:
+        message = f"the field '{field}' has {count} {what}; at most {limit} are allowed"
+        raise Problem(400, message, "limit_exceeded", field)
 
 
-class JsonSchemaFormat(Strict, tag="json_schema"):
-    """JSON that fits a schema."""
-
-    json_schema: NamedSchema
-
-
-class RegexFormat(Strict, tag="regex"):
-    """Text that fits a regular expression as a whole."""
-
-    pattern: str
-
-
-class ChoiceFormat(Strict, tag="choice"):
-    """One of several texts."""
-
-    choices: list[str]
+def check_schema(field: str, schema: Any, limits: Limits) -> None:
+    """Refuse a decoded JSON schema that is too deep or too long, without recursion."""
+    level: list[Any] = [schema]
+    depth = 0
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        depth += 1
+        if depth > limits.schema_depth:
+            message = f"the field '{field}' nests deeper than the {limits.schema_depth} levels that are allowed"
+            raise Problem(400, message, "limit_exceeded", field)
+        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
+    num_bytes = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode())
+    check_count(field, num_bytes, limits.schema_bytes, "bytes as JSON")
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat
-
-
-class StructuredOutputs(Strict):
-    """The same constraints under the names that vLLM's clients use; exactly one is given."""
-
-    json: dict[str, Any] | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-
-
-class SamplingFields(Strict):
-    """How tokens are chosen and when they end: OpenAI's fields and those of the other engines."""
-
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    deadline_seconds: float | None = None
-    priority: int | None = None
-    user: str | None = None
-
-    def to_params(self, state: ServerState, **changes: Any) -> SamplingParams:
-        """The model's sampling with what the body asks for, checked against the server's limits."""
-        limits = state.limits
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if self.n is not None and not 1 <= self.n <= limits.choices:
-            raise refusal(f"n is {self.n}; it must be an integer from 1 to {limits.choices} (--max-choices)", "n")
-        check_count("stop", len(stops), limits.stops)
-        check_count("stop", max(map(len, stops), default=0), limits.stop_chars, "characters in a stop string")
-        check_count("stop_token_ids", len(self.stop_token_ids or ()), limits.stops)
-        check_count("logit_bias", len(self.logit_bias or ()), limits.logit_bias_entries)
-        check_token_ids("stop_token_ids", self.stop_token_ids or (), state)
-        check_token_ids("logit_bias", self.logit_bias or (), state)
-        if self.stream_options is not None and not self.stream:
-            raise refusal("stream_options is given, but stream is not true", "stream_options")
-        own = {
-            name: getattr(self, name)
-            for name in (
-                "temperature",
-                "top_p",
-                "top_k",
-                "min_p",
-                "repetition_penalty",
-                "frequency_penalty",
-                "presence_penalty",
-                "logit_bias",
-                "n",
-                "stop_token_ids",
-                "include_stop_str_in_output",
-                "skip_special_tokens",
-                "ignore_eos",
-            )
-        }
-        return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
-
-    def to_deadline(self, state: ServerState) -> float:
-        """The seconds that the request may take."""
-        return deadline_of(self.deadline_seconds, state.limits, "deadline_seconds")
-
-    @property
-    def format_field(self) -> str:
-        """The field that says what the answer must look like."""
-        return "response_format" if self.structured_outputs is None else "structured_outputs"
-
-    def to_constraint(self) -> Constraint | None:
-        """What the answer must look like; at most one of the two fields may ask for it."""
-        asked = read_format(self.response_format)
-        structured = self.structured_outputs
-        if structured is None:
-            return asked
-        if asked is not None:
-            raise refusal("response_format and structured_outputs are both given; give one", "structured_outputs")
-        return _read_structured(structured)
-
-
-def read_format(asked: ResponseFormat | None) -> Constraint | None:
-    """The constraint of a response format; None where any text will do."""
-    match asked:
-        case JsonObjectFormat():
-            return JsonObject()
-        case JsonSchemaFormat(json_schema=named):
-            if named.schema is None:
-                raise refusal("json_schema has no schema", "response_format.json_schema.schema")
-            return JsonSchema(named.schema)
-        case RegexFormat(pattern=pattern):
-            return Regex(pattern)
-        case ChoiceFormat(choices=choices):
-            return Choice(tuple(choices))
-        case _:
-            return None
-
-
-def _read_structured(asked: StructuredOutputs) -> Constraint:
-    given: list[Constraint] = []
-    if asked.json is not None:
-        given.append(JsonSchema(asked.json))
-    if asked.json_object:
-        given.append(JsonObject())
-    if asked.regex is not None:
-        given.append(Regex(asked.regex))
-    if asked.choice is not None:
-        given.append(Choice(tuple(asked.choice)))
-    if len(given) != 1:
-        message = f"structured_outputs asks for {len(given)} things; give one of json, json_object, regex, choice"
-        raise refusal(message, "structured_outputs")
-    return given[0]
+def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_seconds") -> float:
+    """The seconds that a request may take: the deadline that it asks for, or the default."""
+    if seconds is None:
+        return limits.deadline_seconds
+    if not 0 < seconds <= limits.max_deadline_seconds:
+        allowed = f"above 0 and at most {limits.max_deadline_seconds:.15g} (--max-request-timeout)"
+        message = f"the field '{field}' is {seconds}; it must be {allowed}"
+        raise Problem(400, message, "invalid_value", field)
+    return seconds
 
 
 def unsigned_seed(seed: int | None) -> int | None:
-    """OpenAI's seeds are signed; each of 64 bits stands for itself."""
+    """The unsigned seed of a seed that may be signed: a negative one counts as its 64 bits."""
     if seed is None or 0 <= seed < SEED_LIMIT:
         return seed
     if -SEED_LIMIT // 2 <= seed < 0:
@@ -201,27 +80,14 @@ def unsigned_seed(seed: int | None) -> int | None:
 
 
 def check_token_ids(field: str, tokens: Iterable[int], state: ServerState) -> None:
-    """Refuse ids that the vocabulary does not have."""
+    """Refuse token ids outside the vocabulary."""
     for token in tokens:
         if not 0 <= token < state.vocab_size:
             raise refusal(f"{field} holds {token}; token ids go from 0 to {state.vocab_size - 1}", field)
 
 
-class FunctionFields(Strict):
-    """A function as OpenAI's tools describe it."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def to_tool(self) -> Tool:
-        """The tool in our own words."""
-        return Tool(self.name, self.description, self.parameters or {}, bool(self.strict))
-
-
 def check_tools(tools: list[Tool], state: ServerState) -> tuple[Tool, ...]:
-    """The tools if there are not too many, their schemas are not too large, and their names are proper and differ."""
+    """The tools, checked: their number, the size of their schemas, and their names, which must be valid and differ."""
     check_count("tools", len(tools), state.limits.tools)
     seen: set[str] = set()
     for index, tool in enumerate(tools):

@@ -1,4 +1,4 @@
-"""The flags of `glint serve`: those that users of vLLM and SGLang already type, under both spellings."""
+"""The flags of `glint serve`, under the names that vLLM and SGLang use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from glint.engine.args import EngineArgs
 from glint.errors import RequestError
 from glint.flags import add_engine_args, add_engine_flags, engine_args, model_folder, path
-from glint.server.bounds import Limits
+from glint.server.limits import Limits
 
 if TYPE_CHECKING:
     from glint.server.settings import ServerSettings
@@ -24,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_dir", metavar="MODEL_DIR", nargs="?", type=path, help="the same as --model")
     add_engine_flags(parser)
     _add_sizes(parser.add_argument_group("sizes"))
-    _add_interface(parser.add_argument_group("interface"))
+    _add_server(parser.add_argument_group("server"))
     _add_limits(parser.add_argument_group("limits"))
 
 
@@ -41,7 +41,7 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_interface(group: argparse._ArgumentGroup) -> None:
+def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     group.add_argument("--port", metavar="N", type=int, default=8000, help="port to listen on (default: 8000)")
     group.add_argument(
@@ -49,7 +49,7 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         nargs="+",
         action="extend",
-        help="names that clients use, the first is in answers (default: the name of the model folder)",
+        help="names that clients may use; responses carry the first (default: the name of the model folder)",
     )
     group.add_argument(
         "--api-key",
@@ -86,8 +86,8 @@ def _add_interface(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow-special-tokens-in-messages",
         action="store_true",
-        help="let control tokens that messages spell, such as <|user|>, be control tokens: whoever writes a message or "
-        "a tool result can then forge turns (default: they are text)",
+        help="read control tokens in the text of messages, such as <|user|>, as control tokens: the author of a "
+        "message or of a tool result can then forge turns (default: they are text)",
     )
     parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
@@ -140,9 +140,9 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def read_settings(chosen: argparse.Namespace) -> ServerSettings:
-    """The settings that the command line asks for; the sample model is made where none is named."""
+    """The settings of the command line. Without a model it makes the sample model."""
     from glint.server.auth import ApiKeys
-    from glint.server.listener import check_port
+    from glint.server.http.listener import check_port
     from glint.server.settings import ServerSettings
 
     if chosen.model_dir is not None:
@@ -191,8 +191,8 @@ def _engine_args(chosen: argparse.Namespace) -> EngineArgs:
 
 def _limits(chosen: argparse.Namespace) -> Limits:
     asked = {field.name: getattr(chosen, field.name, None) for field in fields(Limits)}
-    given = {name: value for name, value in asked.items() if value is not None}
-    deadline = given.get("deadline_seconds")
-    if deadline is not None and "max_deadline_seconds" not in given:
-        given["max_deadline_seconds"] = max(deadline, Limits().max_deadline_seconds)
-    return Limits(**given)
+    limits = {name: value for name, value in asked.items() if value is not None}
+    deadline = limits.get("deadline_seconds")
+    if deadline is not None and "max_deadline_seconds" not in limits:
+        limits["max_deadline_seconds"] = max(deadline, Limits().max_deadline_seconds)
+    return Limits(**limits)

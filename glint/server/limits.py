@@ -1,210 +1,57 @@
-"""What a client may ask for at most, and the bounded queue. Everything is checked before any text is tokenised."""
+"""The limits of what a client may ask for."""
 
-import json
 import math
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
-from glint.engine.share import DEFAULT_SHARE, Share
-from glint.server.bounds import Limits
-from glint.server.problems import Problem
-
-MIN_RETRY_SECONDS = 1
-MAX_RETRY_SECONDS = 60
-NUM_REMEMBERED_DEPARTURES = 64
+from glint.errors import RequestError
+from glint.sampling import MAX_CHOICES
 
 
-def check_count(field: str, count: int, limit: int, what: str = "entries") -> None:
-    """Refuse a field that has or asks for more of something than the limit."""
-    if count > limit:
-        message = f"the field '{field}' has {count} {what}; at most {limit} are allowed"
-        raise Problem(400, message, "limit_exceeded", field)
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one server. The defaults suit agents with long histories and many tools.
 
-
-def check_schema(field: str, schema: Any, limits: Limits) -> None:
-    """Refuse a decoded JSON schema that is too deep or too long, without recursion."""
-    level: list[Any] = [schema]
-    depth = 0
-    while level := [part for part in level if isinstance(part, dict | list)]:
-        depth += 1
-        if depth > limits.schema_depth:
-            message = f"the field '{field}' nests deeper than the {limits.schema_depth} levels that are allowed"
-            raise Problem(400, message, "limit_exceeded", field)
-        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
-    num_bytes = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode())
-    check_count(field, num_bytes, limits.schema_bytes, "bytes as JSON")
-
-
-def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_seconds") -> float:
-    """The seconds that a request may take: those it asked for, or the default."""
-    if seconds is None:
-        return limits.deadline_seconds
-    if not 0 < seconds <= limits.max_deadline_seconds:
-        allowed = f"above 0 and at most {limits.max_deadline_seconds:.15g} (--max-request-timeout)"
-        message = f"the field '{field}' is {seconds}; it must be {allowed}"
-        raise Problem(400, message, "invalid_value", field)
-    return seconds
-
-
-@dataclass(slots=True)
-class _Held:
-    """What one key has in the queue: requests that wait or are being read, and prompt tokens that wait."""
-
-    weight: int
-    preparing: int = 0
-    waiting: int = 0
-    tokens: int = 0
-
-
-class Admission:
-    """The bookkeeping of the bounded queue, in requests and in prompt tokens. For one thread.
-
-    It counts the requests that wait for their first step, and while they are prepared those that are yet to wait; a
-    request that has started no longer counts, even when it is preempted later. What is refused changes nothing.
-
-    One key may fill the queue, but keeps no other out: a key that has less than its share of the queue, by weight
-    among the keys that have something in it, is let in until the queue is twice as long as its bounds say.
+    A body has at most `body_bytes` bytes and `body_containers` objects and lists, nests at most `body_depth` deep and
+    must arrive within `body_seconds`. The HTTP server limits headers to 64 KiB. A conversation has at most `messages`
+    messages of at most `content_parts` parts each. At most `tools` tools are declared, the schema of each at most
+    `schema_bytes` long as compact JSON and `schema_depth` deep; these two hold for response formats as well. Stop
+    strings: at most `stops`, each of at most `stop_chars` characters; as many stop token ids. A request has at most
+    `prompts` prompts and `choices` answers to each, `logit_bias_entries` entries of logit_bias, and `logprob_entries`
+    entries of prompt log-probabilities. It ends after `deadline_seconds`; a client may ask for another deadline up to
+    `max_deadline_seconds`. At most `waiting_requests` requests with `waiting_tokens` prompt
+    tokens together wait for their first step.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._departures: deque[tuple[float, int]] = deque(maxlen=NUM_REMEMBERED_DEPARTURES)
-        self._held: dict[str | int, _Held] = {}
-        self.num_preparing = 0
-        self.num_waiting = 0
-        self.num_running = 0
-        self.waiting_tokens = 0
+    body_bytes: int = 4 * 2**20
+    body_depth: int = 64
+    body_containers: int = 100_000
+    body_seconds: float = 30.0
+    messages: int = 4096
+    content_parts: int = 1024
+    tools: int = 128
+    schema_bytes: int = 256 * 1024
+    schema_depth: int = 32
+    stops: int = 16
+    stop_chars: int = 256
+    logit_bias_entries: int = 1024
+    choices: int = 16
+    logprob_entries: int = 500_000
+    prompts: int = 64
+    deadline_seconds: float = 600.0
+    max_deadline_seconds: float = 3600.0
+    waiting_requests: int = 256
+    waiting_tokens: int = 1_000_000
 
-    @contextmanager
-    def preparing(self, share: Share = DEFAULT_SHARE) -> Iterator[None]:
-        """Count a request while its prompt is read; refuses it before any work while there is no room for one more."""
-        self.check_room(share)
-        self._count(share, preparing=1)
-        try:
-            yield
-        finally:
-            self._count(share, preparing=-1)
-
-    def check_room(self, share: Share = DEFAULT_SHARE) -> None:
-        """Refuse a request of which nothing is known yet, with a 429, while there is no room for one more."""
-        self._check_room(share, 1, 1, is_prepared=False)
-
-    def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "Place":
-        """Let requests with these prompt lengths wait, all or none of them.
-
-        Raises a 429 with Retry-After while the queue is full, and a 400 where even an empty queue has no room.
-        """
-        num_requests, num_tokens = len(prompt_tokens), sum(prompt_tokens)
-        limits = self._limits
-        if num_requests > limits.waiting_requests or num_tokens > limits.waiting_tokens:
-            message = (
-                f"the request asks for {num_requests} answers with {num_tokens} prompt tokens in all; the queue holds "
-                f"{limits.waiting_requests} with {limits.waiting_tokens}: split it into smaller requests"
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_number = isinstance(value, int if field.type is int else int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value <= 0:
+                raise RequestError(f"the limit {field.name} is {value!r}; give a number above zero")
+        if self.choices > MAX_CHOICES:
+            raise RequestError(f"the limit choices (--max-choices) is {self.choices}; give at most {MAX_CHOICES}")
+        if self.deadline_seconds > self.max_deadline_seconds:
+            raise RequestError(
+                f"the limit deadline_seconds is {self.deadline_seconds}, above max_deadline_seconds "
+                f"{self.max_deadline_seconds}; lower the first or raise the second"
             )
-            raise Problem(400, message, "request_exceeds_queue")
-        self._check_room(share, num_requests, num_tokens, is_prepared=True)
-        self._count(share, waiting=num_requests, tokens=num_tokens)
-        return Place(self, prompt_tokens, share)
-
-    def _count(self, share: Share, preparing: int = 0, waiting: int = 0, tokens: int = 0) -> None:
-        """Change what is in the queue, of all and of one key."""
-        self.num_preparing += preparing
-        self.num_waiting += waiting
-        self.waiting_tokens += tokens
-        held = self._held.setdefault(share.key, _Held(share.weight))
-        held.preparing += preparing
-        held.waiting += waiting
-        held.tokens += tokens
-        if not (held.preparing or held.waiting):
-            del self._held[share.key]
-
-    def _check_room(self, share: Share, num_requests: int, num_tokens: int, *, is_prepared: bool) -> None:
-        """Refuse what has no room; what is being read counts against a request that is yet to be read."""
-        limits = self._limits
-        held = self._held.get(share.key, _Held(share.weight))
-        weights = sum(other.weight for key, other in self._held.items() if key != share.key) + share.weight
-        requests = self.num_waiting + num_requests + (0 if is_prepared else self.num_preparing)
-        own_requests = held.waiting + num_requests + (0 if is_prepared else held.preparing)
-        tokens, own_tokens = self.waiting_tokens + num_tokens, held.tokens + num_tokens
-        full = [
-            (what, limit, limit * share.weight // weights)
-            for what, limit, total, own in (
-                ("requests", limits.waiting_requests, requests, own_requests),
-                ("prompt tokens", limits.waiting_tokens, tokens, own_tokens),
-            )
-            if total > limit and (total > 2 * limit or own > limit * share.weight // weights)
-        ]
-        if full:
-            what, limit, fair = full[0]
-            seconds = self._retry_seconds(requests - limits.waiting_requests, tokens - limits.waiting_tokens)
-            own = "" if weights == share.weight else f"; this key may hold {fair} {what} while others wait"
-            message = (
-                f"the server is at its limit of {limit} {what} in the queue: {self.num_waiting} requests with "
-                f"{self.waiting_tokens} prompt tokens are waiting and {self.num_preparing} are being read{own}; "
-                f"try again in {seconds} s"
-            )
-            raise Problem(429, message, "queue_full", headers={"Retry-After": str(seconds)})
-
-    def _retry_seconds(self, excess_requests: int, excess_tokens: int) -> int:
-        """Whole seconds, 1 to 60, until that much has left the queue at the speed of the last departures.
-
-        Before anything has left the queue its speed is unknown, and the answer is 1.
-        """
-        if not self._departures:
-            return MIN_RETRY_SECONDS
-        elapsed = self._clock() - self._departures[0][0]
-        tokens_left = sum(tokens for _, tokens in self._departures)
-        waits = [
-            elapsed * excess / left if left else math.inf
-            for excess, left in ((excess_requests, len(self._departures)), (excess_tokens, tokens_left))
-            if excess > 0
-        ]
-        return math.ceil(min(max(MIN_RETRY_SECONDS, *waits), MAX_RETRY_SECONDS))
-
-    def _leave(self, share: Share, tokens: int, *, is_starting: bool) -> None:
-        self._count(share, waiting=-1, tokens=-tokens)
-        self.num_running += is_starting
-        self._departures.append((self._clock(), tokens))
-
-    def _end(self) -> None:
-        self.num_running -= 1
-
-
-class Place:
-    """The places of one admitted request in the queue: one for each of its completions, by index.
-
-    Each method may be called again or late without effect, so the counts can neither go below zero nor leak once
-    `close` was called.
-    """
-
-    def __init__(self, admission: Admission, prompt_tokens: Sequence[int], share: Share) -> None:
-        self._admission = admission
-        self._share = share
-        self._waiting = dict(enumerate(prompt_tokens))
-        self._running: set[int] = set()
-
-    def started(self, index: int) -> None:
-        """The completion runs: it no longer waits."""
-        tokens = self._waiting.pop(index, None)
-        if tokens is not None:
-            self._running.add(index)
-            self._admission._leave(self._share, tokens, is_starting=True)
-
-    def ended(self, index: int) -> None:
-        """The completion is over, whether it has started or not."""
-        tokens = self._waiting.pop(index, None)
-        if tokens is not None:
-            self._admission._leave(self._share, tokens, is_starting=False)
-        elif index in self._running:
-            self._running.remove(index)
-            self._admission._end()
-
-    def close(self) -> None:
-        """Every completion is over."""
-        for index in [*self._waiting, *self._running]:
-            self.ended(index)

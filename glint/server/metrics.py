@@ -1,6 +1,6 @@
-"""Counters of the server: Prometheus text under the names that vLLM's dashboards query, and the same figures as JSON.
+"""Metrics of the server: Prometheus text under the names that vLLM's dashboards query, and the same figures as JSON.
 
-Names of speculative decoding are left out while there is none: a zero would claim that it was tried.
+There are no metrics of speculative decoding while the server has none: a zero would claim that it was tried.
 """
 
 from bisect import bisect_left
@@ -30,7 +30,7 @@ COMPLETED: frozenset[Outcome] = frozenset({"finished", "stopped", "length"})
 
 
 def _series(first: int, last: int) -> tuple[float, ...]:
-    """1, 2 and 5 times every power of ten from the first to the last, which has only its 1."""
+    """1, 2 and 5 times every power of ten from the first up to, and once, the last."""
     steps = [f"{digit}e{power}" for power in range(first, last) for digit in (1, 2, 5)]
     return tuple(float(step) for step in [*steps, f"1e{last}"])
 
@@ -44,7 +44,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Take in a value, `count` times."""
+        """Add a value, `count` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
@@ -53,7 +53,7 @@ class Histogram:
         return list(accumulate(self.counts))
 
     def quantile(self, share: float) -> float | None:
-        """The value below which that share lies, interpolated as Prometheus does; None without values.
+        """The value below which that share of the values lies, interpolated as Prometheus does; None without values.
 
         Values above the last bound count as the last bound.
         """
@@ -77,10 +77,10 @@ class Histogram:
 
 @dataclass(frozen=True)
 class EngineReading:
-    """What the engine says of itself when the metrics are read.
+    """The state of the engine when the metrics are read.
 
-    `pages_held` are in use by requests, `pages_cached` only by the prefix cache. `cpu_seconds` is the processor time
-    of each named thread since its start.
+    Requests use `pages_held`; only the prefix cache uses `pages_cached`. `cpu_seconds` is the CPU time of each named
+    thread since its start.
     """
 
     num_running: int
@@ -126,9 +126,9 @@ _PLAIN_NAMES = {"iteration_tokens_total": "step_tokens", "request_generation_tok
 
 
 class Metrics(Collector):
-    """Everything that the server counts. All methods are for one thread, the event loop's.
+    """All metrics of the server. Only the event loop's thread calls the methods.
 
-    `read` is called when the figures are asked for. `cache_config` becomes the labels of cache_config_info.
+    `read` is called whenever metrics are read. `cache_config` becomes the labels of cache_config_info.
     """
 
     def __init__(self, model_name: str, read: Callable[[], EngineReading], cache_config: Mapping[str, object]) -> None:
@@ -146,26 +146,26 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=self._registry)
 
     def set_startup(self, phases: Mapping[str, float]) -> None:
-        """Keep how long each phase of the start took, in seconds."""
+        """Set the seconds of each phase of the start."""
         self._startup_seconds = dict(phases)
 
     def set_history(self, restarts: int, lost: int) -> None:
-        """Keep how often the engine was started anew before this process, and the requests that were lost by that."""
+        """Set the number of restarts before this process, and of the requests that they lost."""
         self._counters["restarts"] = restarts
         self._outcomes["lost"] = lost
 
     def observe_step(self, num_prompt_tokens: int, num_generated_tokens: int) -> None:
-        """Count a step that computed so many prompt tokens and generated so many."""
+        """Count a step with its prompt tokens and generated tokens."""
         self._counters["steps"] += 1
         self._counters["generation_tokens"] += num_generated_tokens
         self._step_tokens.observe(num_prompt_tokens + num_generated_tokens)
 
     def observe_gap(self, seconds: float, count: int = 1) -> None:
-        """Count the time since the token before, for `count` tokens that came with the same gap."""
+        """Count the time since the previous token, for `count` tokens with the same gap."""
         self._gaps.observe(seconds, count)
 
     def observe_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a prompt when its first token is there; choices that share a prompt count it once."""
+        """Count a prompt at its first token. Choices that share a prompt count it once."""
         counters = self._counters
         counters["prompt_tokens"] += prompt_tokens
         counters["prompt_tokens_cached"] += cached_tokens
@@ -173,7 +173,7 @@ class Metrics(Collector):
         counters["prefix_cache_hits"] += cached_tokens
 
     def record(self, outcome: RequestOutcome) -> None:
-        """Count the end of a request. Its times and sizes count where they are known and it ran to its end.
+        """Count the outcome of a request. Its times and sizes count where they are known and it ran to its end.
 
         The time to the first token counts for every request that got one. With several choices the time per output
         token is that of a choice of mean length.

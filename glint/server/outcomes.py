@@ -1,4 +1,4 @@
-"""How each request ended: exactly one line in the log, whatever happened to it."""
+"""The outcome of each request: exactly one line in the log, whatever happened."""
 
 import json
 import logging
@@ -24,9 +24,9 @@ class RequestOutcome:
     """The end of one HTTP request. A figure that is not known is None.
 
     "finished": the model ended its answer. "stopped": a stop string or stop token did. "length": the token limit was
-    reached. "cancelled": the client went away or the deadline passed. "refused": it never ran. "failed": an error of
-    ours. "lost": the process that served it died. `first_token_seconds` and `total_seconds` count from the arrival,
-    `decode_seconds` from the first token to the last. `user` is whom the client says it acts for. Token counts are
+    reached. "cancelled": the client left or the deadline passed. "refused": the request never ran. "failed": an error
+    of the server. "lost": the server process died. `first_token_seconds` and `total_seconds` count from the arrival,
+    `decode_seconds` from the first token to the last. `user` is the user that the client names. Token counts are
     sums over all choices; a prompt that several choices share counts once.
     """
 
@@ -54,7 +54,7 @@ class RequestOutcome:
         return " ".join(f"{name}={_pair_value(value)}" for name, value in vars(self).items())
 
     def as_dict(self) -> dict[str, OutcomeValue]:
-        """The fields in their order, with text of the client cut and times rounded."""
+        """The fields in their order, with the client's text cut and times rounded."""
         return {name: _rounded(value) for name, value in vars(self).items()}
 
 
@@ -72,7 +72,7 @@ class OutcomeLog:
         self._logger = logging.getLogger(LOGGER_NAME)
 
     def admit(self, request_id: str, route: str) -> None:
-        """Take in that a request is not refused at once; it is yet to end."""
+        """Note a request that is not refused at once; its outcome follows."""
 
     def write(self, outcome: RequestOutcome) -> None:
         """Write the line, as an error where the request failed."""
@@ -95,14 +95,14 @@ def _rounded(value: OutcomeValue) -> OutcomeValue:
 
 
 def escape(value: object) -> str:
-    """JSON on one line that can be printed."""
+    """JSON on one printable line."""
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-class Ticket:
-    """Held from the arrival of a request to its end; makes sure that the sinks hear of it exactly once.
+class RequestRecord:
+    """The record of a request from its arrival to its end. The sinks get its outcome exactly once.
 
-    A ticket that is dropped or still open when the process ends counts as failed with the reason "lost".
+    A record that is dropped, or open when the process ends, counts as failed with the reason "lost".
     """
 
     def __init__(self, request_id: str, route: str, *sinks: OutcomeSink) -> None:
@@ -114,16 +114,16 @@ class Ticket:
 
     @property
     def is_open(self) -> bool:
-        """Whether the end of the request is still to be told."""
+        """Whether the outcome is not recorded yet."""
         return self._finalizer.alive
 
     @property
     def seconds(self) -> float:
-        """The time since the arrival."""
+        """Seconds since the arrival."""
         return time.monotonic() - self.arrived_at
 
     def close(self, outcome: RequestOutcome) -> bool:
-        """Tell the sinks how the request ended; the second time nothing happens and the answer is False."""
+        """Pass the outcome to the sinks. A second call does nothing and returns False."""
         if self._finalizer.detach() is None:
             return False
         for sink in self._sinks:

@@ -1,4 +1,4 @@
-"""Running a server: load, warm up, serve, drain."""
+"""Runs a server: load, warm up, serve, drain."""
 
 import asyncio
 import gc
@@ -23,18 +23,18 @@ from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine.engine import Engine, StepSummary
 from glint.engine.memory_plan import size_engine
 from glint.errors import GlintError, InternalFailure, RankFailed
+from glint.server.admission import Admission
 from glint.server.app import make_app
-from glint.server.connection import BoundedConnection
-from glint.server.lifecycle import FrontDoor, Lifecycle, Startup
-from glint.server.limits import Admission
-from glint.server.listener import Acceptor, listen
+from glint.server.http.connection import BoundedConnection
+from glint.server.http.listener import Acceptor, listen
+from glint.server.http.problems import MAX_MESSAGE_CHARS, Problem
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
-from glint.server.problems import MAX_MESSAGE_CHARS, Problem
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate, Startup
+from glint.server.process.link import SupervisedOutcomeLog, SupervisorLink
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
-from glint.server.supervised import SupervisorLink, ToldOutcomes
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
 
@@ -45,14 +45,14 @@ TICK_SECONDS = 0.5
 SPARE_FILES = 128
 EXIT_FAILED = 1
 FAILED_DRAIN_SECONDS = 2
-LAST_WORD_SECONDS = 1
-GIVE_UP_SECONDS = 4.0
-BREAKDOWNS = (RankFailed, InternalFailure, Problem)
+FINAL_ERROR_SECONDS = 1
+EXIT_SECONDS = 4.0
+FAULTS = (RankFailed, InternalFailure, Problem)
 
 
 def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
-    """Serve until a signal ends it; the exit code is 0 after a drain and 1 after a failure."""
-    startup = Startup(None if link is None else link.given.began)
+    """Serve until a signal. The exit code is 0 after a drain and 1 after a failure."""
+    startup = Startup(None if link is None else link.inherited.began)
     startup.mark("python and imports")
     max_connections = _raise_file_limit() - SPARE_FILES
     for warning in settings.warnings:
@@ -64,7 +64,7 @@ def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
 
 
 def _raise_file_limit() -> int:
-    """Allow this process as many open files as the system lets it have; gives their number."""
+    """Raise the limit of open files to the most that the system allows; returns the limit."""
     _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
     return highest
@@ -73,7 +73,7 @@ def _raise_file_limit() -> int:
 class Server(uvicorn.Server):
     """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once.
 
-    Under a supervisor, which has `link`, the server accepts connections once it is ready; alone, from the beginning.
+    Under a supervisor, to which `link` leads, the server accepts connections once it is ready; alone, at once.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Server(uvicorn.Server):
         self._startup = startup
         self._link = link
         self._lifecycle = Lifecycle(settings.health_seconds)
-        self._lifecycle.restarts = 0 if link is None else link.given.restarts
-        self.app = FrontDoor(self._lifecycle)
+        self._lifecycle.restarts = 0 if link is None else link.inherited.restarts
+        self.app = ReadinessGate(self._lifecycle)
         self._service: EngineService | None = None
         self._owns_process = False
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
@@ -103,12 +103,12 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             limit_concurrency=max_connections,
-            timeout_graceful_shutdown=round(settings.drain_seconds) + LAST_WORD_SECONDS,
+            timeout_graceful_shutdown=round(settings.drain_seconds) + FINAL_ERROR_SECONDS,
         )
         super().__init__(config)
 
     async def run_to_end(self, listener: socket.socket) -> int:
-        """Serve on a bound socket until the end; gives the exit code.
+        """Serve on a bound socket until the end; returns the exit code.
 
         Once the engine has failed, the process ends within 5 s whatever hangs.
         """
@@ -128,21 +128,21 @@ class Server(uvicorn.Server):
         if serving is not None:
             await serving
         if not await self.close():
-            _give_up("a step of the engine does not end")
+            _exit_now("a step of the engine does not end")
         return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
 
     def _fail_to_start(self, problem: Exception) -> None:
-        """Say why there is no server; what a user must mend, a supervisor does not try again."""
+        """Log why the server cannot start. A supervisor does not retry an error that the user must mend."""
         log.error(
             "cannot serve %s: %s", self._settings.model_dir, problem, exc_info=not isinstance(problem, GlintError)
         )
-        has_broken = isinstance(problem, BREAKDOWNS)
-        if self._link is not None and isinstance(problem, GlintError) and not has_broken:
-            self._link.tell("refused")
-        self._fail(f"the start failed: {problem}" if has_broken else "the start failed, the log says why")
+        is_fault = isinstance(problem, FAULTS)
+        if self._link is not None and isinstance(problem, GlintError) and not is_fault:
+            self._link.send("refused")
+        self._fail(f"the start failed: {problem}" if is_fault else "the start failed, the log says why")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on the first signal, stop on the second; a server that answers nobody yet stops on the first."""
+        """Drain on the first signal, stop on the second. A server that is not ready yet stops on the first."""
         if self._lifecycle.phase in ("loading", "warming"):
             log.info("signal %d: nothing is served yet, the process ends", sig)
             logging.shutdown()
@@ -157,9 +157,9 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signals over while serving; unlike uvicorn's own, none is raised again afterwards.
+        """Handle the signals while serving; unlike uvicorn, raise none of them again afterwards.
 
-        A supervisor takes them itself and passes them on.
+        Under a supervisor the server handles no signal: the supervisor handles them and forwards them.
         """
         if self._link is not None:
             yield
@@ -172,39 +172,42 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections on the sockets; they are closed as uvicorn's own servers are."""
+        """Accept connections on the sockets; uvicorn closes the acceptors like its own servers."""
         await super().startup(sockets=[])
-        self.servers = cast(Any, [Acceptor(listener, self._make_connection) for listener in sockets or []])
+        acceptors = [Acceptor(listener, self._make_connection) for listener in sockets or []]
+        for acceptor in acceptors:
+            acceptor.open()
+        self.servers = cast(Any, acceptors)
 
     def _make_connection(self) -> BoundedConnection:
         return BoundedConnection(self.config, self.server_state, {})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain. When the time is up, answers that are still open end with an error that says so."""
-        seconds = max(0, (self.config.timeout_graceful_shutdown or 0) - LAST_WORD_SECONDS)
-        last_word = asyncio.get_running_loop().call_later(seconds, self._end_answers)
+        """Drain. When the time is up, streams that are still open end with an error."""
+        seconds = max(0, (self.config.timeout_graceful_shutdown or 0) - FINAL_ERROR_SECONDS)
+        final_errors = asyncio.get_running_loop().call_later(seconds, self._end_streams)
         await super().shutdown(sockets)
-        last_word.cancel()
+        final_errors.cancel()
 
-    def _end_answers(self) -> None:
+    def _end_streams(self) -> None:
         if self._service is not None:
-            self._service.end_answers()
+            self._service.end_streams()
 
     async def main_loop(self) -> None:
-        """Serve until the end is asked for or steps do not complete any more; then a supervisor may start anew."""
+        """Serve until a signal asks for the end or the engine stalls; then a supervisor may restart the server."""
         while not await self.on_tick(0):
             self.fail_if_stalled()
             await asyncio.sleep(TICK_SECONDS)
 
     def fail_if_stalled(self) -> None:
-        """Where steps do not complete any more, tell every request so and end the server."""
+        """Once the engine stalls, end every stream with an error and end the server."""
         if self._lifecycle.is_healthy or self._lifecycle.failure is not None:
             return
         stalled = self._lifecycle.stalled_seconds()
         log.error("no step has completed for %.0f s, longer than --health-timeout allows", stalled)
         failure = f"no step of the engine has completed for {stalled:.0f} s"
         if self._service is not None:
-            self._service.give_up(failure)
+            self._service.fail_all(failure)
         self._fail(failure)
 
     @property
@@ -213,26 +216,26 @@ class Server(uvicorn.Server):
         return self._lifecycle.is_healthy
 
     async def close(self) -> bool:
-        """End every request and free the engine. False: a step does not end, so neither does the engine."""
+        """End every request and free the engine. False: a step does not end, so the engine still runs."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         has_ended = self._service is None or await self._service.close()
         if self.server_state.tasks and self._lifecycle.failure is None:
-            await asyncio.wait(self.server_state.tasks, timeout=LAST_WORD_SECONDS)
+            await asyncio.wait(self.server_state.tasks, timeout=FINAL_ERROR_SECONDS)
         return has_ended
 
     async def start(self) -> None:
-        """Load the model and compute the first tokens; from then on `app` answers, here or behind another server."""
+        """Load the model and warm it up; from then on `app` answers, here or behind another server."""
         checkpoint, engine, tokenizer = await asyncio.to_thread(self._load)
         state = self._make_state(checkpoint, engine, tokenizer)
         service = self._service = state.service
         self._lifecycle.stalled_seconds = service.stalled_seconds
         self._lifecycle.phase = "warming"
         if self._link is not None:
-            self._link.tell("phase", "warming")
+            self._link.send("phase", "warming")
         await service.start()
         self._startup.mark("warm-up")
         if self._link is not None:
-            state.metrics.set_history(self._link.given.restarts, self._link.given.lost)
+            state.metrics.set_history(self._link.inherited.restarts, self._link.inherited.lost)
         state.metrics.set_startup(self._startup.seconds | {"all": self._startup.total_seconds})
         self._lifecycle.app = make_app(state, self._settings)
         if self._owns_process:
@@ -243,7 +246,7 @@ class Server(uvicorn.Server):
         log.info("start-up:\n%s", self._startup.table())
 
     def _load(self) -> tuple[Checkpoint, Engine, Tokenizer]:
-        """Everything that comes from files; the tokenizer is read while the headers are."""
+        """Read the checkpoint and the tokenizer, at the same time, and load the weights."""
         settings = self._settings
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
             reading = reader.submit(Tokenizer, settings.model_dir)
@@ -301,7 +304,7 @@ class Server(uvicorn.Server):
             compiler=GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.eos_token_ids),
             admission=admission,
             metrics=self._metrics,
-            outcomes=OutcomeLog() if self._link is None else ToldOutcomes(self._link),
+            outcomes=OutcomeLog() if self._link is None else SupervisedOutcomeLog(self._link),
             workers=self._workers,
             allows_special_tokens=settings.allows_special_tokens,
         )
@@ -312,31 +315,31 @@ class Server(uvicorn.Server):
             self._metrics.observe_gap(gap, count)
 
     def _fail(self, failure: str) -> None:
-        """End the server: who still waits for an answer has been told why."""
+        """End the server. Every open stream has already got the reason."""
         if self._lifecycle.failure is not None:
             return
         self._lifecycle.fail(failure)
         if self._link is not None:
-            self._link.tell("failed", failure[:MAX_MESSAGE_CHARS])
+            self._link.send("failed", failure[:MAX_MESSAGE_CHARS])
         self.config.timeout_graceful_shutdown = FAILED_DRAIN_SECONDS
         self.should_exit = True
         if self._owns_process:
-            watchdog = threading.Timer(GIVE_UP_SECONDS, _give_up, ["the server does not end after its failure"])
+            watchdog = threading.Timer(EXIT_SECONDS, _exit_now, ["the server does not end after its failure"])
             watchdog.daemon = True
             watchdog.start()
 
 
 def _freeze_loaded() -> None:
-    """Keep the garbage collector away from all that is loaded: walking through it stops every stream for 0.1 s.
+    """Exempt everything that is loaded from garbage collection: a full collection stops every stream for 0.1 s.
 
-    What comes later is collected as ever; requests leave no cycles, so that this takes no time.
+    The collector still walks through what comes later. Requests leave no cycles, so that this takes no time.
     """
     gc.collect()
     gc.freeze()
 
 
-def _give_up(reason: str) -> NoReturn:
-    """End the process where something in it does not."""
-    log.error("%s; the process is given up", reason)
+def _exit_now(reason: str) -> NoReturn:
+    """End the process although something in it still runs."""
+    log.error("%s; the process ends without waiting for it", reason)
     logging.shutdown()
     os._exit(EXIT_FAILED)

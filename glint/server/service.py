@@ -1,4 +1,4 @@
-"""The engine on a thread of its own, and its outputs on the event loop."""
+"""Runs the engine on a thread of its own and delivers its outputs on the event loop."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from glint.engine.request import StepOutput
 from glint.engine.share import DEFAULT_SHARE, Share
 from glint.errors import EngineError, GlintError, RankFailed
 from glint.sampling import SamplingParams
-from glint.server.problems import Problem
+from glint.server.http.problems import Problem
 from glint.text.grammar import Grammar
 
 log = logging.getLogger("glint.server")
@@ -22,10 +22,10 @@ STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Submission:
-    """What the engine needs of a request. `begins_after` is the token after which the grammar holds.
+class EngineRequest:
+    """One prompt for the engine. The grammar holds after the token `begins_after`.
 
-    `share` says whose request it is.
+    `share` names the tenant that the engine computes the request for.
     """
 
     prompt_tokens: Sequence[int]
@@ -36,12 +36,12 @@ class Submission:
     share: Share = DEFAULT_SHARE
 
 
-class Answer:
-    """What comes out for one submission, on the event loop.
+class OutputStream:
+    """The output of one request, on the event loop.
 
-    `choices` gives the index of each request id; `open_ids` are those that have not ended. Outputs wait here until
-    they are taken, so a slow reader delays nobody. An answer ends with the last output of its last choice, or early by
-    `end` with the problem that the reader is told.
+    `choices` maps each request id to its choice index; `open_ids` are the ids that have not ended. Outputs wait here
+    until the reader takes them, so a slow reader delays no other request. A stream ends with the last output of its
+    last choice, or early by `end` with the problem that the reader gets.
     """
 
     def __init__(self, on_start: Callable[[int], None]) -> None:
@@ -59,13 +59,13 @@ class Answer:
         self._on_arrival: Callable[[], None] | None = None
 
     def start(self, request_id: int, now: float) -> None:
-        """Take in that the first step of a choice began."""
+        """Record that the first step of a choice began."""
         if self.first_step_at is None:
             self.first_step_at = now
         self.on_start(self.choices[request_id])
 
     def push(self, output: StepOutput, now: float) -> float | None:
-        """Take in what a step brought; gives the time since the choice's output before, None for its first."""
+        """Add the output of a step; returns the time since the previous output of the choice, None for the first."""
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
@@ -75,13 +75,13 @@ class Answer:
         return None if before is None else now - before
 
     def end(self, problem: Problem) -> None:
-        """Tell the reader that nothing more will come, and why."""
+        """End the stream early; the reader gets the problem."""
         if self._problem is None:
             self._problem = problem
             self.wake()
 
     async def take(self) -> list[StepOutput]:
-        """Everything that has come since the last call, at least one output; raises the problem that ended it."""
+        """Wait for outputs and return all that are new; raises the problem that ended the stream."""
         while not self._arrived and self._problem is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -91,20 +91,20 @@ class Answer:
         return self.take_now()
 
     def take_now(self) -> list[StepOutput]:
-        """Everything that has come since the last call, perhaps nothing; raises the problem that ended it."""
+        """Return all new outputs, perhaps none; raises the problem that ended the stream."""
         if self._problem is not None:
             raise self._problem
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def listen(self, on_arrival: Callable[[], None] | None) -> None:
-        """Call back on the spot whenever something is there to take, instead of waking who waits for it."""
+        """Call `on_arrival` whenever there is something to take, instead of waking a waiting `take`."""
         self._on_arrival = on_arrival
         if on_arrival is not None and (self._arrived or self._problem is not None):
             on_arrival()
 
     def wake(self) -> None:
-        """Tell the reader that there is something to take."""
+        """Notify the reader that there is something to take."""
         if self._on_arrival is not None:
             self._on_arrival()
         elif self._waiter is not None and not self._waiter.done():
@@ -112,12 +112,12 @@ class Answer:
 
 
 class EngineService:
-    """Runs an engine on its own thread; all methods are called on the event loop.
+    """Runs an engine on its own thread. Callers use all methods on the event loop.
 
-    Commands wait for the end of the step that is running. Each step's outputs reach the event loop in one call, and
-    the next ones only when it has taken them in: an event loop that is behind slows the engine down, and never has more
-    than one step to write between two looks at its sockets. An engine that fails ends every answer with a problem and
-    calls `on_failure` with the reason; it is not used again.
+    Commands wait for the end of the running step. The outputs of a step reach the event loop in one call. The engine
+    delivers the next step only after that call: an event loop that is behind slows the engine down, and never writes
+    more than one step between two polls of its sockets. Once the engine fails, every stream ends with a problem, and
+    `on_failure` is called with the reason; the service does not use the engine again.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EngineService:
         self._engine = engine
         self._on_step = on_step
         self._on_failure = on_failure
-        self._answers: dict[int, Answer] = {}
+        self._streams: dict[int, OutputStream] = {}
         self._queued: set[asyncio.Future[None]] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_up = threading.Event()
@@ -144,72 +144,72 @@ class EngineService:
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of the engine's Python thread; the native threads are not in it."""
+        """CPU time of the engine's Python thread, without the native threads."""
         return self._cpu_seconds
 
     @property
     def is_failed(self) -> bool:
-        """Whether the engine broke down."""
+        """Whether the engine has failed."""
         return self._failure is not None
 
     @property
-    def num_answers(self) -> int:
-        """Choices that have not ended."""
-        return len(self._answers)
+    def num_open_choices(self) -> int:
+        """The number of choices that have not ended."""
+        return len(self._streams)
 
     def stalled_seconds(self) -> float:
-        """How long there has been work without a completed step; 0 while idle."""
+        """Seconds with work but without a completed step; 0 while idle."""
         busy_since = self._busy_since
         return 0.0 if busy_since is None else max(0.0, time.monotonic() - max(busy_since, self._last_step_at))
 
     async def start(self) -> None:
-        """Start the thread and run a few real tokens through the engine, so that the first request finds it warm."""
+        """Start the thread and warm the engine up with a few real tokens."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        answer = await self.submit([Submission((0,) * WARM_UP_TOKENS, params)])
+        stream = await self.submit([EngineRequest((0,) * WARM_UP_TOKENS, params)])
         is_over = False
         while not is_over:
-            for output in await answer.take():
+            for output in await stream.take():
                 if output.finish_reason == "failed":
                     raise EngineError(f"the warm-up failed: {output.failure}")
                 is_over = output.finish_reason is not None
 
     async def submit(
-        self, submissions: Sequence[Submission], on_start: Callable[[int], None] = lambda choice: None
-    ) -> Answer:
-        """Queue the prompts of a request, all or none; `on_start` is called for each choice whose first step has run.
+        self, requests: Sequence[EngineRequest], on_start: Callable[[int], None] = lambda choice: None
+    ) -> OutputStream:
+        """Submit the prompts of a request, all or none; `on_start` is called for each choice after its first step.
 
-        The choices of all prompts are numbered through. Raises `RequestError` where the engine refuses a prompt.
+        Choices are numbered over all prompts. Raises `RequestError` where the engine refuses a prompt.
         """
         if self._failure is not None:
             raise engine_failed(503, self._failure)
         if self._is_closing:
             raise _shutting_down()
-        answer = Answer(on_start)
+        stream = OutputStream(on_start)
         queued: asyncio.Future[None] = self._loop.create_future()
         self._queued.add(queued)
         queued.add_done_callback(self._queued.discard)
-        self._command(lambda: self._submit(submissions, answer, queued))
+        self._command(lambda: self._submit(requests, stream, queued))
         await queued
-        return answer
+        return stream
 
-    def cancel(self, answer: Answer) -> None:
-        """End what is left of an answer; the reader is told by whoever cancels."""
-        ids, answer.open_ids = answer.open_ids, set()
+    def cancel(self, stream: OutputStream) -> None:
+        """Abort the open choices of a stream. The caller ends the stream for its reader."""
+        ids, stream.open_ids = stream.open_ids, set()
         for request_id in ids:
-            self._answers.pop(request_id, None)
+            self._streams.pop(request_id, None)
         if ids:
             self._command(lambda: self._abort(ids))
 
-    def end_answers(self) -> None:
-        """Tell every request that the server ends; later ones are refused with the same words."""
+    def end_streams(self) -> None:
+        """End every stream because the server shuts down; later requests are refused with the same problem."""
         self._is_closing = True
         self._end_all(_shutting_down())
 
     async def close(self) -> bool:
-        """End every answer, stop the thread and free the engine. False: its step does not end, so neither does it."""
-        self.end_answers()
+        """End every stream, stop the thread and free the engine. False: a step does not end."""
+        self.end_streams()
         self._wake_up.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
@@ -219,18 +219,18 @@ class EngineService:
         self._commands.append(command)
         self._wake_up.set()
 
-    def _submit(self, submissions: Sequence[Submission], answer: Answer, queued: "asyncio.Future[None]") -> None:
-        """On the engine thread: hand the prompts over and let the event loop know the ids before any output."""
+    def _submit(self, requests: Sequence[EngineRequest], stream: OutputStream, queued: "asyncio.Future[None]") -> None:
+        """On the engine thread: submit the prompts. The event loop gets the ids before any output."""
         ids: list[int] = []
         try:
-            for submission in submissions:
+            for request in requests:
                 ids += self._engine.submit(
-                    submission.prompt_tokens,
-                    submission.params,
-                    submission.cache_salt,
-                    submission.grammar,
-                    submission.begins_after,
-                    submission.share,
+                    request.prompt_tokens,
+                    request.params,
+                    request.cache_salt,
+                    request.grammar,
+                    request.begins_after,
+                    request.share,
                 )
         except GlintError as problem:
             self._abort(ids)
@@ -238,19 +238,19 @@ class EngineService:
             return
         if self._busy_since is None:
             self._busy_since = time.monotonic()
-        self._loop.call_soon_threadsafe(self._register, ids, answer, queued)
+        self._loop.call_soon_threadsafe(self._register, ids, stream, queued)
 
     def _abort(self, ids: Iterable[int]) -> None:
         for request_id in ids:
             self._engine.abort(request_id)
 
-    def _register(self, ids: list[int], answer: Answer, queued: "asyncio.Future[None]") -> None:
-        """On the event loop: the ids of an answer; one whose submitter has gone meanwhile is ended."""
-        answer.choices = {request_id: index for index, request_id in enumerate(ids)}
-        answer.open_ids = set(ids)
-        self._answers |= dict.fromkeys(ids, answer)
+    def _register(self, ids: list[int], stream: OutputStream, queued: "asyncio.Future[None]") -> None:
+        """On the event loop: register the ids of a stream; cancel it where the submitter has gone meanwhile."""
+        stream.choices = {request_id: index for index, request_id in enumerate(ids)}
+        stream.open_ids = set(ids)
+        self._streams |= dict.fromkeys(ids, stream)
         if queued.done():
-            self.cancel(answer)
+            self.cancel(stream)
         else:
             queued.set_result(None)
 
@@ -292,42 +292,42 @@ class EngineService:
     def _deliver(self, outputs: list[StepOutput], summary: StepSummary, now: float) -> None:
         self._may_deliver.release()
         gaps: list[float] = []
-        touched: dict[Answer, None] = {}
+        touched: dict[OutputStream, None] = {}
         for request_id in summary.started_ids:
-            answer = self._answers.get(request_id)
-            if answer is not None:
-                answer.start(request_id, now - summary.seconds)
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.start(request_id, now - summary.seconds)
         for output in outputs:
-            answer = self._answers.get(output.request_id)
-            if answer is None:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
                 continue
             if output.finish_reason is not None:
-                del self._answers[output.request_id]
-                answer.open_ids.discard(output.request_id)
-            gap = answer.push(output, now)
-            touched[answer] = None
+                del self._streams[output.request_id]
+                stream.open_ids.discard(output.request_id)
+            gap = stream.push(output, now)
+            touched[stream] = None
             if gap is not None:
                 gaps.append(gap)
-        for answer in touched:
-            answer.wake()
+        for stream in touched:
+            stream.wake()
         self._on_step(summary, gaps)
 
     def _end_all(self, problem: Problem) -> None:
-        for answer in set(self._answers.values()):
-            answer.open_ids.clear()
-            answer.end(problem)
-        self._answers.clear()
+        for stream in set(self._streams.values()):
+            stream.open_ids.clear()
+            stream.end(problem)
+        self._streams.clear()
         for queued in list(self._queued):
             if not queued.done():
                 queued.set_exception(problem)
 
-    def give_up(self, failure: str) -> None:
-        """Tell every request that the engine is gone; later ones are refused with the same words."""
+    def fail_all(self, failure: str) -> None:
+        """End every stream because the engine failed; later requests are refused with the same reason."""
         self._failure = failure
         self._end_all(engine_failed(500, failure))
 
     def _fail(self, failure: str) -> None:
-        self.give_up(failure)
+        self.fail_all(failure)
         self._on_failure(failure)
 
 
@@ -337,12 +337,12 @@ def _refuse(queued: "asyncio.Future[None]", problem: GlintError) -> None:
 
 
 def _describe_failure(problem: BaseException) -> str:
-    """Why the engine failed, in words that clients may see: which rank it was, where one was; the log has the rest."""
+    """Why the engine failed, as clients may read it: the failed rank, if any. The log has the rest."""
     return f"the engine failed: {problem}" if isinstance(problem, RankFailed) else "the engine failed"
 
 
 def engine_failed(status: int, failure: str) -> Problem:
-    """What a request is told whose engine is gone."""
+    """The problem of a request whose engine has failed."""
     return Problem(status, f"{failure}; the server ends, send the request again once it is back", code="engine_failed")
 
 

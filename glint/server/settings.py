@@ -1,22 +1,21 @@
-"""Settings of a server: frozen, and complete once constructed."""
+"""Settings of a server: immutable, and checked when they are made."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from glint.engine.args import EngineArgs
 from glint.server.auth import ApiKeys, check_origins
-from glint.server.bounds import Limits
-from glint.server.origin import AllowedHosts, is_loopback
+from glint.server.http.origin import AllowedHosts, is_loopback
+from glint.server.limits import Limits
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Everything that `glint serve` is told.
+    """All settings of `glint serve`.
 
-    `model_names` are the names that clients may use, the first being the one that answers carry. A server whose work
-    makes no step for `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to
-    end. `hosts` are names besides those of this machine that the server answers to, `origins` the web pages of other
-    sites that may call it. With `allows_special_tokens` control tokens that messages spell become control tokens.
+    Clients may use any of `model_names`; responses carry the first. A server that has work and completes no step for
+    `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to end. The server
+    answers to `hosts` besides the names of this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of messages.
     """
 
     model_dir: Path
@@ -42,10 +41,10 @@ class ServerSettings:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is unsafe about these settings."""
+        """Warnings about unsafe settings."""
         if is_loopback(self.host) or len(self.keys) > 0:
             return self.keys.warnings
-        message = f"listening on {self.host} without an API key: whoever reaches the port may use the model"
+        message = f"listening on {self.host} without an API key: anybody who reaches the port may use the model"
         if not self.hosts:
-            message += ", and so may web pages that lead a name of theirs here, unless --allowed-hosts names yours"
+            message += ", and so may web pages by DNS rebinding, unless --allowed-hosts is set"
         return (*self.keys.warnings, f"{message}; set GLINT_API_KEY or --api-key-file")

@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""The state that all routes share."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from glint.engine.share import Share
 from glint.errors import RequestError, TextError
 from glint.sampling import TOKEN_LIMIT, SamplingParams
-from glint.server.body import shorten
-from glint.server.bounds import Limits
-from glint.server.limits import Admission
+from glint.server.admission import Admission
+from glint.server.http.body import shorten
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 from glint.server.metrics import Metrics
 from glint.server.outcomes import OutcomeLog
-from glint.server.problems import Problem
 from glint.server.service import EngineService
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Turn what glint says of a bad request into a refusal with status 400."""
+def errors_as_problems() -> Iterator[None]:
+    """Turn glint's errors about a request into a `Problem` with status 400."""
     try:
         yield
     except RequestError as problem:
@@ -36,7 +36,7 @@ def refusals() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that routes share."""
+    """Everything that the routes share."""
 
     model_names: tuple[str, ...]
     created: int
@@ -56,46 +56,46 @@ class ServerState:
 
     @property
     def model_name(self) -> str:
-        """The name that answers carry."""
+        """The name that responses carry."""
         return self.model_names[0]
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served; a request that names none means the one that is."""
+        """Refuse a model that is not served. A request without a model means the served one."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             message = f"the model {shorten(name)!r} is not served here; use {served}"
             raise Problem(404, message, code="model_not_found", param="model")
 
     def sampling(self, **changes: Any) -> SamplingParams:
-        """The model's own sampling with the given fields changed; a field that is None is left as it was.
+        """The model's default sampling with these changes. A change to None is ignored.
 
-        Without `max_tokens` an answer goes on until the model ends it or the context is full.
+        Without `max_tokens` the output continues until the model ends it or the context is full.
         """
-        given = {name: value for name, value in changes.items() if value is not None}
-        max_tokens = given.get("max_tokens", 1)
+        changes = {name: value for name, value in changes.items() if value is not None}
+        max_tokens = changes.get("max_tokens", 1)
         if not 1 <= max_tokens < TOKEN_LIMIT:
             room = f"what the prompt leaves of a context of {self.max_model_len} tokens"
             message = f"max_tokens is {max_tokens}; it must be an integer from 1 to {room}"
             raise Problem(400, message, code="invalid_value", param="max_tokens")
-        with refusals():
-            return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | given))
+        with errors_as_problems():
+            return SamplingParams(**({"max_tokens": None} | dict(self.sampling_defaults) | changes))
 
     def check_length(self, text: str, field: str) -> None:
-        """Refuse a text that cannot fit into the context whatever its tokens are, before it is tokenised."""
+        """Refuse, before it is tokenised, a text that cannot fit into the context whatever its tokens are."""
         if len(text) > self.longest_prompt_bytes or len(text.encode("utf-8", "replace")) > self.longest_prompt_bytes:
             message = f"{field} is too long for a context of {self.max_model_len} tokens; shorten it"
             raise Problem(400, message, code="context_length_exceeded", param=field)
 
     @contextmanager
     def preparing(self, share: Share) -> Iterator[None]:
-        """Around what is done for a request before it waits: what is wrong with the request raises a `Problem`.
+        """Around the preparation of a request: an error in the request becomes a `Problem`.
 
-        A full queue refuses it before it begins, so that the work that waits for a thread is bounded.
+        A full queue refuses the request first, so that the work that waits for a worker thread is bounded.
         """
-        with refusals(), self.admission.preparing(share):
+        with errors_as_problems(), self.admission.preparing(share):
             yield
 
     async def work(self, share: Share, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run what takes long on a worker thread, as part of preparing a request."""
+        """Run a function on a worker thread, as part of preparing a request."""
         with self.preparing(share):
             return await asyncio.get_running_loop().run_in_executor(self.workers, function, *arguments)

@@ -14,7 +14,7 @@ import yaml
 
 import glint
 from glint.server.auth import OPEN_PATHS
-from glint.server.bounds import Limits
+from glint.server.limits import Limits
 from tests.deploy.command_lines import DEPLOY, parse_check, parse_serve
 from tests.deploy.dockerfile import read_stages
 

@@ -19,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-from glint.server.bounds import Limits
+from glint.server.limits import Limits
 from glint.server.serve import KEEP_ALIVE_SECONDS
 from tests.deploy.command_lines import seconds
 from tests.deploy.proxied import CONFIGURATION, NGINX, PUBLIC_NAME, Proxied, proxied

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.responses import JSONResponse
 
-from glint.server.lifecycle import FrontDoor, Lifecycle
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate
 from tests.deploy.proxied import CONFIGURATION, NGINX, Proxied, proxied
 from tests.e2e.served import free_port
 
@@ -73,9 +73,9 @@ def listening(*, breaks_off: bool = False) -> Iterator[Listener]:
 
 @contextmanager
 def loading() -> Iterator[tuple[int, Lifecycle]]:
-    """The front door of a real server whose model is being loaded: its port, and its life."""
+    """The readiness gate of a real server whose model is being loaded: its port, and its life."""
     lifecycle, port = Lifecycle(60.0), free_port()
-    config = uvicorn.Config(FrontDoor(lifecycle), port=port, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(ReadinessGate(lifecycle), port=port, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from glint.server.auth import KEYS_VARIABLE
-from glint.server.bounds import Limits
+from glint.server.limits import Limits
 from tests.deploy.command_lines import DEPLOY, parse_serve
 
 UNIT = DEPLOY / "systemd" / "glint.service"

@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from glint.server.anthropic import MessagesBody, PromptBody
-from glint.server.openai_chat import ChatBody
-from glint.server.openai_text import TextBody
-from glint.server.plain import DetokenizeBody, GenerateBody, TokenizeBody
-from glint.server.responses import ResponsesBody
+from glint.server.anthropic.messages import MessagesBody, PromptBody
+from glint.server.glint_api import DetokenizeBody, GenerateBody, TokenizeBody
+from glint.server.openai.chat import ChatBody
+from glint.server.openai.completions import TextBody
+from glint.server.openai.responses import ResponsesBody
 from tests.fuzz.bodies import bodies_of, constrained, damaged, encode
 from tests.fuzz.hostile import ODD_TEXTS
 

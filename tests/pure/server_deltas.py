@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 
 from glint.engine.request import StepOutput
-from glint.server.generation import ApiFinishReason, Delta, Usage
+from glint.server.generation.generation import ApiFinishReason, Delta, Usage
 from glint.text.output import (
     ContentText,
     OutputEvent,

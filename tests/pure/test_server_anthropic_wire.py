@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from glint.server.anthropic import MessagesBody, PromptBody, stream_error
-from glint.server.anthropic_input import read_conversation
-from glint.server.anthropic_stream import MessageWriter, message_end, message_start, whole_message
-from glint.server.body import decode
-from glint.server.bounds import Limits
-from glint.server.generation import ApiFinishReason, Delta
-from glint.server.parts import Parts, encode_events
-from glint.server.problems import Problem
+from glint.server.anthropic.input import read_conversation
+from glint.server.anthropic.messages import MessagesBody, PromptBody, stream_error
+from glint.server.anthropic.stream import MessageWriter, message_end, message_start, whole_message
+from glint.server.generation.generation import ApiFinishReason, Delta
+from glint.server.generation.parts import Parts, encode_events
+from glint.server.http.body import decode
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun, ToolCallEnded
 from tests.pure.server_deltas import (
     USAGE,
@@ -43,7 +43,7 @@ def stream(steps: list[Delta]) -> list[dict[str, Any]]:
     parts = Parts(MessageWriter())
     events = [message_start("msg-1", "glm", USAGE)]
     for step in steps:
-        events += parts.take_in(step)
+        events += parts.add_delta(step)
     return read_events(encode_events(events + message_end(parts, USAGE)))
 
 
@@ -51,7 +51,7 @@ def whole(steps: list[Delta]) -> dict[str, Any]:
     """The answer of these steps without a stream."""
     parts = Parts(MessageWriter())
     for step in steps:
-        parts.take_in(step)
+        parts.add_delta(step)
     return json.loads(msgspec.json.encode(whole_message("msg-1", "glm", parts, USAGE)))
 
 
@@ -132,7 +132,7 @@ def test_cached_tokens_count_apart() -> None:
 def test_arguments_keep_their_bytes() -> None:
     text = '{"n": 1e400, "big": 123456789012345678901234567890, "x": 1.10}'
     parts = Parts(MessageWriter())
-    parts.take_in(make_delta([ToolCallBegun(0, "f"), ToolCallArguments(0, text), ToolCallEnded(0)], "tool_calls"))
+    parts.add_delta(make_delta([ToolCallBegun(0, "f"), ToolCallArguments(0, text), ToolCallEnded(0)], "tool_calls"))
     assert text.encode() in msgspec.json.encode(whole_message("msg-1", "glm", parts, USAGE))
 
 

@@ -24,7 +24,7 @@ from glint.engine.share import Share
 from glint.errors import RequestError
 from glint.server import auth
 from glint.server.auth import ApiKeys, Authentication, Tenant, allow_origins, tenant_of
-from glint.server.problems import Problem
+from glint.server.http.problems import Problem
 from tests.pure.asgi_client import call
 
 KEYS = ("sk-first", "sk-second!")

@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from glint.errors import RequestError
-from glint.server.body import check_structure, decode, read_json, shorten
+from glint.server.http.body import check_structure, decode, read_json, shorten
+from glint.server.http.problems import Problem, anthropic_body, openai_body, problem_of, send_problem
 from glint.server.limits import Limits
-from glint.server.problems import Problem, anthropic_body, openai_body, problem_of, send_problem
 
 SMALL = Limits(body_bytes=100, body_depth=4, body_seconds=5.0)
 

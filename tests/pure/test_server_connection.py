@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from glint.server import connection as module
-from glint.server.connection import WRITE_NOW, BoundedConnection
+from glint.server.http import connection as module
+from glint.server.http.connection import WRITE_NOW, BoundedConnection
 
 Result = TypeVar("Result")
 RESET = struct.pack("ii", 1, 0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from glint.errors import RequestError
-from glint.server.bounds import Limits
 from glint.server.flags import add_flags, read_settings
+from glint.server.limits import Limits
 from glint.server.settings import ServerSettings
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from glint.server.listener import Acceptor, listen
+from glint.server.http.listener import Acceptor, listen
 
 COUNT = 200
 
@@ -63,7 +63,9 @@ def run(open_server: Callable[[socket.socket], Any]) -> int:
 
 
 async def open_own(listener: socket.socket) -> Acceptor:
-    return Acceptor(listener, Greeting)
+    acceptor = Acceptor(listener, Greeting)
+    acceptor.open()
+    return acceptor
 
 
 async def open_of_uvloop(listener: socket.socket) -> Any:
@@ -79,6 +81,7 @@ def test_connections_that_wait_are_accepted_together() -> None:
 def test_nothing_is_accepted_after_the_end() -> None:
     async def close_at_once(listener: socket.socket) -> bool:
         acceptor = Acceptor(listener, Greeting)
+        acceptor.open()
         acceptor.close()
         await acceptor.wait_closed()
         with socket.create_connection(listener.getsockname(), timeout=5) as client:
@@ -107,6 +110,7 @@ def test_connections_hold_nothing_back() -> None:
                 super().connection_made(transport)
 
         acceptor = Acceptor(listener, Reading)
+        acceptor.open()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         assert await reader.read() == b"hello"
         writer.close()

@@ -12,10 +12,11 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
-from glint.server import not_ready
-from glint.server.lifecycle import Lifecycle
-from glint.server.listener import listen
-from glint.server.not_ready import NotReadyServer
+from glint.server.http import listener
+from glint.server.http.listener import listen
+from glint.server.process import not_ready
+from glint.server.process.lifecycle import Lifecycle
+from glint.server.process.not_ready import NotReadyServer
 
 
 class Running:
@@ -161,7 +162,7 @@ def test_headers_are_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_connections_than_it_takes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(not_ready, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(not_ready, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "RETRY_SECONDS", 0.05)
     with running() as server:
         idle = [server.connect() for _ in range(3)]
         with server.connect() as late:

@@ -20,9 +20,17 @@ from starlette.types import Message, Scope
 
 from glint.errors import RequestError
 from glint.server.auth import ApiKeys, allow_origins
-from glint.server.connection import BoundedConnection
-from glint.server.origin import AllowedHosts, Host, SiteGuard, is_loopback, is_same_origin, parse_host, use_target_host
-from glint.server.problems import Problem
+from glint.server.http.connection import BoundedConnection
+from glint.server.http.origin import (
+    AllowedHosts,
+    Host,
+    SiteGuard,
+    is_loopback,
+    is_same_origin,
+    parse_host,
+    use_target_host,
+)
+from glint.server.http.problems import Problem
 from glint.server.settings import ServerSettings
 from tests.pure.asgi_client import call
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glint.server.logs import JsonFormatter, is_no_cancellation
-from glint.server.outcomes import OutcomeLog, RequestOutcome, Ticket
+from glint.server.outcomes import OutcomeLog, RequestOutcome, RequestRecord
+from glint.server.process.logs import JsonFormatter, is_no_cancellation
 
 FULL = RequestOutcome(
     request_id="chatcmpl-1",
@@ -132,12 +132,12 @@ def test_a_cancelled_task_is_no_news() -> None:
 def test_a_ticket_is_closed_once() -> None:
     log: list[RequestOutcome] = []
     metrics: list[RequestOutcome] = []
-    ticket = Ticket("chatcmpl-1", "/v1/chat/completions", log.append, metrics.append)
-    assert ticket.is_open and ticket.seconds >= 0
-    assert ticket.close(FULL)
-    assert not ticket.is_open
-    assert not ticket.close(dataclasses.replace(FULL, outcome="failed"))
-    del ticket
+    record = RequestRecord("chatcmpl-1", "/v1/chat/completions", log.append, metrics.append)
+    assert record.is_open and record.seconds >= 0
+    assert record.close(FULL)
+    assert not record.is_open
+    assert not record.close(dataclasses.replace(FULL, outcome="failed"))
+    del record
     gc.collect()
     assert log == metrics == [FULL]
 
@@ -145,12 +145,12 @@ def test_a_ticket_is_closed_once() -> None:
 def test_threads_that_race_to_close_write_one_line() -> None:
     for _ in range(50):
         outcomes: list[RequestOutcome] = []
-        ticket = Ticket("a", "/", outcomes.append)
+        record = RequestRecord("a", "/", outcomes.append)
         barrier = threading.Barrier(4)
 
-        def close(ticket: Ticket = ticket, barrier: threading.Barrier = barrier) -> None:
+        def close(record: RequestRecord = record, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
-            ticket.close(FULL)
+            record.close(FULL)
 
         threads = [threading.Thread(target=close) for _ in range(4)]
         for thread in threads:
@@ -162,8 +162,8 @@ def test_threads_that_race_to_close_write_one_line() -> None:
 
 def test_a_ticket_that_is_dropped_is_a_lost_request() -> None:
     outcomes: list[RequestOutcome] = []
-    ticket = Ticket("cmpl-9", "/v1/completions", outcomes.append)
-    del ticket
+    record = RequestRecord("cmpl-9", "/v1/completions", outcomes.append)
+    del record
     gc.collect()
     [lost] = outcomes
     assert (lost.request_id, lost.route, lost.outcome, lost.reason) == ("cmpl-9", "/v1/completions", "failed", "lost")
@@ -173,9 +173,9 @@ def test_a_ticket_that_is_dropped_is_a_lost_request() -> None:
 def test_a_ticket_that_is_open_at_the_end_of_the_process_is_a_lost_request() -> None:
     program = (
         "import logging, sys\n"
-        "from glint.server.outcomes import OutcomeLog, Ticket\n"
+        "from glint.server.outcomes import OutcomeLog, RequestRecord\n"
         "logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
-        "ticket = Ticket('cmpl-9', '/x', OutcomeLog().write)\n"
+        "record = RequestRecord('cmpl-9', '/x', OutcomeLog().write)\n"
         "sys.exit(0)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

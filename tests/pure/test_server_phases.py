@@ -11,14 +11,14 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
-from glint.server.lifecycle import FrontDoor, Lifecycle, Phase, Startup
+from glint.server.process.lifecycle import Lifecycle, Phase, ReadinessGate, Startup
 
 
 def get(lifecycle: Lifecycle, path: str) -> httpx.Response:
-    """One request through the front door."""
+    """One request through the readiness gate."""
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(FrontDoor(lifecycle))
+        transport = httpx.ASGITransport(ReadinessGate(lifecycle))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.get(path)
 
@@ -95,7 +95,7 @@ def test_a_websocket_is_closed() -> None:
         return {"type": "websocket.connect"}
 
     scope: dict[str, Any] = {"type": "websocket", "path": "/health"}
-    asyncio.run(FrontDoor(at("loading"))(scope, receive, send))
+    asyncio.run(ReadinessGate(at("loading"))(scope, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 

@@ -14,14 +14,14 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from glint.server.body import decode
-from glint.server.bounds import Limits
-from glint.server.generation import Delta
-from glint.server.parts import encode_events
-from glint.server.problems import Problem
-from glint.server.responses import ResponsesBody, stream_error
-from glint.server.responses_input import open_reasoning, read_input, seal_reasoning
-from glint.server.responses_stream import ResponseAnswer
+from glint.server.generation.generation import Delta
+from glint.server.generation.parts import encode_events
+from glint.server.http.body import decode
+from glint.server.http.problems import Problem
+from glint.server.limits import Limits
+from glint.server.openai.responses import ResponsesBody, stream_error
+from glint.server.openai.responses_input import decode_reasoning, encode_reasoning, read_input
+from glint.server.openai.responses_stream import ResponseBuilder
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun, ToolCallEnded
 from tests.pure.server_deltas import (
     TEXTS,
@@ -49,20 +49,20 @@ SETTINGS = {
 }
 
 
-def stream(steps: list[Delta], seals: bool = False) -> list[dict[str, Any]]:
+def stream(steps: list[Delta], adds_encrypted: bool = False) -> list[dict[str, Any]]:
     """The events of a stream of these steps."""
-    answer = ResponseAnswer(SETTINGS, seals)
+    answer = ResponseBuilder(SETTINGS, adds_encrypted)
     events = answer.begun()
     for step in steps:
-        events += answer.parts.take_in(step)
+        events += answer.parts.add_delta(step)
     return read_events(encode_events([*events, answer.ended(USAGE, 2)]))
 
 
-def whole(steps: list[Delta], seals: bool = False) -> dict[str, Any]:
+def whole(steps: list[Delta], adds_encrypted: bool = False) -> dict[str, Any]:
     """The answer of these steps without a stream."""
-    answer = ResponseAnswer(SETTINGS, seals)
+    answer = ResponseBuilder(SETTINGS, adds_encrypted)
     for step in steps:
-        answer.parts.take_in(step)
+        answer.parts.add_delta(step)
     return json.loads(msgspec.json.encode(answer.whole(USAGE, 2)))
 
 
@@ -98,10 +98,10 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.data(), segments(), st.booleans())
-def test_a_stream_adds_up_to_the_whole_answer(data: st.DataObject, answer: list[Segment], seals: bool) -> None:
+def test_a_stream_adds_up_to_the_whole_answer(data: st.DataObject, answer: list[Segment], adds_encrypted: bool) -> None:
     reason, stop = data.draw(endings(answer))
-    events = stream(data.draw(deltas(data.draw(split_events(answer)), reason, stop)), seals)
-    at_once = whole([make_delta(as_events(answer), reason, stop)], seals)
+    events = stream(data.draw(deltas(data.draw(split_events(answer)), reason, stop)), adds_encrypted)
+    at_once = whole([make_delta(as_events(answer), reason, stop)], adds_encrypted)
     assert without_ids(final_response(events)) == without_ids(at_once)
     Response.model_validate(at_once)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -156,8 +156,8 @@ def test_usage() -> None:
 
 
 def test_a_failed_stream_tells_what_there_was_and_why() -> None:
-    answer = ResponseAnswer(SETTINGS, seals_reasoning=False)
-    answer.parts.take_in(make_delta([ContentText("I")]))
+    answer = ResponseBuilder(SETTINGS, adds_encrypted=False)
+    answer.parts.add_delta(make_delta([ContentText("I")]))
     failed = answer.failed(Problem(504, "too late", code="deadline_exceeded"))
     assert failed["response"]["status"] == "failed" and failed["response"]["error"]["message"] == "too late"
     assert failed["response"]["output"][0]["content"][0]["text"] == "I"
@@ -166,15 +166,17 @@ def test_a_failed_stream_tells_what_there_was_and_why() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_sealed_reasoning_can_be_opened(text: str) -> None:
-    assert open_reasoning(seal_reasoning(text), "input[0]") == text
+def test_encoded_reasoning_can_be_decoded(text: str) -> None:
+    assert decode_reasoning(encode_reasoning(text), "input[0]") == text
 
 
 @given(TEXTS, TEXTS, st.booleans())
-def test_an_answer_can_be_sent_back_as_it_is(thought: str, text: str, seals: bool) -> None:
+def test_an_answer_can_be_sent_back_as_it_is(thought: str, text: str, adds_encrypted: bool) -> None:
     call = [ToolCallBegun(0, "now"), ToolCallArguments(0, '{"zone": "CET"}'), ToolCallEnded(0)]
-    output = whole([make_delta([ReasoningText(thought), ContentText(text), *call], "tool_calls")], seals)["output"]
-    if seals:
+    output = whole([make_delta([ReasoningText(thought), ContentText(text), *call], "tool_calls")], adds_encrypted)[
+        "output"
+    ]
+    if adds_encrypted:
         del output[0]["content"]
     result = {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "noon"}
     messages = read_input([{"role": "user", "content": "When?"}, *output, result], "Be short.", Limits())

@@ -15,8 +15,8 @@ from glint.engine.step_loop import StepSummary
 from glint.errors import EngineError, RankFailed, RequestError
 from glint.sampling import SamplingParams
 from glint.server import service as service_module
-from glint.server.problems import Problem
-from glint.server.service import Answer, EngineService, Submission
+from glint.server.http.problems import Problem
+from glint.server.service import EngineRequest, EngineService, OutputStream
 
 
 class Counting:
@@ -90,10 +90,10 @@ class Running:
     def _fail(self, failure: str) -> None:
         self.failures.append(failure)
 
-    async def submit(self, *first_tokens: int, count: int = 4, n: int = 1) -> Answer:
+    async def submit(self, *first_tokens: int, count: int = 4, n: int = 1) -> OutputStream:
         """Submit a prompt for each first token."""
         params = SamplingParams(max_tokens=count, n=n)
-        return await self.service.submit([Submission((token,), params) for token in first_tokens])
+        return await self.service.submit([EngineRequest((token,), params) for token in first_tokens])
 
 
 def run(test: Callable[[Running], Coroutine[Any, Any, None]]) -> Running:
@@ -112,13 +112,13 @@ def run(test: Callable[[Running], Coroutine[Any, Any, None]]) -> Running:
     return made
 
 
-async def read(answer: Answer) -> dict[int, list[int]]:
-    """All tokens of an answer by choice."""
-    gathered: dict[int, list[int]] = {index: [] for index in answer.choices.values()}
+async def read(stream: OutputStream) -> dict[int, list[int]]:
+    """All tokens of a stream by choice."""
+    gathered: dict[int, list[int]] = {index: [] for index in stream.choices.values()}
     ended = 0
     while ended < len(gathered):
-        for output in await answer.take():
-            gathered[answer.choices[output.request_id]] += output.token_ids
+        for output in await stream.take():
+            gathered[stream.choices[output.request_id]] += output.token_ids
             ended += output.finish_reason is not None
     return gathered
 
@@ -131,16 +131,16 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_choices_of_several_prompts_are_numbered_through() -> None:
     async def test(made: Running) -> None:
-        answer = await made.submit(100, 200, n=2)
-        assert await read(answer) == {
+        stream = await made.submit(100, 200, n=2)
+        assert await read(stream) == {
             0: [100, 101, 102, 103],
             1: [100, 101, 102, 103],
             2: [200, 201, 202, 203],
             3: [200, 201, 202, 203],
         }
-        assert made.service.num_answers == 0 and not answer.open_ids
-        assert answer.first_step_at is not None and answer.first_token_at is not None
-        assert answer.last_token_at is not None and answer.last_token_at > answer.first_token_at
+        assert made.service.num_open_choices == 0 and not stream.open_ids
+        assert stream.first_step_at is not None and stream.first_token_at is not None
+        assert stream.last_token_at is not None and stream.last_token_at > stream.first_token_at
 
     made = run(test)
     assert len(made.gaps) == 4 * 3 + 3
@@ -148,8 +148,8 @@ def test_choices_of_several_prompts_are_numbered_through() -> None:
 
 def test_many_answers_at_once_lose_nothing() -> None:
     async def test(made: Running) -> None:
-        answers = await asyncio.gather(*(made.submit(100 * index, count=20) for index in range(1, 40)))
-        for index, tokens in enumerate(await asyncio.gather(*(read(answer) for answer in answers)), start=1):
+        streams = await asyncio.gather(*(made.submit(100 * index, count=20) for index in range(1, 40)))
+        for index, tokens in enumerate(await asyncio.gather(*(read(stream) for stream in streams)), start=1):
             assert tokens == {0: list(range(100 * index, 100 * index + 20))}
 
     run(test)
@@ -157,14 +157,14 @@ def test_many_answers_at_once_lose_nothing() -> None:
 
 def test_an_event_loop_that_is_behind_slows_the_engine_down() -> None:
     async def test(made: Running) -> None:
-        answer = await made.submit(100, count=10**6)
-        await answer.take()
+        stream = await made.submit(100, count=10**6)
+        await stream.take()
         before = made.engine.num_steps
         time.sleep(0.2)
         assert made.engine.num_steps <= before + 2
         await until(lambda: made.engine.num_steps > before + 20)
-        assert len(await answer.take()) >= 20
-        made.service.cancel(answer)
+        assert len(await stream.take()) >= 20
+        made.service.cancel(stream)
 
     run(test)
 
@@ -174,7 +174,7 @@ def test_a_refused_prompt_takes_the_others_of_its_request_along() -> None:
         with pytest.raises(RequestError, match="token 13"):
             await made.submit(100, 13, count=1000)
         await until(lambda: not made.engine.running)
-        assert made.service.num_answers == 0 and len(made.engine.aborted) == 1
+        assert made.service.num_open_choices == 0 and len(made.engine.aborted) == 1
         assert await read(await made.submit(5, count=2)) == {0: [5, 6]}
 
     run(test)
@@ -182,15 +182,15 @@ def test_a_refused_prompt_takes_the_others_of_its_request_along() -> None:
 
 def test_cancelling_ends_it_in_the_engine() -> None:
     async def test(made: Running) -> None:
-        answer = await made.submit(100, 200, count=10**6)
-        await answer.take()
-        made.service.cancel(answer)
-        answer.end(Problem(499, "gone", code="client_left"))
+        stream = await made.submit(100, 200, count=10**6)
+        await stream.take()
+        made.service.cancel(stream)
+        stream.end(Problem(499, "gone", code="client_left"))
         with pytest.raises(Problem, match="gone"):
-            await answer.take()
+            await stream.take()
         await until(lambda: not made.engine.running)
-        assert len(made.engine.aborted) == 2 and made.service.num_answers == 0
-        made.service.cancel(answer)
+        assert len(made.engine.aborted) == 2 and made.service.num_open_choices == 0
+        made.service.cancel(stream)
 
     run(test)
 
@@ -208,7 +208,7 @@ def test_a_submitter_that_goes_away_leaves_nothing_behind() -> None:
         made.engine.gate.set()
         await read(blocker)
         await until(lambda: not made.engine.running)
-        assert made.service.num_answers == 0
+        assert made.service.num_open_choices == 0
 
     run(test)
 
@@ -224,10 +224,10 @@ def test_a_broken_engine_ends_every_answer(token: int, failure: str, caplog: pyt
     async def test(made: Running) -> None:
         healthy = await made.submit(100, count=10**6)
         broken = await made.submit(token)
-        for answer in (healthy, broken):
+        for stream in (healthy, broken):
             with pytest.raises(Problem) as ended:
                 while True:
-                    await answer.take()
+                    await stream.take()
             assert (ended.value.status, ended.value.code) == (500, "engine_failed")
             assert ended.value.message == f"{failure}; the server ends, send the request again once it is back"
         await until(lambda: bool(made.failures))
@@ -259,11 +259,11 @@ def test_a_request_that_is_being_queued_when_the_engine_breaks_is_told() -> None
 
 def test_closing_ends_what_runs() -> None:
     async def test(made: Running) -> None:
-        answer = await made.submit(100, count=10**6)
+        stream = await made.submit(100, count=10**6)
         await made.service.close()
         with pytest.raises(Problem) as ended:
             while True:
-                await answer.take()
+                await stream.take()
         assert ended.value.code == "shutting_down"
         with pytest.raises(Problem):
             await made.submit(1)
@@ -276,11 +276,11 @@ def test_a_stall_shows_only_while_there_is_work() -> None:
         await asyncio.sleep(0.05)
         assert made.service.stalled_seconds() == 0
         made.engine.gate.clear()
-        answer = await made.submit(100, count=2)
+        stream = await made.submit(100, count=2)
         await asyncio.sleep(0.1)
         assert made.service.stalled_seconds() > 0.05
         made.engine.gate.set()
-        await read(answer)
+        await read(stream)
         await until(lambda: made.service.stalled_seconds() == 0)
 
     run(test)

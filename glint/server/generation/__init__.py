@@ -1,0 +1,1 @@
+"""One generation request: what a route asks for, its preparation, and its output."""

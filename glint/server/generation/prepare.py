@@ -1,0 +1,154 @@
+"""Makes an engine request of a generation request: rendering, tokens and grammar. Every function may block."""
+
+from dataclasses import dataclass
+
+from glint.errors import RequestError, TextError
+from glint.sampling import SamplingParams
+from glint.server.auth import Tenant
+from glint.server.generation.request import ChatPrompt, GenerationRequest
+from glint.server.service import EngineRequest
+from glint.server.state import ServerState
+from glint.text import chat
+from glint.text.grammar import Constraint, Grammar, ToolCalls
+from glint.text.guard import PromptText
+from glint.text.output import OutputParser, OutputStart, find_start
+from glint.text.tools import Tool
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+
+@dataclass(frozen=True)
+class ParserSettings:
+    """How the output of a chat is parsed."""
+
+    start: OutputStart
+    tools: tuple[Tool, ...]
+    discards_calls: bool
+
+    def make(self) -> OutputParser:
+        """A parser for one choice."""
+        return OutputParser(self.start, self.tools, self.discards_calls)
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A request that is ready for the engine. Without a parser its output is plain text."""
+
+    engine_request: EngineRequest
+    parser: ParserSettings | None
+    deadline_seconds: float
+
+
+def prepare(state: ServerState, request: GenerationRequest, tenant: Tenant) -> PreparedRequest:
+    """Make what the engine and the output parser need. It blocks where the request needs a worker."""
+    if isinstance(request.prompt, ChatPrompt):
+        return _prepare_chat(state, request, request.prompt, tenant)
+    content = request.prompt.content
+    if isinstance(content, str):
+        state.check_length(content, "prompt")
+        content = state.tokenizer.encode(content, add_special_tokens=True)
+    grammar = _compile(state, request.constraint, request.format_field)
+    _check_context(state, len(content), request.params, "prompt")
+    share = tenant.share(request.priority)
+    engine_request = EngineRequest(content, request.params, tenant.cache_salt, grammar, share=share)
+    return PreparedRequest(engine_request, None, request.deadline_seconds)
+
+
+def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
+    """Render a conversation. With tool choice "none" the prompt does not show the tools."""
+    offered = () if prompt.tool_choice.mode == "none" else prompt.tools
+    return chat.render_prompt(
+        state.tokenizer,
+        prompt.messages,
+        tools=[tool.as_function() for tool in offered] or None,
+        enable_thinking=prompt.enable_thinking,
+        clear_thinking=prompt.clear_thinking,
+        allow_special_tokens=state.allows_special_tokens,
+    )
+
+
+def encode_chat(state: ServerState, prompt: ChatPrompt) -> list[int]:
+    """The prompt tokens of a conversation."""
+    return state.tokenizer.encode_prompt(render_prompt(state, prompt))
+
+
+def _prepare_chat(
+    state: ServerState, request: GenerationRequest, prompt: ChatPrompt, tenant: Tenant
+) -> PreparedRequest:
+    tokenizer = state.tokenizer
+    rendered = render_prompt(state, prompt)
+    state.check_length(rendered.text, "messages")
+    knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
+    constraint = _chat_constraint(request, prompt)
+    start = find_start(rendered.marked, knows_thinking)
+    if constraint is not None and start is OutputStart.UNDECIDED:
+        rendered = rendered.extended("\n" + THINK_OPEN)
+        start = OutputStart.REASONING
+    begins_after = None
+    if constraint is not None and start is OutputStart.REASONING:
+        begins_after = tokenizer.token_to_id(THINK_CLOSE)
+        if begins_after is None:
+            raise RequestError(
+                f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
+            )
+    grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else request.format_field)
+    tokens = tokenizer.encode_prompt(rendered)
+    _check_context(state, len(tokens), request.params, "messages")
+    share = tenant.share(request.priority)
+    engine_request = EngineRequest(tokens, request.params, tenant.cache_salt, grammar, begins_after, share)
+    is_silent = prompt.tool_choice.mode == "none"
+    parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
+    return PreparedRequest(engine_request, parser, request.deadline_seconds)
+
+
+def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:
+    """The grammar of a constraint. An error names the field that asked for the constraint."""
+    if constraint is None:
+        return None
+    try:
+        return state.compiler.compile(constraint)
+    except TextError as problem:
+        raise RequestError(f"{field} cannot be used: {problem}", field) from problem
+
+
+def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
+    """Refuse a prompt that leaves no room in the context for the output."""
+    room = state.max_model_len - num_tokens
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
+            "shorten the prompt",
+            field,
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise RequestError(
+            f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "
+            f"{state.max_model_len} has room for {room}; ask for fewer",
+            "max_tokens",
+        )
+
+
+def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
+    name = prompt.tool_choice.name
+    return prompt.tools if name is None else tuple(tool for tool in prompt.tools if tool.name == name)
+
+
+def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constraint | None:
+    """The one constraint of a chat: its response format, or tool calls that are required, strict or limited to one."""
+    choice = prompt.tool_choice
+    offered = () if choice.mode == "none" else _offered(prompt)
+    if choice.mode == "required" and not offered:
+        named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
+        raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
+    if not offered:
+        return request.constraint
+    if request.constraint is not None:
+        raise RequestError(
+            "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
+            request.format_field,
+        )
+    is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
+    if is_free:
+        return None
+    return ToolCalls(offered, is_required=choice.mode == "required", allows_several=choice.allows_several)

@@ -1,0 +1,194 @@
+"""Fields that the bodies of the OpenAI routes share."""
+
+from typing import Any
+
+from glint.sampling import SamplingParams
+from glint.server.fields import Strict, check_count, check_token_ids, deadline_of, refusal, unsigned_seed
+from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
+from glint.server.state import ServerState
+from glint.text.grammar import Choice, Constraint, JsonObject, JsonSchema, Regex
+from glint.text.tools import Tool
+
+
+class StreamOptions(Strict):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class NamedSchema(Strict):
+    """A JSON schema with a name, as in response_format. The output always fits it, `strict` or not."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Strict, tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(Strict, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(Strict, tag="json_schema"):
+    """JSON that fits a schema."""
+
+    json_schema: NamedSchema
+
+
+class RegexFormat(Strict, tag="regex"):
+    """Text that matches a regular expression as a whole."""
+
+    pattern: str
+
+
+class ChoiceFormat(Strict, tag="choice"):
+    """One of several texts."""
+
+    choices: list[str]
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat
+
+
+class StructuredOutputs(Strict):
+    """The same constraints under the names of vLLM's API. A request sets exactly one."""
+
+    json: dict[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+
+
+class SamplingFields(Strict):
+    """Sampling and stop fields: those of OpenAI and those of the other engines."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    deadline_seconds: float | None = None
+    priority: int | None = None
+    user: str | None = None
+
+    def to_params(self, state: ServerState, **changes: Any) -> SamplingParams:
+        """The sampling parameters of this body, checked against the server's limits."""
+        limits = state.limits
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if self.n is not None and not 1 <= self.n <= limits.choices:
+            raise refusal(f"n is {self.n}; it must be an integer from 1 to {limits.choices} (--max-choices)", "n")
+        check_count("stop", len(stops), limits.stops)
+        check_count("stop", max(map(len, stops), default=0), limits.stop_chars, "characters in a stop string")
+        check_count("stop_token_ids", len(self.stop_token_ids or ()), limits.stops)
+        check_count("logit_bias", len(self.logit_bias or ()), limits.logit_bias_entries)
+        check_token_ids("stop_token_ids", self.stop_token_ids or (), state)
+        check_token_ids("logit_bias", self.logit_bias or (), state)
+        if self.stream_options is not None and not self.stream:
+            raise refusal("stream_options is given, but stream is not true", "stream_options")
+        own = {
+            name: getattr(self, name)
+            for name in (
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "repetition_penalty",
+                "frequency_penalty",
+                "presence_penalty",
+                "logit_bias",
+                "n",
+                "stop_token_ids",
+                "include_stop_str_in_output",
+                "skip_special_tokens",
+                "ignore_eos",
+            )
+        }
+        return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
+
+    def make_request(
+        self, prompt: ChatPrompt | TextPrompt, params: SamplingParams, state: ServerState
+    ) -> GenerationRequest:
+        """The generation request for one prompt of this body."""
+        deadline, priority = deadline_of(self.deadline_seconds, state.limits), self.priority or 0
+        return GenerationRequest(prompt, params, deadline, self.to_constraint(), self.format_field, priority)
+
+    @property
+    def format_field(self) -> str:
+        """The name of the field that sets the constraint."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    def to_constraint(self) -> Constraint | None:
+        """The constraint of the output. At most one of the two fields may set it."""
+        asked = read_format(self.response_format)
+        structured = self.structured_outputs
+        if structured is None:
+            return asked
+        if asked is not None:
+            raise refusal("response_format and structured_outputs are both given; give one", "structured_outputs")
+        return _read_structured(structured)
+
+
+def read_format(asked: ResponseFormat | None) -> Constraint | None:
+    """The constraint of a response format; None for any text."""
+    match asked:
+        case JsonObjectFormat():
+            return JsonObject()
+        case JsonSchemaFormat(json_schema=named):
+            if named.schema is None:
+                raise refusal("json_schema has no schema", "response_format.json_schema.schema")
+            return JsonSchema(named.schema)
+        case RegexFormat(pattern=pattern):
+            return Regex(pattern)
+        case ChoiceFormat(choices=choices):
+            return Choice(tuple(choices))
+        case _:
+            return None
+
+
+def _read_structured(asked: StructuredOutputs) -> Constraint:
+    constraints: list[Constraint] = []
+    if asked.json is not None:
+        constraints.append(JsonSchema(asked.json))
+    if asked.json_object:
+        constraints.append(JsonObject())
+    if asked.regex is not None:
+        constraints.append(Regex(asked.regex))
+    if asked.choice is not None:
+        constraints.append(Choice(tuple(asked.choice)))
+    if len(constraints) != 1:
+        message = f"structured_outputs asks for {len(constraints)} things; give one of json, json_object, regex, choice"
+        raise refusal(message, "structured_outputs")
+    return constraints[0]
+
+
+class FunctionFields(Strict):
+    """A function as OpenAI's tools describe it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def to_tool(self) -> Tool:
+        """The tool in the form of every API."""
+        return Tool(self.name, self.description, self.parameters or {}, bool(self.strict))

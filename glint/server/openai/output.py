@@ -1,0 +1,84 @@
+"""Log-probabilities, token counts and errors as the OpenAI API writes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glint.engine.request import StepOutput
+from glint.server.generation.generation import Usage
+from glint.server.http.problems import Problem, openai_body
+from glint.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+
+def chat_logprobs(output: StepOutput, tokenizer: Tokenizer, count: int | None) -> list[dict[str, Any]] | None:
+    """One entry per token of a step, each with the `count` likeliest tokens; None where the request has no logprobs."""
+    if output.logprobs is None or count is None:
+        return None
+    entries = []
+    for token, known in zip(output.token_ids, output.logprobs, strict=True):
+        best = sorted(known.items(), key=lambda pair: -pair[1])[:count]
+        entry = _entry(tokenizer, token, known[token])
+        entry["top_logprobs"] = [_entry(tokenizer, other, logprob) for other, logprob in best]
+        entries.append(entry)
+    return entries
+
+
+def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(raw)}
+
+
+def text_logprobs(
+    token_ids: Sequence[int],
+    logprobs: Sequence[Mapping[int, float] | None],
+    tokenizer: Tokenizer,
+    count: int,
+    text_offset: int,
+) -> dict[str, Any]:
+    """The log-probabilities of a text completion: parallel lists, one entry per token; the first of a prompt is null.
+
+    `text_offset` is where the text of the first token begins.
+    """
+    tokens = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in token_ids]
+    offsets = []
+    for text in tokens:
+        offsets.append(text_offset)
+        text_offset += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [
+            None if known is None else finite(known[token]) for token, known in zip(token_ids, logprobs, strict=True)
+        ],
+        "top_logprobs": [None if known is None else _best(known, tokenizer, count) for known in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _best(known: Mapping[int, float], tokenizer: Tokenizer, count: int) -> dict[str, float]:
+    """The likeliest tokens by their text; of two tokens with the same text the likelier counts."""
+    best: dict[str, float] = {}
+    for token, logprob in sorted(known.items(), key=lambda pair: -pair[1])[:count]:
+        best.setdefault(tokenizer.token_bytes(token).decode("utf-8", "replace"), finite(logprob))
+    return best
+
+
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can hold it: that of an impossible token is very small instead of infinite."""
+    return max(logprob, -9999.0)
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """The usage of a chat or text completion."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def stream_error(problem: Problem, request_id: str) -> bytes:
+    """The last event of a stream that failed."""
+    return b"data: " + openai_body(problem) + b"\n\n"

@@ -1,0 +1,1 @@
+"""The processes of a server: the supervisor, its link to the server, the phases of both and their logs."""
