@@ -10,6 +10,8 @@ MAX_CHOICES = 128
 MIN_POSITIVE = 1e-37
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_SEQUENCES = 256
+MAX_STOP_SEQUENCE_TOKENS = 256
 SEED_LIMIT = 2**64
 TOKEN_LIMIT = 2**31
 
@@ -22,8 +24,9 @@ class SamplingParams:
     `min_p` 0 cut nothing off. `top_p` and `repetition_penalty` are at least `MIN_POSITIVE`, which a 32-bit float tells
     from 0. `seed` None draws a new seed for every request. `max_tokens` None means until the model stops or the context
     is full. `logprobs` N gives each token's log-probability and the N best beside it; `prompt_logprobs` the same for
-    the prompt. `stop` strings end the text before them, or after them with `include_stop_str_in_output`. Anything out
-    of range raises `RequestError`.
+    the prompt. `stop` strings end the text before them, or after them with `include_stop_str_in_output`.
+    `stop_token_sequences` end the answer at the token that completes one of them; its tokens and their text stay in
+    the answer. Anything out of range raises `RequestError`.
     """
 
     n: int = 1
@@ -41,6 +44,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    stop_token_sequences: Sequence[Sequence[int]] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -72,6 +76,9 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        sequences = enumerate(_as_tuple("stop_token_sequences", self.stop_token_sequences))
+        own = tuple(_as_tuple(f"stop_token_sequences[{index}]", sequence) for index, sequence in sequences)
+        object.__setattr__(self, "stop_token_sequences", own)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if not isinstance(self.logit_bias, Mapping):
@@ -86,6 +93,16 @@ class SamplingParams:
                 raise RequestError(f"stop contains {text!r}; every stop must be a string that is not empty", "stop")
         for token in self.stop_token_ids:
             _check_integer("stop_token_ids entry", token, 0, TOKEN_LIMIT - 1)
+        field = "stop_token_sequences"
+        if len(self.stop_token_sequences) > MAX_STOP_SEQUENCES:
+            count = len(self.stop_token_sequences)
+            raise RequestError(f"{field} has {count} sequences; at most {MAX_STOP_SEQUENCES} are allowed", field)
+        for index, sequence in enumerate(self.stop_token_sequences):
+            if not 1 <= len(sequence) <= MAX_STOP_SEQUENCE_TOKENS:
+                allowed = f"it must have 1 to {MAX_STOP_SEQUENCE_TOKENS}"
+                raise RequestError(f"{field}[{index}] has {len(sequence)} tokens; {allowed}", field)
+            for token in sequence:
+                _check_integer(f"{field}[{index}] entry", token, 0, TOKEN_LIMIT - 1)
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
@@ -93,7 +110,7 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(value)
-    raise RequestError(f"{name} is {value!r}; it must be a list", name)
+    raise RequestError(f"{name} is {value!r}; it must be a list", _field_of(name))
 
 
 def _check_integer(name: str, value: Any, low: int, high: int, also: str = "") -> None:

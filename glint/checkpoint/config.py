@@ -37,8 +37,6 @@ class ModelConfig:
     shared_width: int
     num_experts: int
     experts_per_token: int
-    num_groups: int
-    groups_per_token: int
     max_positions: int
     has_qk_norm: bool
     has_attention_bias: bool
@@ -105,8 +103,6 @@ _INTEGERS = {
     "shared_experts": _Number(("n_shared_experts",), 1, 1024),
     "num_experts": _Number(("n_routed_experts", "num_local_experts"), 2, 2**16),
     "experts_per_token": _Number(("num_experts_per_tok",), 1, 2**16),
-    "num_groups": _Number(("n_group",), 1, 2**16),
-    "groups_per_token": _Number(("topk_group",), 1, 2**16),
     "max_positions": _Number(("max_position_embeddings",), 1, 2**30),
 }
 _REALS = {
@@ -182,25 +178,9 @@ _RELATIONS = (
         "n_shared_experts {shared_experts} x moe_intermediate_size {expert_width} is beyond any model known",
     ),
     _Relation(
-        ("num_experts", "num_groups"),
-        lambda experts, groups: experts % groups == 0,
-        "n_routed_experts {num_experts} is not a multiple of n_group {num_groups}",
-    ),
-    _Relation(
-        ("num_experts", "num_groups"),
-        lambda experts, groups: experts // groups >= 2,
-        "n_routed_experts {num_experts} in n_group {num_groups} leaves a group with fewer than 2 experts",
-    ),
-    _Relation(
-        ("groups_per_token", "num_groups"),
-        lambda chosen, groups: chosen <= groups,
-        "topk_group {groups_per_token} is more than n_group {num_groups}",
-    ),
-    _Relation(
-        ("experts_per_token", "num_experts", "num_groups", "groups_per_token"),
-        lambda chosen, experts, groups, kept: chosen <= experts // groups * kept,
-        "num_experts_per_tok {experts_per_token} is more than the experts of topk_group {groups_per_token} groups "
-        "(n_routed_experts {num_experts}, n_group {num_groups})",
+        ("experts_per_token", "num_experts"),
+        lambda chosen, experts: chosen <= experts,
+        "num_experts_per_tok {experts_per_token} is more than n_routed_experts {num_experts}",
     ),
     _Relation(
         ("head_dim", "partial_rotary_factor"),
@@ -300,6 +280,13 @@ def _check_arithmetic(fields: _Fields) -> None:
         value = fields.document.get(name)
         if value not in allowed:
             fields.report(f"{name} is {value!r}, the engine computes {allowed[-1]!r} only")
+    for name in ("n_group", "topk_group"):
+        value = fields.document.get(name)
+        if type(value) is not int or value != 1:
+            fields.report(
+                f"{name} is {value!r}, 1 is needed: this engine does not choose experts in groups, and no GLM-4.5, 4.6 "
+                f"or 4.7 does; take the model's own {fields.source}"
+            )
     dtype = fields.find(("dtype", "torch_dtype"))
     if dtype != "bfloat16":
         fields.report(f"dtype (or torch_dtype) is {dtype!r}, 'bfloat16' is needed")

@@ -77,7 +77,7 @@ def _describe_model(config: ModelConfig) -> Iterator[str]:
     yield _row(
         "experts",
         f"{config.num_experts} of width {config.expert_width}, {config.experts_per_token} per token, "
-        f"{config.num_groups} group{'s' if config.num_groups > 1 else ''}, shared width {config.shared_width}",
+        f"shared width {config.shared_width}",
     )
     yield _row("positions", f"{config.max_positions:,}")
     yield _row("quantisation", _SCALE_TEXTS[config.weight_scale_kind])

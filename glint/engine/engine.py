@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from itertools import chain
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -205,6 +206,7 @@ class Engine:
         for name, tokens in (
             ("prompt", prompt),
             ("stop_token_ids", params.stop_token_ids),
+            ("stop_token_sequences", chain.from_iterable(params.stop_token_sequences)),
             ("logit_bias", params.logit_bias),
         ):
             for token in tokens:

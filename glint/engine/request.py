@@ -31,7 +31,8 @@ class StepOutput(NamedTuple):
     `logprobs` has a mapping from token id to log-probability for each of `token_ids`, None where they were not asked
     for. `prompt_logprobs`, one entry per prompt token with None for the first, comes with the first output of a
     request that asked for them. `finish_reason` is set on the last output; `failure` says why it is "failed".
-    `stop_reason` is the stop string or the stop token id that ended the request; None where the model ended it.
+    `stop_reason` is the stop string or the stop token id that ended the request; None where the model or a stop token
+    sequence ended it.
     """
 
     request_id: int
@@ -139,7 +140,7 @@ class ActiveRequest:
         return output
 
     def _stop_reason(self, tokens: tuple[int, ...], is_stopped: bool) -> str | int | None:
-        """The stop string or the stop token id that ended the request; None where the model ended it."""
+        """The stop string or the stop token id that ended the request; None where neither did."""
         if is_stopped:
             return None if self.text is None else self.text.matched_stop
         return tokens[-1] if tokens and tokens[-1] in self.params.stop_token_ids else None
@@ -194,6 +195,8 @@ class ActiveRequest:
 
     def to_native(self) -> abi.Request:
         """The request as the native engine takes it; the struct keeps the arrays that it points to."""
+        sequences = self.params.stop_token_sequences
+        sequence_tokens = [token for sequence in sequences for token in sequence]
         return abi.sized(
             abi.Request,
             prompt_count=len(self.prompt_tokens),
@@ -201,6 +204,9 @@ class ActiveRequest:
             max_new_tokens=self.max_new_tokens,
             stop_token_count=len(self.stop_tokens),
             stop_tokens=(c_int32 * len(self.stop_tokens))(*self.stop_tokens),
+            stop_sequence_tokens=(c_int32 * len(sequence_tokens))(*sequence_tokens),
+            stop_sequence_lengths=(c_int32 * len(sequences))(*map(len, sequences)),
+            stop_sequence_count=len(sequences),
             cache_salt=self.cache_salt,
             sampling=pointer(self._native_sampling()),
         )

@@ -11,7 +11,7 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_LOGPROBS = 20
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -116,8 +116,6 @@ class Model(Structure):
         ("shared_width", c_int32),
         ("num_experts", c_int32),
         ("experts_per_token", c_int32),
-        ("num_groups", c_int32),
-        ("groups_per_token", c_int32),
         ("max_positions", c_int32),
         ("has_qk_norm", c_int32),
         ("has_attention_bias", c_int32),

@@ -14,41 +14,12 @@ constexpr int32_t kMaxExperts = 4096;
 
 using Scores = std::array<float, kMaxExperts>;
 
-int32_t best_of(const Scores& scores, int32_t first, int32_t last) {
-  int32_t best = first;
-  for (int32_t index = first + 1; index < last; ++index) {
+int32_t best_of(const Scores& scores, int32_t count) {
+  int32_t best = 0;
+  for (int32_t index = 1; index < count; ++index) {
     if (scores[static_cast<size_t>(index)] > scores[static_cast<size_t>(best)]) best = index;
   }
   return best;
-}
-
-float group_score(const Scores& choice, int32_t first, int32_t last) {
-  const int32_t best = best_of(choice, first, last);
-  float second = -std::numeric_limits<float>::infinity();
-  for (int32_t index = first; index < last; ++index) {
-    if (index != best) second = std::max(second, choice[static_cast<size_t>(index)]);
-  }
-  return choice[static_cast<size_t>(best)] + second;
-}
-
-void keep_best_groups(Scores& choice, const glint_model& model) {
-  if (model.groups_per_token == model.num_groups) return;
-  const int32_t group_size = model.num_experts / model.num_groups;
-  Scores groups;
-  for (int32_t group = 0; group < model.num_groups; ++group) {
-    groups[static_cast<size_t>(group)] = group_score(choice, group * group_size, (group + 1) * group_size);
-  }
-  std::array<bool, kMaxExperts> is_kept{};
-  for (int32_t kept = 0; kept < model.groups_per_token; ++kept) {
-    const int32_t best = best_of(groups, 0, model.num_groups);
-    is_kept[static_cast<size_t>(best)] = true;
-    groups[static_cast<size_t>(best)] = -std::numeric_limits<float>::infinity();
-  }
-  for (int32_t expert = 0; expert < model.num_experts; ++expert) {
-    if (!is_kept[static_cast<size_t>(expert / group_size)]) {
-      choice[static_cast<size_t>(expert)] = -std::numeric_limits<float>::infinity();
-    }
-  }
 }
 
 void route_row(const RouteCall& call, int64_t row) {
@@ -62,10 +33,9 @@ void route_row(const RouteCall& call, int64_t row) {
     scores[static_cast<size_t>(expert)] = score;
     choice[static_cast<size_t>(expert)] = std::isnan(selection) ? std::numeric_limits<float>::lowest() : selection;
   }
-  keep_best_groups(choice, model);
   int32_t* experts = call.experts + row * model.experts_per_token;
   for (int32_t kept = 0; kept < model.experts_per_token; ++kept) {
-    experts[kept] = best_of(choice, 0, model.num_experts);
+    experts[kept] = best_of(choice, model.num_experts);
     choice[static_cast<size_t>(experts[kept])] = -std::numeric_limits<float>::infinity();
   }
   std::sort(experts, experts + model.experts_per_token);

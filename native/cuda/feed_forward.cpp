@@ -183,8 +183,6 @@ void route(Backend& backend, int64_t layer) {
                        .count = rows.count,
                        .width = model.hidden_size,
                        .num_experts = model.num_experts,
-                       .num_groups = model.num_groups,
-                       .groups_per_token = model.groups_per_token,
                        .experts_per_token = model.experts_per_token,
                        .routed_scaling = model.routed_scaling,
                        .normalises = model.normalise_weights != 0},

@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 3
+#define GLINT_ABI_VERSION 4
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
 
@@ -105,8 +105,6 @@ typedef struct glint_model {
   int32_t shared_width;
   int32_t num_experts;
   int32_t experts_per_token;
-  int32_t num_groups;
-  int32_t groups_per_token;
   int32_t max_positions;
   int32_t has_qk_norm;
   int32_t has_attention_bias;

@@ -293,14 +293,7 @@ void check_model(const glint_model& model) {
     positive(model.expert_width, 1 << 20, "expert_width");
     positive(model.shared_width, 1 << 20, "shared_width");
     positive(model.num_experts, 1 << 12, "num_experts");
-    positive(model.num_groups, model.num_experts, "num_groups");
-    positive(model.groups_per_token, model.num_groups, "groups_per_token");
-    require_argument(model.num_experts % model.num_groups == 0, "model.num_experts ", model.num_experts,
-                     " is not a multiple of num_groups ", model.num_groups);
-    require_argument(model.num_groups == 1 || model.num_experts / model.num_groups >= 2,
-                     "a group needs at least 2 experts: ", model.num_experts, " in ", model.num_groups, " groups");
-    positive(model.experts_per_token, model.num_experts / model.num_groups * model.groups_per_token,
-             "experts_per_token");
+    positive(model.experts_per_token, model.num_experts, "experts_per_token");
   }
   require_argument(model.weight_scale_kind >= GLINT_SCALE_NONE && model.weight_scale_kind <= GLINT_SCALE_TILE,
                    "model.weight_scale_kind is ", model.weight_scale_kind);

@@ -318,8 +318,6 @@ class Operations:
             abi.Model,
             num_experts=num_experts,
             experts_per_token=rule.experts_per_token,
-            num_groups=rule.num_groups,
-            groups_per_token=rule.groups_per_token,
             normalise_weights=int(rule.has_normalised_weights),
             routed_scaling=rule.routed_scaling,
         )

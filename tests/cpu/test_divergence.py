@@ -25,12 +25,11 @@ from tests.reference.shapes import SHAPES
 
 ALLOWED_RATIO = 1.5
 MISTAKES: dict[str, dict[str, Any]] = {
-    "scaling_twice": {"routed_scaling_factor": 2.25},
+    "scaling_twice": {"routed_scaling_factor": 6.25},
     "qk_norm_skipped": {"use_qk_norm": False},
     "every_dim_rotated": {"partial_rotary_factor": 1.0},
     "wrong_rotary_base": {"rope_theta": 100000.0},
-    "groups_ignored": {"n_group": 1},
-    "one_expert_fewer": {"num_experts_per_tok": 2},
+    "one_expert_fewer": {"num_experts_per_tok": 7},
 }
 
 
@@ -83,7 +82,7 @@ def test_fast_fp8_stays_near_exact(
 @pytest.mark.parametrize("mistake", quick_or_slow(list(MISTAKES), ["scaling_twice", "wrong_rotary_base"]))
 def test_a_mistake_goes_over_the_bound(cases: CaseStore[Case], tmp_path: Path, mistake: str) -> None:
     """The exact path on the same weights with one number of the config misread."""
-    case = cases["groups", "fp8_block"]
-    assert all(getattr(SHAPES["groups"], name) != value for name, value in MISTAKES[mistake].items())
-    misread = make_checkpoint(tmp_path, "groups", "fp8_block", **MISTAKES[mistake])
+    case = cases["glm47", "fp8_block"]
+    assert all(getattr(SHAPES["glm47"], name) != value for name, value in MISTAKES[mistake].items())
+    misread = make_checkpoint(tmp_path, "glm47", "fp8_block", **MISTAKES[mistake])
     assert mean_kl(case.exact, logits_over(misread, "exact", case.sequences)) > ALLOWED_RATIO * case.between_orders

@@ -152,6 +152,51 @@ def test_ends(llm: LLM, folder: Path) -> None:
         assert filled.token_ids[:6] == free.token_ids
 
 
+def test_a_stop_token_sequence_ends_the_answer_where_it_first_completes(llm: LLM) -> None:
+    free_params = SamplingParams(seed=5, temperature=2.0, max_tokens=24, ignore_eos=True, logprobs=1)
+    prompt = [[9, 8, 7]]
+    (free,) = llm.generate(prompt_token_ids=prompt, sampling_params=free_params)
+    tokens = free.token_ids
+    assert len(set(tokens)) == len(tokens) == 24
+    cases = {
+        (tuple(tokens[4:7]),): 7,
+        (tuple(tokens[6:7]),): 7,
+        (tuple(tokens[:24]),): 24,
+        (tuple(tokens[10:12]), tuple(tokens[4:7])): 7,
+        (tuple(tokens[3:8]), tuple(tokens[4:7])): 7,
+        (tuple(tokens[2:5]), tuple(tokens[4:7]), (999,)): 5,
+        ((tokens[3], *tokens[3:6]), tuple(tokens[4:7])): 7,
+    }
+    stopping = [replace(free_params, stop_token_sequences=sequences) for sequences in cases]
+    results = llm.generate(prompt_token_ids=prompt * len(cases), sampling_params=stopping)
+    for result, count in zip(results, cases.values(), strict=True):
+        assert (result.token_ids, result.finish_reason) == (tokens[:count], "stop")
+        assert result.logprobs == free.logprobs[:count]
+    alone = replace(free_params, stop_token_sequences=[tokens[4:7]])
+    assert answers(llm.generate(prompt_token_ids=prompt, sampling_params=alone)) == answers(results[:1])
+    both = replace(free_params, stop_token_sequences=[tokens[4:7]], stop_token_ids=[tokens[5]])
+    (first,) = llm.generate(prompt_token_ids=prompt, sampling_params=both)
+    assert (first.token_ids, first.finish_reason) == (tokens[:6], "stop")
+
+
+def test_a_repeated_token_completes_a_sequence_that_repeats_it(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias={5: 100.0})
+    wanted = {((5, 5, 5),): (3, "stop"), ((5, 5, 5, 6), (5, 5)): (2, "stop"), ((5,) * 7,): (6, "length")}
+    asked = [replace(params, stop_token_sequences=sequences) for sequences in wanted]
+    results = llm.generate(prompt_token_ids=[[5, 5, 5]] * len(wanted), sampling_params=asked)
+    assert [(len(result.token_ids), result.finish_reason) for result in results] == list(wanted.values())
+
+
+def test_a_stop_token_sequence_that_never_comes_changes_nothing(llm: LLM) -> None:
+    params = SamplingParams(seed=5, temperature=2.0, max_tokens=24, ignore_eos=True, logprobs=1)
+    (free,) = llm.generate(prompt_token_ids=[[9, 8, 7]], sampling_params=params)
+    tokens = free.token_ids
+    never = [[7, tokens[0]], tokens[6:3:-1], [tokens[4], tokens[6]], [*tokens, 1]]
+    for sequences in (never, [tokens[23:] * 256] * 256):
+        asked = replace(params, stop_token_sequences=sequences)
+        assert answers(llm.generate(prompt_token_ids=[[9, 8, 7]], sampling_params=asked)) == answers([free])
+
+
 def test_an_end_of_sequence_token_ends_the_answer_unless_it_is_ignored(llm: LLM, folder: Path) -> None:
     end_tokens = open_checkpoint(folder).eos_token_ids
     assert len(end_tokens) > 1
@@ -233,6 +278,10 @@ def test_a_request_that_fails_harms_no_other(folder: Path, tmp_path: Path) -> No
         ({"prompt_token_ids": [[1]], "sampling_params": []}, "0 sampling_params for 1 prompts"),
         ({"prompt_token_ids": [[1]], "sampling_params": SamplingParams(stop="x")}, "stop strings need the tokenizer"),
         ({"prompt_token_ids": [[1]], "sampling_params": SamplingParams(stop_token_ids=[1000])}, "stop_token_ids holds"),
+        (
+            {"prompt_token_ids": [[1]], "sampling_params": SamplingParams(stop_token_sequences=[[1], [2, 1000]])},
+            "stop_token_sequences holds token id 1000; ids go from 0 to 999",
+        ),
         ({"prompt_token_ids": [[1]], "sampling_params": SamplingParams(logit_bias={1000: 1})}, "logit_bias holds"),
     ],
 )

@@ -319,12 +319,11 @@ def test_embedding_and_gathered_rows(operations: Operations) -> None:
 @pytest.mark.parametrize(
     ("num_experts", "rule"),
     [
-        (160, RouterRule(8, 1, 1, True, 2.5)),
-        (128, RouterRule(8, 1, 1, True, 1.0)),
-        (16, RouterRule(3, 2, 1, True, 1.5)),
-        (32, RouterRule(4, 8, 3, True, 2.5)),
-        (8, RouterRule(4, 1, 1, False, 0.5)),
-        (7, RouterRule(7, 1, 1, True, 7.0)),
+        (160, RouterRule(8, True, 2.5)),
+        (128, RouterRule(8, True, 1.0)),
+        (16, RouterRule(3, True, 1.5)),
+        (8, RouterRule(4, False, 0.5)),
+        (7, RouterRule(7, True, 7.0)),
     ],
 )
 def test_route(operations: Operations, num_experts: int, rule: RouterRule) -> None:
@@ -345,7 +344,7 @@ def test_route_of_nan_gives_distinct_experts(operations: Operations) -> None:
     logits = normal(24, 3, 16)
     logits[1] = np.nan
     logits[2, 5] = np.nan
-    experts, weights = operations.route(logits, np.zeros(16, np.float32), RouterRule(3, 2, 1, True, 1.5))
+    experts, weights = operations.route(logits, np.zeros(16, np.float32), RouterRule(3, True, 1.5))
     assert all(len(set(row)) == 3 and 0 <= min(row) and max(row) < 16 for row in experts.tolist())
     assert np.isnan(weights[1]).all() and 5 not in experts[2]
 

@@ -78,7 +78,7 @@ def test_the_answers_are_not_trivial() -> None:
 @every_layout
 @pytest.mark.parametrize("num_ranks", [4, *slow(2, 8)])
 def test_every_family_of_models(family: Family, layout: str, num_ranks: int) -> None:
-    """Biases, no norm of query and key, groups of experts, tied embeddings; 4 and 8 ranks duplicate the KV heads."""
+    """Biases, no norm of query and key, tied embeddings; 4 and 8 ranks duplicate the KV heads."""
     checkpoint = rank_model("fp8_channel", family, n_routed_experts=16, num_experts_per_tok=4)
     changes = {"row_slices": ROW_SLICES, "expert_layout": LAYOUTS[layout]}
     expected = answers_of(checkpoint, ASKS, **changes)

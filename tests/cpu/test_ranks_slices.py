@@ -36,7 +36,7 @@ TILES: dict[str, Any] = {
 MODELS: dict[str, tuple[Weights, Family, dict[str, Any]]] = {
     "channel": ("fp8_channel", "glm47", {}),
     "tensor": ("fp8_tensor", "air", {}),
-    "bf16": ("bf16", "groups", {"num_key_value_heads": 4}),
+    "bf16": ("bf16", "glm47", {"num_key_value_heads": 4}),
     "tied": ("fp8_channel", "tied", {"num_key_value_heads": 8}),
     "tiles": ("fp8_block", "glm47", TILES),
 }

@@ -19,7 +19,7 @@ from tests.cpu.tapped_engine import Answer, FloatArray, TappedEngine
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
 from tests.reference.transformers_reference import Reference
 
-Shape = Literal["glm47", "air", "groups", "tied", "rank"]
+Shape = Literal["glm47", "air", "tied", "rank"]
 Key = tuple[Shape, Weights]
 
 NUM_TOKENS = 192

@@ -60,9 +60,9 @@ LAYOUTS = {
     "odd BF16": ExpertLayout(10, 0, 9, 136, 72, 3, is_hopper=False, kind=None),
 }
 RULES = {
-    "glm47": (160, 5120, RouterRule(8, 1, 1, True, 2.5)),
-    "groups": (64, 320, RouterRule(6, 8, 4, True, 1.5)),
-    "odd": (24, 201, RouterRule(3, 1, 1, False, 1.0)),
+    "glm47": (160, 5120, RouterRule(8, True, 2.5)),
+    "six": (64, 320, RouterRule(6, True, 1.5)),
+    "odd": (24, 201, RouterRule(3, False, 1.0)),
 }
 
 
@@ -87,15 +87,8 @@ def expected_product(shape: ProductShape) -> ExpectedProduct:
 
 
 def is_close_call(selection: FloatArray, rule: RouterRule) -> bool:
-    """Whether a choice of experts, or of groups, hangs on less than CLOSE_CALL between two scores."""
-    groups = selection.reshape(rule.num_groups, -1)
-    best_two = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
-    order = np.argsort(-best_two)
-    if rule.groups_per_token < rule.num_groups:
-        if best_two[order[rule.groups_per_token - 1]] - best_two[order[rule.groups_per_token]] < CLOSE_CALL:
-            return True
-        groups = groups[order[: rule.groups_per_token]]
-    scores = np.sort(groups.ravel())[::-1]
+    """Whether the choice of experts hangs on less than CLOSE_CALL between two scores."""
+    scores = np.sort(selection)[::-1]
     return bool(scores[rule.experts_per_token - 1] - scores[rule.experts_per_token] < CLOSE_CALL)
 
 

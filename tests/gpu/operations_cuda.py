@@ -306,8 +306,6 @@ class CudaOperations:
             abi.Model,
             num_experts=case.num_experts,
             experts_per_token=case.rule.experts_per_token,
-            num_groups=case.rule.num_groups,
-            groups_per_token=case.rule.groups_per_token,
             normalise_weights=int(case.rule.has_normalised_weights),
             routed_scaling=case.rule.routed_scaling,
         )

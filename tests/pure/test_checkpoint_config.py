@@ -80,8 +80,6 @@ def test_glm_47_is_read_as_published() -> None:
         shared_width=1536,
         num_experts=160,
         experts_per_token=8,
-        num_groups=1,
-        groups_per_token=1,
         max_positions=202752,
         has_qk_norm=True,
         has_attention_bias=True,
@@ -176,10 +174,12 @@ REFUSED = [
     ("partial_rotary_factor", 0.501, "even whole number"),
     ("num_key_value_heads", 7, "not a multiple"),
     ("first_k_dense_replace", 93, "more than num_hidden_layers"),
-    ("n_group", 3, "not a multiple of n_group"),
-    ("n_group", 160, "fewer than 2 experts"),
-    ("topk_group", 2, "more than n_group"),
-    ("num_experts_per_tok", 161, "num_experts_per_tok 161"),
+    *(
+        (name, value, f"{name} is {value!r}, 1 is needed")
+        for name in ("n_group", "topk_group")
+        for value in (0, 2, 8, -1, 1.0, True, "1")
+    ),
+    ("num_experts_per_tok", 161, "num_experts_per_tok 161 is more than n_routed_experts 160"),
     ("n_shared_experts", 0, "n_shared_experts is 0"),
     ("num_nextn_predict_layers", -1, "num_nextn_predict_layers is -1"),
     ("num_nextn_predict_layers", 1.0, "num_nextn_predict_layers is 1.0"),
@@ -195,9 +195,16 @@ def test_what_the_engine_cannot_compute_is_refused(field: str, value: Any, text:
     assert any(field.removeprefix("torch_") in problem and text in problem for problem in problems)
 
 
-def test_too_few_experts_in_the_kept_groups_are_refused() -> None:
-    assert "topk_group 1 groups" in problems_of(SMALL | {"n_group": 2, "num_experts_per_tok": 3})[0]
-    assert parse_config(SMALL | {"n_group": 2, "topk_group": 2, "num_experts_per_tok": 3}).num_groups == 2
+def test_groups_of_experts_are_refused_with_the_reason_and_the_way_out() -> None:
+    assert problems_of(GLM_47 | {"n_group": 8, "topk_group": 4}) == tuple(
+        f"config.json: {name} is {value}, 1 is needed: this engine does not choose experts in groups, and no GLM-4.5, "
+        "4.6 or 4.7 does; take the model's own config.json"
+        for name, value in (("n_group", 8), ("topk_group", 4))
+    )
+
+
+def test_a_token_may_go_to_every_expert() -> None:
+    assert parse_config(GLM_47 | {"num_experts_per_tok": 160}).experts_per_token == 160
 
 
 def test_a_model_beyond_all_bounds_is_refused_before_its_tensors_are_listed() -> None:

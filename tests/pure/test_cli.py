@@ -37,7 +37,7 @@ COMMANDS = [
     ["smoke"],
 ]
 HEAVY = ("numpy", "transformers", "torch", "rich", "jinja2")
-NOT_ON_THE_COMMAND_LINE = {"include_stop_str_in_output", "skip_special_tokens"}
+NOT_ON_THE_COMMAND_LINE = {"include_stop_str_in_output", "skip_special_tokens", "stop_token_sequences"}
 
 
 def step(text: str, tokens: int, finish_reason: FinishReason | None = None, failure: str | None = None) -> StepOutput:

@@ -180,6 +180,7 @@ def test_everything_asked_reaches_the_native_request() -> None:
         presence_penalty=-0.5,
         logit_bias={6: -1.5, 7: 2.0},
         logprobs=4,
+        stop_token_sequences=[[8, 9], [10]],
     )
     request.seed, request.cache_salt = 2**64 - 1, 2**63 - 1
     native = request.to_native()
@@ -189,7 +190,9 @@ def test_everything_asked_reaches_the_native_request() -> None:
     assert penalties == (1.5, 0.75, -0.5)
     assert native.prompt_tokens[: native.prompt_count] == [4, 5]
     assert native.stop_tokens[: native.stop_token_count] == [EOS]
-    assert (native.max_new_tokens, native.stop_sequence_count) == (100, 0)
+    assert native.stop_sequence_tokens[:3] == [8, 9, 10]
+    assert native.stop_sequence_lengths[: native.stop_sequence_count] == [2, 1]
+    assert native.max_new_tokens == 100
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 3, 0.125)
     assert (sampling.has_logprobs, sampling.num_logprobs, sampling.has_prompt_logprobs) == (1, 4, 0)
     assert sampling.bias_tokens[: sampling.bias_count] == [6, 7]

@@ -70,6 +70,11 @@ def test_bad_integers_are_refused(name: str, value: Any) -> None:
         ("logprobs", 20, 21),
         ("prompt_logprobs", 0, -1),
         ("stop_token_ids", (0,), (-1,)),
+        ("stop_token_sequences", ((0,),), ((-1,),)),
+        ("stop_token_sequences", ((2**31 - 1, 0),), ((0, 2**31),)),
+        ("stop_token_sequences", [[1] * 256], [[1] * 257]),
+        ("stop_token_sequences", [[1]] * 256, [[1]] * 257),
+        ("stop_token_sequences", (), ((),)),
         ("logit_bias", {0: 100.0}, {0: 100.1}),
         ("logit_bias", {0: -100}, {-1: 0.0}),
         ("stop", "x", ""),
@@ -90,7 +95,9 @@ def test_bad_biases_are_refused(value: Any) -> None:
         SamplingParams(logit_bias={5: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("logit_bias", [1]), ("stop", 3), ("stop_token_ids", "12")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("logit_bias", [1]), ("stop", 3), ("stop_token_ids", "12"), ("stop_token_sequences", [[1], 2])]
+)
 def test_wrong_collections_are_refused(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: value})

@@ -101,8 +101,6 @@ class NumpyModel:
         config = self.config
         rule = ops.RouterRule(
             experts_per_token=config["num_experts_per_tok"],
-            num_groups=config["n_group"],
-            groups_per_token=config["topk_group"],
             has_normalised_weights=config["norm_topk_prob"],
             routed_scaling=config["routed_scaling_factor"],
         )

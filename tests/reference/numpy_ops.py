@@ -186,8 +186,6 @@ class RouterRule:
     """How experts are chosen from their scores."""
 
     experts_per_token: int
-    num_groups: int
-    groups_per_token: int
     has_normalised_weights: bool
     routed_scaling: float
 
@@ -201,18 +199,10 @@ class Routing:
 
 
 def route(rows: FloatArray, weight: FloatArray, bias: FloatArray, rule: RouterRule) -> Routing:
-    """Choose experts by sigmoid score plus bias within the best groups, lower index first among equals."""
+    """Choose experts by sigmoid score plus bias, lower index first among equals."""
     logits = product_bf16(rows, weight).astype(np.float64)
     scores = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
-    chosen_by = scores + bias.astype(np.float32)
-    count, num_experts = scores.shape
-    grouped = chosen_by.reshape(count, rule.num_groups, num_experts // rule.num_groups)
-    best_two = np.sort(grouped, axis=2)[:, :, -2:].astype(np.float64)
-    groups = _largest(best_two.sum(axis=2).astype(np.float32), rule.groups_per_token)
-    is_kept = np.zeros((count, rule.num_groups), dtype=bool)
-    np.put_along_axis(is_kept, groups, True, axis=1)
-    allowed = np.where(is_kept[:, :, None], grouped, -np.inf).reshape(count, num_experts)
-    experts = _largest(allowed, rule.experts_per_token)
+    experts = _largest(scores + bias.astype(np.float32), rule.experts_per_token)
     picked = np.take_along_axis(scores, experts, axis=1).astype(np.float64)
     if rule.has_normalised_weights:
         picked = picked / (picked.sum(axis=1, keepdims=True) + 1e-20)

@@ -167,12 +167,7 @@ def router_forward(
     logits = nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
     scores = torch.sigmoid(logits.to(torch.float64)).to(torch.float32)
     chosen_by = scores + module.e_score_correction_bias.to(torch.float32)
-    grouped = chosen_by.view(-1, module.num_group, module.num_experts // module.num_group)
-    group_scores = grouped.topk(2, dim=-1).values.double().sum(-1).to(torch.float32)
-    groups = largest(group_scores, module.topk_group)
-    is_kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, groups, True)
-    allowed = grouped.masked_fill(~is_kept.unsqueeze(-1), float("-inf")).reshape(scores.shape)
-    experts = largest(allowed, module.top_k)
+    experts = largest(chosen_by, module.top_k)
     weights = (chosen_by if has_bias_in_weights else scores).gather(1, experts).to(torch.float64)
     if module.norm_topk_prob:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -1,14 +1,14 @@
-"""Four families of small models: their numbers, and how they spell config.json."""
+"""Three families of small models: their numbers, and how they spell config.json."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tests.reference.numpy_ops import SCALE_TILE, ScaleKind
 
-Family = Literal["glm47", "air", "groups", "tied"]
+Family = Literal["glm47", "air", "tied"]
 Weights = Literal["bf16", "fp8_channel", "fp8_tensor", "fp8_block"]
 
-FAMILIES: tuple[Family, ...] = ("glm47", "air", "groups", "tied")
+FAMILIES: tuple[Family, ...] = ("glm47", "air", "tied")
 WEIGHTS: tuple[Weights, ...] = ("bf16", "fp8_channel", "fp8_tensor", "fp8_block")
 SCALE_KINDS: dict[Weights, ScaleKind] = {"fp8_channel": "channel", "fp8_tensor": "tensor", "fp8_block": "tile"}
 
@@ -32,8 +32,6 @@ class Shape:
     use_qk_norm: bool
     attention_bias: bool = True
     n_shared_experts: int = 1
-    n_group: int = 1
-    topk_group: int = 1
     norm_topk_prob: bool = True
     partial_rotary_factor: float = 0.5
     rope_theta: float = 1000000.0
@@ -82,24 +80,6 @@ SHAPES: dict[Family, Shape] = {
         routed_scaling_factor=1.0,
         use_qk_norm=False,
     ),
-    "groups": Shape(
-        hidden_size=256,
-        intermediate_size=384,
-        moe_intermediate_size=80,
-        num_hidden_layers=5,
-        first_k_dense_replace=1,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        n_routed_experts=16,
-        num_experts_per_tok=3,
-        vocab_size=960,
-        routed_scaling_factor=1.5,
-        use_qk_norm=True,
-        n_group=2,
-        topk_group=1,
-        rope_theta=10000.0,
-    ),
     "tied": Shape(
         hidden_size=160,
         intermediate_size=320,
@@ -126,7 +106,6 @@ SHAPES: dict[Family, Shape] = {
 LAYOUTS: dict[Family, Layout] = {
     "glm47": Layout(num_shards=3, has_rope_parameters=False, dtype_field="torch_dtype"),
     "air": Layout(num_shards=1, has_rope_parameters=False, dtype_field="torch_dtype"),
-    "groups": Layout(num_shards=1, has_rope_parameters=True, dtype_field="dtype"),
     "tied": Layout(num_shards=2, has_rope_parameters=True, dtype_field="dtype"),
 }
 
@@ -147,8 +126,10 @@ def config_of(shape: Shape, layout: Layout, weights: Weights) -> dict[str, Any]:
         eos_token_id=eos_tokens(shape),
         hidden_act="silu",
         initializer_range=0.02,
+        n_group=1,
         num_nextn_predict_layers=1,
         pad_token_id=eos_tokens(shape)[0],
+        topk_group=1,
         transformers_version="4.54.0",
         use_cache=True,
     )

@@ -77,9 +77,9 @@ def test_sliced_products_join_by_a_tree() -> None:
     np.testing.assert_allclose(result, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_group_choice_masks_the_other_groups() -> None:
-    rule = ops.RouterRule(2, num_groups=2, groups_per_token=1, has_normalised_weights=True, routed_scaling=2.0)
+def test_the_bias_chooses_experts_and_does_not_weigh_them() -> None:
+    rule = ops.RouterRule(2, has_normalised_weights=True, routed_scaling=2.0)
     bias = np.array([0.0, 0.0, 0.9, -0.9], dtype=np.float32)
     routing = ops.route(np.zeros((1, 3), np.float32), np.zeros((4, 3), np.float32), bias, rule)
-    assert routing.experts.tolist() == [[0, 1]]
+    assert routing.experts.tolist() == [[2, 0]]
     assert routing.weights.tolist() == [[1.0, 1.0]]

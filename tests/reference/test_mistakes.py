@@ -9,8 +9,9 @@ from tests.reference import transformers_reference as reference
 from tests.reference.checkpoints import Family
 from tests.reference.expected import mean_kl
 
-FAMILIES: tuple[Family, ...] = ("glm47", "groups")
+FAMILIES: tuple[Family, ...] = ("glm47", "air")
 TOO_SMALL_FOR_ANY_BOUND = ("glm47", "bias_in_weights")
+WITHOUT_THE_NORM = ("air", "qk_norm_skipped")
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,13 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> CaseStore[Case]:
         (family, break_)
         for family in FAMILIES
         for break_ in reference.BREAKAGES
-        if (family, break_) != TOO_SMALL_FOR_ANY_BOUND
+        if (family, break_) not in (TOO_SMALL_FOR_ANY_BOUND, WITHOUT_THE_NORM)
     ],
 )
 def test_a_mistake_goes_over_the_bound(cases: CaseStore[Case], family: Family, break_: str) -> None:
-    """Every mistake shows but one that costs less than a correct fast path does on that family; parity tests see it."""
+    """Every mistake shows but two: one costs less than a correct fast path does, and parity tests see it; air has no
+    norm of queries and keys to skip.
+    """
     case = cases[family, "fp8_channel"]
     broken = reference.Reference(case.folder, break_=break_)
     rows = np.concatenate([broken.logits(sequence) for sequence in case.sequences])

@@ -88,7 +88,7 @@ def test_greedy_with_the_cache_is_a_full_forward(
 def test_hidden_states_begin_with_the_embedding_and_end_in_the_logits(
     checkpoints: dict[tuple[Family, Weights], Path],
 ) -> None:
-    model = reference.Reference(checkpoints["groups", "fp8_channel"])
+    model = reference.Reference(checkpoints["glm47", "fp8_channel"])
     prompt = make_prompts(model.config.vocab_size)[1]
     states = model.hidden_states(prompt)
     assert states.dtype == np.float32

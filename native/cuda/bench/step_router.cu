@@ -11,8 +11,6 @@ size_t as_size(int64_t value) { return static_cast<size_t>(value); }
 struct RouterShape {
   int32_t width = 5120;
   int32_t num_experts = 160;
-  int32_t num_groups = 1;
-  int32_t groups_per_token = 1;
   int32_t experts_per_token = 8;
 };
 
@@ -44,8 +42,6 @@ struct RouterSet {
             .count = rows,
             .width = shape.width,
             .num_experts = shape.num_experts,
-            .num_groups = shape.num_groups,
-            .groups_per_token = shape.groups_per_token,
             .experts_per_token = shape.experts_per_token,
             .routed_scaling = 2.5F,
             .normalises = true};
@@ -96,20 +92,6 @@ struct Choice {
   std::vector<float> weights;
 };
 
-std::vector<bool> kept_groups(const RouterShape& shape, const std::vector<float>& choice) {
-  const int32_t size = shape.num_experts / shape.num_groups;
-  std::vector<std::pair<float, int32_t>> groups;
-  for (int32_t group = 0; group < shape.num_groups; ++group) {
-    std::vector<float> part(choice.begin() + group * size, choice.begin() + (group + 1) * size);
-    std::ranges::sort(part, std::greater<>());
-    groups.emplace_back(-(part[0] + part[1]), group);
-  }
-  std::ranges::sort(groups);
-  std::vector<bool> kept(as_size(shape.num_groups), shape.groups_per_token == shape.num_groups);
-  for (int32_t index = 0; index < shape.groups_per_token; ++index) kept[as_size(groups[as_size(index)].second)] = true;
-  return kept;
-}
-
 Choice wanted_choice(const RouterSet& set, const float* logits) {
   const RouterShape& shape = set.shape;
   std::vector<float> scores;
@@ -118,11 +100,9 @@ Choice wanted_choice(const RouterSet& set, const float* logits) {
     scores.push_back(static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(logits[expert])))));
     choice.push_back(scores.back() + set.host_bias[as_size(expert)]);
   }
-  const std::vector<bool> kept = shape.num_groups > 1 ? kept_groups(shape, choice) : std::vector<bool>{true};
   std::vector<std::pair<float, int32_t>> order;
   for (int32_t expert = 0; expert < shape.num_experts; ++expert) {
-    const int32_t group = expert / (shape.num_experts / shape.num_groups);
-    if (kept[as_size(group)]) order.emplace_back(-choice[as_size(expert)], expert);
+    order.emplace_back(-choice[as_size(expert)], expert);
   }
   std::ranges::sort(order);
   Choice wanted;
@@ -155,7 +135,7 @@ void check_router(Report& report, const RouterShape& shape, int64_t count) {
     }
   }
   report.check(error < 2e-6 && wrong == 0 && set.experts.guard_is_whole() && set.pieces.guard_is_whole(),
-               text("router ", count, " rows, ", shape.num_experts, "x", shape.width, ", groups ", shape.num_groups),
+               text("router ", count, " rows, ", shape.num_experts, "x", shape.width),
                text("logit error ", error, ", wrong choices ", wrong));
 }
 
@@ -223,14 +203,14 @@ void time_router(const Ceiling& ceiling, int64_t count) {
 
 void run_router(Report& report, const Ceiling& ceiling) {
   for (const int64_t count : {1, 9, 64, 600}) check_router(report, {}, count);
-  check_router(report, {1000, 128, 1, 1, 8}, 5);
-  check_router(report, {1000, 128, 1, 1, 8}, 525);
-  check_router(report, {1003, 200, 1, 1, 8}, 33);
-  check_router(report, {4096, 64, 8, 3, 6}, 540);
-  check_router(report, {5120, 512, 1, 1, 8}, 20);
+  check_router(report, {1000, 128, 8}, 5);
+  check_router(report, {1000, 128, 8}, 525);
+  check_router(report, {1003, 200, 8}, 33);
+  check_router(report, {4096, 64, 6}, 540);
+  check_router(report, {5120, 512, 8}, 20);
   check_counts(report);
   for (const int64_t count : {32, 700}) check_bad_rows(report, {}, count);
-  check_bad_rows(report, {4096, 64, 8, 3, 6}, 32);
+  check_bad_rows(report, {4096, 64, 6}, 32);
   for (const int64_t count : {1, 8, 64, 256, 4096}) time_router(ceiling, count);
 }
 

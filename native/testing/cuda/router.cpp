@@ -39,8 +39,6 @@ struct DeviceRoute {
                                 .count = count,
                                 .width = static_cast<int32_t>(test.width),
                                 .num_experts = model.num_experts,
-                                .num_groups = model.num_groups,
-                                .groups_per_token = model.groups_per_token,
                                 .experts_per_token = model.experts_per_token,
                                 .routed_scaling = model.routed_scaling,
                                 .normalises = model.normalise_weights != 0},

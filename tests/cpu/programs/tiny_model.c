@@ -146,8 +146,6 @@ void tiny_model_write(tiny_model* model, const char* path, int32_t weight_scale_
                                .shared_width = EXPERT_WIDTH,
                                .num_experts = EXPERTS,
                                .experts_per_token = 2,
-                               .num_groups = 1,
-                               .groups_per_token = 1,
                                .max_positions = TINY_MAX_POSITIONS,
                                .has_qk_norm = 1,
                                .has_attention_bias = 1,

@@ -15,8 +15,6 @@ void check_call(const RouterCall& call) {
                    " experts; the CUDA router takes at most ", kMaxRouterExperts);
   require_argument(call.experts_per_token <= kMaxRouterChoices, "a token goes to ", call.experts_per_token,
                    " experts; the CUDA router takes at most ", kMaxRouterChoices);
-  require_argument(call.num_groups > 0 && call.num_experts % call.num_groups == 0, call.num_experts,
-                   " experts cannot be cut in ", call.num_groups, " equal groups");
 }
 
 template <int kRowTiles>

@@ -20,8 +20,6 @@ struct RouterCall {
   int64_t count;
   int32_t width;
   int32_t num_experts;
-  int32_t num_groups;
-  int32_t groups_per_token;
   int32_t experts_per_token;
   float routed_scaling;
   bool normalises;

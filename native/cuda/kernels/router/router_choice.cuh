@@ -11,7 +11,6 @@ namespace glint::cuda {
 struct RouterPlan {
   float scores[kMaxRouterExperts];
   float choice[kMaxRouterExperts];
-  float groups[kMaxRouterExperts];
   int32_t experts[kMaxRouterChoices];
 };
 
@@ -81,39 +80,6 @@ __device__ __forceinline__ void score_experts(const RouterCall& call, RouterPlan
   }
 }
 
-__device__ __forceinline__ float score_group(const float* s_choice, int size) {
-  float best = -INFINITY;
-  float second = -INFINITY;
-  for (int index = 0; index < size; ++index) {
-    const float value = s_choice[index];
-    second = value > best ? best : fmaxf(second, value);
-    best = fmaxf(best, value);
-  }
-  return best + second;
-}
-
-__device__ __forceinline__ void hide_other_groups_one_warp(const RouterCall& call, RouterPlan& plan) {
-  if (call.groups_per_token == call.num_groups) return;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  const int group_size = call.num_experts / call.num_groups;
-  for (int group = lane; group < call.num_groups; group += kWarpLanes) {
-    plan.groups[group] = score_group(plan.choice + group * group_size, group_size);
-  }
-  __syncwarp();
-  LaneKeys keys;
-  keys.load(plan.groups, call.num_groups);
-  __syncwarp();
-  for (int kept = 0; kept < call.groups_per_token; ++kept) {
-    const int best = keys.take_best();
-    if (lane == 0) plan.groups[best] = NAN;
-  }
-  __syncwarp();
-  for (int expert = lane; expert < call.num_experts; expert += kWarpLanes) {
-    if (!isnan(plan.groups[expert / group_size])) plan.choice[expert] = -INFINITY;
-  }
-  __syncwarp();
-}
-
 __device__ __forceinline__ void choose_experts_one_warp(const RouterCall& call, RouterPlan& plan) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   int chosen = call.num_experts;
@@ -150,7 +116,6 @@ __global__ void router_choice_kernel(const RouterCall call, int64_t pieces) {
   score_experts(call, plan, row, pieces);
   __syncthreads();
   if (threadIdx.x >= kWarpLanes) return;
-  hide_other_groups_one_warp(call, plan);
   choose_experts_one_warp(call, plan);
   store_choice_one_warp(call, plan, row);
 }

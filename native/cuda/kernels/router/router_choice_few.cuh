@@ -66,29 +66,6 @@ __device__ __forceinline__ void score_expert(const RouterCall& call, RouterPlan&
 }
 
 template <int kKeys>
-__device__ __forceinline__ void hide_groups_one_warp(const RouterCall& call, RouterPlan& plan) {
-  if (call.groups_per_token == call.num_groups) return;
-  const int lane = choice_lane();
-  const int group_size = call.num_experts / call.num_groups;
-  for (int group = lane; group < call.num_groups; group += kWarpLanes) {
-    plan.groups[group] = score_group(plan.choice + group * group_size, group_size);
-  }
-  __syncwarp();
-  AdjacentKeys<kKeys> keys;
-  keys.load(plan.groups, call.num_groups);
-  __syncwarp();
-  for (int kept = 0; kept < call.groups_per_token; ++kept) {
-    const int best = keys.take_best();
-    if (lane == 0) plan.groups[best] = NAN;
-  }
-  __syncwarp();
-  for (int expert = lane; expert < call.num_experts; expert += kWarpLanes) {
-    if (!isnan(plan.groups[expert / group_size])) plan.choice[expert] = -INFINITY;
-  }
-  __syncwarp();
-}
-
-template <int kKeys>
 __device__ __forceinline__ int choose_expert_of_lane(const RouterCall& call, RouterPlan& plan) {
   int chosen = call.num_experts;
   AdjacentKeys<kKeys> keys;
@@ -122,7 +99,6 @@ __device__ __forceinline__ void store_weights_one_warp(const RouterCall& call, c
 
 template <int kKeys>
 __device__ __forceinline__ void choose_one_warp(const RouterCall& call, RouterPlan& plan, int64_t row) {
-  hide_groups_one_warp<kKeys>(call, plan);
   store_weights_one_warp(call, plan, row, choose_expert_of_lane<kKeys>(call, plan));
 }
 
