@@ -170,7 +170,7 @@ def test_portable_products_of_odd_sizes(cpu: Operations, kind: ScaleKind | None,
 
 
 def padded(case: ExpertCase, count: int, num_real: int, is_counted: bool) -> ExpertCase:
-    """The first tokens of a case; behind the real ones no expert is usable, and the step counts them as padding or not."""
+    """The first tokens of a case; no expert of those behind the real ones is usable, counted as padding or not."""
     numbers = source(count, abs(num_real))
     real = min(max(num_real, 0), count)
     experts, weights = case.choices.experts[:count].copy(), case.choices.weights[:count].copy()
