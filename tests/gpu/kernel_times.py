@@ -20,7 +20,7 @@ from tests.cpu.testing_library import declare
 from tests.gpu.operations_cases import HEADS, LAYOUTS, PRODUCTS, RULES
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
 from tests.gpu.operations_experts import make_case, make_weights, new_grouping, run_experts
-from tests.gpu.operations_inputs import PAGE_TOKENS, normal_rows, poisoned_cache
+from tests.gpu.operations_inputs import PAGE_TOKENS, normal_rows
 from tests.reference.numpy_ops import FloatArray, bf16_bits, round_bf16
 
 MOST_TIMES = 8
@@ -146,16 +146,14 @@ def full_pages(spans: list[tuple[int, int]]) -> tuple[PageCache, list[PagedReque
     """Pages of random numbers and a step whose requests compute (first position, count)."""
     page_counts = [-(-(first + count) // PAGE_TOKENS) for first, count in spans]
     heads = HEADS["glm47"]
-    cache = replace(
-        poisoned_cache(heads, 1), data=np.zeros((2, 2, sum(page_counts), 1, PAGE_TOKENS, heads.head_dim), np.uint16)
-    )
+    data = np.zeros((2, 2, sum(page_counts), heads.num_kv_heads, PAGE_TOKENS, heads.head_dim), np.uint16)
     block = bf16_bits(numbers().standard_normal((BLOCK_PAGES, PAGE_TOKENS, heads.head_dim), np.float32))
-    for part in cache.data[1]:
+    for part in data[1]:
         part[:] = np.resize(block, part.shape)
     held = np.split(numbers().permutation(sum(page_counts)).astype(np.int32), np.cumsum(page_counts))
     firsts = np.cumsum([0, *(count for _, count in spans)]).tolist()
     step = [PagedRequest(firsts[i], count, first, held[i]) for i, (first, count) in enumerate(spans)]
-    return cache, step
+    return PageCache(data, heads.num_heads, heads.rotary_dim), step
 
 
 def head_rows(num_rows: int) -> tuple[FloatArray, FloatArray, FloatArray]:
