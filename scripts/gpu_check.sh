@@ -156,7 +156,7 @@ sanitize_all() {
   start hopper-experts "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k 'test_experts and ep8'
   start engine "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_determinism.py \
     -k 'two_steps and (small-fp8_channel or rank-fp8_channel-hopper)'
-  start race-edges "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operation_edges.py -k 'ties or alone or not_finite'
+  start race-edges "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operation_edges.py -k 'near_ties or alone or not_finite'
   start race-operations "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py \
     -k "$rows or (test_products and odd and portable) or (test_grouping and odd and 65)"
   finish

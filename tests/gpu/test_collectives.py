@@ -36,7 +36,7 @@ MOST_GATHERED_FLOATS = 65536
 POISON = 0xA5
 MARGIN_BYTES = 64
 FAULT = "a fault put in by the test"
-FAULT_SECONDS = 15.0
+FAULT_SECONDS = 8.0
 SHORT_DEADLINE = 3.0
 Bytes = NDArray[np.uint8]
 
