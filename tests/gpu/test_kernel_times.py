@@ -11,7 +11,7 @@ MOST_LAUNCH_MICROSECONDS = 50.0
 
 
 def test_times_beside_the_peak() -> None:
-    """A norm of many rows takes longer than a launch alone, and reads no faster than the peak."""
+    """Many rows take longer than a launch alone, and move no faster than memory and what the L2 cache keeps allow."""
     with TimedOperations("portable") as cuda:
         peak, nothing = cuda.peak(), cuda.time_nothing()
         timings = list(time_rows(cuda))
@@ -22,7 +22,7 @@ def test_times_beside_the_peak() -> None:
     assert len(many) == 2
     for timing in many:
         assert timing.microseconds > nothing
-        assert timing.byte_count / timing.microseconds * 1e6 < 1.1 * peak
+        assert timing.byte_count / timing.microseconds * 1e6 < 1.5 * peak
 
 
 def test_what_is_timed_is_computed() -> None:

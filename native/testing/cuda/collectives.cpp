@@ -156,6 +156,7 @@ class Rank {
     group_.wait(rank_, "the end of a capture", deadline_after(kDeadlineSeconds));
     for (int32_t index = 0; index < num_replays; ++index) GLINT_CHECK_CUDA(cudaGraphLaunch(captured, stream_.get()));
     finish();
+    group_.wait(rank_, "the end of the replays", deadline_after(kDeadlineSeconds));
   }
 
   void finish() {
