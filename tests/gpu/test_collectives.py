@@ -230,10 +230,10 @@ STEPS: dict[str, Callable[[int], Collective]] = {"all-gather": gathered, "peer m
 @pytest.mark.parametrize("step", STEPS)
 def test_a_rank_that_is_lost_lets_the_others_go(faulty: CudaRanks, step: str) -> None:
     def work(rank: CudaRank) -> None:
-        if not is_last(rank):
-            rank.run(STEPS[step](rank.rank))
-        time.sleep(0.3)
-        raise RankFault(FAULT)
+        if is_last(rank):
+            time.sleep(0.3)
+            raise RankFault(FAULT)
+        rank.run(STEPS[step](rank.rank))
 
     for fault in faults_of(faulty, work):
         assert FAULT in fault
