@@ -7,8 +7,7 @@ usage: scripts/build.sh [--cuda] [--tests] [--sanitize LIST] [--jobs N] [--check
 
 Builds build/libglint_cpu.so (CMake, Release).
 
-  --cuda           also build build/libglint_cuda.so and the programs that check and measure CUDA kernels,
-                   build/products_check and build/step_check; needs nvcc of the CUDA toolkit 13
+  --cuda           also build build/libglint_cuda.so; needs nvcc of the CUDA toolkit 13
   --tests          also build the engine with the taps that tests use, build/libglint_cpu_test.so (with --cuda also
                    build/libglint_cuda_test.so); a folder that was once built so stays so
   --sanitize LIST  build with sanitizers and --tests into a folder of its own:

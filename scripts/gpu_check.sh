@@ -5,17 +5,16 @@ usage() {
   cat <<'TEXT'
 usage: scripts/gpu_check.sh correct|sanitize|speed|serve|build [PYTEST ARGUMENTS]
 
-What must pass on a machine with an NVIDIA GPU; each part takes under 8 minutes. Builds libglint_cpu.so, libglint_cuda.so,
-their test builds and the check programs into build-cuda (needs nvcc 13, cmake and g++) and runs them. Figures belong in
-docs/results.md.
+What must pass on a machine with an NVIDIA GPU; each part takes under 8 minutes. Builds libglint_cpu.so, libglint_cuda.so
+and their test builds into build-cuda (needs nvcc 13, cmake and g++) and runs them. Figures belong in docs/results.md.
 
-  correct   every kernel against an FP64 reference, then tests/gpu: every operation against the CPU operation, whole
-            models against the exact CPU path and torch, the determinism contract, leaks and failures (needs pytest,
-            torch and transformers in $PYTHON); with PYTEST ARGUMENTS only those tests
-  sanitize  the check programs, the operations at odd sizes and an engine run under compute-sanitizer (memcheck), and
+  correct   tests/gpu: every operation against the CPU operation, whole models against the exact CPU path and torch, the
+            determinism contract, leaks and failures, ranks and their collectives (needs pytest, torch, transformers and
+            NCCL 2.32.3 in $PYTHON); with PYTEST ARGUMENTS only those tests
+  sanitize  the operations at odd sizes and at their edges and an engine's steps under compute-sanitizer (memcheck), and
             the kernels that share memory between threads under racecheck
   speed     one rank of eight of GLM-4.7 at true size with both expert layouts (glint bench rank), then every operation:
-            microseconds, GB/s, TFLOP/s and the share of the read ceiling measured in the same run (glint bench kernels)
+            microseconds, GB/s, TFLOP/s and the share of the peak bandwidth measured in the same run (glint bench kernels)
   serve     the sample model behind the real server: the smoke questions, the server's tests, then output tok/s at
             concurrency 1, 8 and 64
   build     only build, and check that both libraries export the same symbols; needs no GPU
@@ -128,13 +127,9 @@ run_pytest() {
 
 check_all() {
   local alone=()
-  start dense build-cuda/products_check dense_check
-  start experts build-cuda/products_check experts_check
-  start portable build-cuda/portable_check
-  start steps build-cuda/step_check all
   for file in tests/gpu/test_*.py; do
     case "$file" in
-      */test_life.py | */test_ranks.py | */test_capture.py) alone+=("$file") ;;
+      */test_life.py | */test_ranks.py | */test_collectives.py | */test_capture.py) alone+=("$file") ;;
       *) start "$(basename "$file" .py)" run_pytest "$file" ;;
     esac
   done
@@ -152,14 +147,16 @@ sanitize_all() {
   local pytest=("$python" -m pytest -q -x -o filterwarnings=default -p no:cacheprovider)
   local odd='(test_products and odd) or (test_experts and odd) or (test_attend and (odd or glm47)) or test_rotate'
   local rows='(test_norm and 37) or (quantise_and_swiglu and (37 or 200)) or test_router_ties or (test_sampler and 64)'
+  local edges='ties or bf16 or outside or alone or not_finite or (odd_sizes and 7)'
+  local attention='(every_group_size and (7 or 16)) or position or e4m3 or bfloat16'
   export GLINT_TEST_REPEATS=2
-  start steps "${memcheck[@]}" build-cuda/step_check all quick
-  start portable "${memcheck[@]}" build-cuda/portable_check quick
+  start edges "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operation_edges.py -k "$edges"
+  start attention-edges "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_attention_edges.py -k "$attention"
   start operations "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k "$odd or $rows"
   start hopper-experts "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k 'test_experts and ep8'
   start engine "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_determinism.py \
     -k 'two_steps and (small-fp8_channel or rank-fp8_channel-hopper)'
-  start race-steps "${racecheck[@]}" build-cuda/step_check rows,router quick
+  start race-edges "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operation_edges.py -k 'near_ties or alone or not_finite'
   start race-operations "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py \
     -k "$rows or (test_products and odd and portable) or (test_grouping and odd and 65)"
   finish

@@ -1,42 +1,31 @@
-"""`glint bench kernels`: every CUDA operation at the shapes of a rank, by the check programs of the CUDA build."""
+"""`glint bench kernels`: times every CUDA operation at the shapes of a rank, through the test build of the library."""
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from glint.errors import EngineError, RequestError
 
-PROGRAMS = (
-    ("products_check", "dense_speed"),
-    ("products_check", "experts_speed"),
-    ("step_check", "all"),
-)
+LIBRARY = "libglint_cuda_test.so"
+MODULE = "tests.gpu.kernel_times"
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Runs the programs one after the other with their output as it comes; the exit code is 1 if one failed."""
+    """Runs the measurements of the checkout with their output as it comes; the exit code is 1 where they failed."""
     if chosen.device != "cuda":
         raise RequestError("--device cpu has no bench of single kernels: 'glint bench cpu' measures the CPU engine")
-    folder = Path(__file__).resolve().parents[2] / "build" if chosen.build_dir is None else chosen.build_dir
-    for name in dict.fromkeys(name for name, _ in PROGRAMS):
-        if not (folder / name).is_file():
-            raise EngineError(
-                f"{folder / name} is not there; build the check programs with scripts/build.sh --cuda, or name the "
-                "folder that has them with --build-dir"
-            )
-    failed = [f"{name} {part}" for name, part in PROGRAMS if not run_program(folder / name, part)]
-    for program in failed:
-        print(f"glint: {program} failed; its output above says where", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def run_program(program: Path, part: str) -> bool:
-    """Runs one part of a check program; gives whether it succeeded."""
-    print(f"== {program.name} {part} ==", flush=True)
-    try:
-        return subprocess.run([str(program.resolve()), part], check=False).returncode == 0
-    except OSError as problem:
+    root = Path(__file__).resolve().parents[2]
+    module = root / (MODULE.replace(".", "/") + ".py")
+    if not module.is_file():
+        raise EngineError(f"{module} is not there; run 'glint bench kernels' from a checkout of the repository")
+    library = (root / "build" if chosen.build_dir is None else chosen.build_dir) / LIBRARY
+    if not library.is_file():
         raise EngineError(
-            f"{program} cannot be started: {problem.strerror}; build it here with scripts/build.sh --cuda"
-        ) from problem
+            f"{library} is not there; build it with scripts/build.sh --cuda --tests, or name the folder that has it "
+            "with --build-dir"
+        )
+    environment = os.environ | {"GLINT_CUDA_TEST_LIBRARY": str(library.resolve())}
+    ended = subprocess.run([sys.executable, "-m", MODULE], cwd=root, env=environment, check=False)
+    return 0 if ended.returncode == 0 else 1

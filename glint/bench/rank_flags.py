@@ -97,7 +97,7 @@ def add_kernels_flags(parser: argparse.ArgumentParser) -> None:
     """Adds every flag of `glint bench kernels`."""
     add_engine_args(parser, "device", device="cuda")
     parser.add_argument(
-        "--build-dir", metavar="DIR", type=path, help="folder with the check programs (default: build of the checkout)"
+        "--build-dir", metavar="DIR", type=path, help="folder of libglint_cuda_test.so (default: build of the checkout)"
     )
 
 

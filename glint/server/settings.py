@@ -15,7 +15,8 @@ class ServerSettings:
 
     Clients may use any of `model_names`; responses carry the first. A server that has work and completes no step for
     `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to end. The server
-    answers to `hosts` besides the names of this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of messages.
+    answers to `hosts` besides the names of this machine, and to web pages of `origins`. With
+    `allows_special_tokens` it reads control tokens in the text of messages.
     """
 
     model_dir: Path

@@ -6,8 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from glint.engine.args import Device
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +25,8 @@ def load_testing_library(device: Device = "cpu") -> ctypes.CDLL:
     variable = VARIABLES[device]
     path = Path(os.environ.get(variable) or ROOT / "build" / f"libglint_{device}_test.so")
     if not path.is_file():
+        import pytest
+
         pytest.fail(f"{path} is not there; build it with scripts/build.sh --tests or set {variable} to its path")
     return ctypes.CDLL(str(path))
 

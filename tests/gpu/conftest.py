@@ -1,10 +1,15 @@
 """Tests of the CUDA library; run by scripts/gpu_check.sh where a GPU is. Without one they fail and are not skipped."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from glint.engine.args import Kernels
+from tests.cpu.operations import Operations
 from tests.gpu.cases import CaseStore
+from tests.gpu.operations_cases import CPU_THREADS, REPEATS
+from tests.gpu.operations_cuda import CudaOperations
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +24,24 @@ def sample_model() -> Path:
     from glint.sample.model import make_sample_model
 
     return make_sample_model()
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Iterator[Operations]:
+    """The exact operations of the CPU."""
+    with Operations("exact", CPU_THREADS) as operations:
+        yield operations
+
+
+@pytest.fixture(scope="module", params=["hopper", "portable"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Hopper and portable kernels."""
+    chosen: Kernels = request.param
+    return chosen
+
+
+@pytest.fixture
+def portable() -> Iterator[CudaOperations]:
+    """The operations that have one kernel for every GPU, each run REPEATS times."""
+    with CudaOperations("portable", REPEATS) as operations:
+        yield operations

@@ -1,5 +1,6 @@
 """Shapes of the operations: those of one of eight ranks of GLM-4.7, and odd ones."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -12,7 +13,8 @@ from tests.gpu.operations_experts import ExpertLayout
 from tests.gpu.operations_inputs import Heads, ProductShape, source
 from tests.reference.numpy_ops import FloatArray, RouterRule
 
-COUNTS = (1, 2, 3, 7, 8, 9, 16, 63, 64, 65, 127, 256, 1000)
+REPEATS = int(os.environ.get("GLINT_TEST_REPEATS") or 1000)
+COUNTS = (1, 2, 3, 7, 8, 9, 16, 17, 33, 63, 64, 65, 127, 256, 1000)
 FEW_COUNTS = (1, 3, 64, 1000)
 REPEATED_COUNTS = (1, 9, 64, 256)
 CPU_THREADS = 16
@@ -24,11 +26,15 @@ PRODUCTS = {
         ProductShape("qkv", 1792, 5120, "channel", has_bias=True),
         ProductShape("o", 5120, 1536, "channel", margin=4),
         ProductShape("dense gate and up", 3072, 5120, "channel"),
+        ProductShape("shared gate and up", 384, 5120, "channel"),
         ProductShape("one scale", 1000, 2048, "tensor", has_bias=True, margin=3),
         ProductShape("scales by tile", 1792, 5120, "tile"),
         ProductShape("lm_head", 18944, 5120, None),
         ProductShape("odd", 37, 200, "channel", has_bias=True, margin=1),
         ProductShape("odd rows", 131, 384, "channel", has_bias=True, margin=3),
+        ProductShape("odd rows, 5 steps", 77, 640, "channel", has_bias=True),
+        ProductShape("odd rows, 9 steps", 200, 1152, "channel", has_bias=True),
+        ProductShape("odd rows, 15 steps", 200, 1920, "channel", has_bias=True),
         ProductShape("odd tiles", 200, 300, "tile", has_bias=True, margin=2),
         ProductShape("odd BF16", 77, 130, None, has_bias=True, margin=3),
         ProductShape("BF16 with bias", 515, 1024, None, has_bias=True),
@@ -37,6 +43,7 @@ PRODUCTS = {
 ROW_COUNT_PRODUCTS = {
     "qkv": ProductShape("qkv", 1792, 5120, "channel", has_bias=True),
     "o": ProductShape("o", 5120, 1536, "channel"),
+    "shared": ProductShape("shared gate and up", 384, 5120, "channel"),
     "tile": ProductShape("tile", 520, 5120, "tile"),
     "BF16": ProductShape("BF16", 520, 5120, None, has_bias=True),
 }
@@ -46,6 +53,7 @@ HEADS = {
     "two": Heads(6, 2, 64, 32, has_norms=True),
     "whole": Heads(6, 3, 32, 32, has_norms=False, theta=1e5),
     "odd": Heads(2, 2, 36, 18, has_norms=True),
+    "odd rotary": Heads(5, 1, 98, 70, has_norms=True),
     "sixteen": Heads(16, 1, 80, 40, has_norms=True),
 }
 DECODE = tuple((first, 1) for first in (0, 1, 62, 63, 64, 511, 1022, 1023, 1024, 1025, 2500, 4095, 4096))
@@ -56,6 +64,7 @@ LAYOUTS = {
     "ep8": ExpertLayout(160, 40, 60, 5120, 1536, 8, is_hopper=True),
     "tp8 portable": ExpertLayout(160, 0, 160, 5120, 192, 8, is_hopper=False),
     "odd": ExpertLayout(10, 2, 8, 200, 56, 3, is_hopper=False),
+    "one expert": ExpertLayout(32, 31, 32, 160, 16, 8, is_hopper=False),
     "odd tiles": ExpertLayout(12, 0, 12, 300, 144, 4, is_hopper=False, kind="tile"),
     "odd BF16": ExpertLayout(10, 0, 9, 136, 72, 3, is_hopper=False, kind=None),
 }
@@ -63,6 +72,9 @@ RULES = {
     "glm47": (160, 5120, RouterRule(8, True, 2.5)),
     "six": (64, 320, RouterRule(6, True, 1.5)),
     "odd": (24, 201, RouterRule(3, False, 1.0)),
+    "odd experts": (200, 1003, RouterRule(8, True, 2.5)),
+    "narrow": (128, 1000, RouterRule(8, True, 2.5)),
+    "most experts": (512, 5120, RouterRule(8, True, 2.5)),
 }
 
 

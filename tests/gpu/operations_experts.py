@@ -212,12 +212,15 @@ class ExpertCase:
 class ExpertResult:
     """What CUDA computed: grouped rows of gate, up, SwiGLU (`inputs`, as down takes them) and down, and the sum.
 
-    `touched` is the number of experts that the Hopper kernels say they read.
+    `codes` and `code_scales` are those of the inputs, none for BF16. `touched` is the number of experts that the Hopper
+    kernels say they read.
     """
 
     gate: FloatArray
     up: FloatArray
     inputs: FloatArray
+    codes: FloatArray
+    code_scales: FloatArray
     routed: FloatArray
     out: FloatArray
     touched: int
@@ -237,12 +240,13 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
     layout, count = case.layout, len(case.rows)
     pairs = count * layout.experts_per_token
     width, hidden = layout.width, layout.hidden_size
+    code_shape = (pairs + count, width) if layout.is_hopper else (pairs, padded_width(width))
     arrays = {
         "hidden": poisoned(pairs + count, width),
         "gate": poisoned(pairs, width),
         "up": poisoned(pairs, width),
-        "codes": poisoned(pairs, padded_width(width)),
-        "code_scales": poisoned(pairs),
+        "codes": poisoned(*code_shape),
+        "code_scales": poisoned(code_shape[0]),
         "routed": poisoned(pairs, hidden),
         "out": poisoned(count, hidden),
     }
@@ -267,7 +271,8 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
     elif not layout.is_hopper:
         inputs = arrays["codes"][:, :width] * arrays["code_scales"][:, None]
     touched = int(grouping.counts[2])
-    return ExpertResult(arrays["gate"], arrays["up"], inputs, arrays["routed"], arrays["out"], touched)
+    kept = {name: arrays[name] for name in ("gate", "up", "codes", "code_scales", "routed", "out")}
+    return ExpertResult(inputs=inputs, touched=touched, **kept)
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,44 @@ glint::cuda::AttendCall attend_call(const TestPages& pages, const DevicePages& d
           .head_dim = pages.head_dim};
 }
 
+class WidenedPages {
+ public:
+  WidenedPages(const TestPages& pages, const DevicePages& device_pages, const DeviceArray<int32_t>& page_table)
+      : pages_(pages),
+        codes_(device_pages.pool()),
+        page_table_(page_table),
+        slab_bytes_(glint::cuda::page_head_bytes(pages.head_dim, glint::cuda::PageElement::kBf16)),
+        keys_(byte_count()),
+        values_(byte_count()) {}
+
+  glint::cuda::PagePool widen() const {
+    if (!holds_codes()) return codes_;
+    const glint::cuda::PagePool widened{.keys = keys_.bytes(),
+                                        .values = values_.bytes(),
+                                        .page_bytes = pages_.num_kv_heads * slab_bytes_,
+                                        .head_bytes = slab_bytes_};
+    glint::cuda::launch_widen_pages({.codes = codes_,
+                                     .widened = widened,
+                                     .page_table = page_table_.data(),
+                                     .num_pages = page_table_.count(),
+                                     .num_kv_heads = pages_.num_kv_heads,
+                                     .head_dim = pages_.head_dim},
+                                    nullptr);
+    return widened;
+  }
+
+ private:
+  bool holds_codes() const { return glint::cuda::holds_codes(codes_.element); }
+  int64_t byte_count() const { return holds_codes() ? pages_.num_pages * pages_.num_kv_heads * slab_bytes_ : 0; }
+
+  const TestPages& pages_;
+  glint::cuda::PagePool codes_;
+  const DeviceArray<int32_t>& page_table_;
+  int64_t slab_bytes_;
+  glint::testing::DeviceBytes keys_;
+  glint::testing::DeviceBytes values_;
+};
+
 void attend(Runner& runner, float* result, const float* query_rows, const TestPages& pages) {
   const AttentionTasks tasks(pages);
   const DevicePages device_pages(pages);
@@ -230,13 +268,16 @@ void attend(Runner& runner, float* result, const float* query_rows, const TestPa
   call.out = out.data();
   call.query = query.data();
   call.page_table = page_table.data();
+  const WidenedPages widened(pages, device_pages, page_table);
   const auto launch_prefill = runner.is_hopper() ? glint::cuda::launch_attention_prefill
                                                  : glint::cuda::launch_attention_prefill_portable;
   runner.run(
       [&] {
         if (!tasks.decode.empty()) glint::cuda::launch_attention_decode(decode.call(call), nullptr);
         if (tasks.prefill.empty()) return;
-        launch_prefill({.attend = call, .tasks = prefill_tasks.data(), .num_tasks = num_prefill.data()}, nullptr);
+        glint::cuda::AttendCall prefill = call;
+        prefill.pages = widened.widen();
+        launch_prefill({.attend = prefill, .tasks = prefill_tasks.data(), .num_tasks = num_prefill.data()}, nullptr);
       },
       {&out});
   out.download(result);

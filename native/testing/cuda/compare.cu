@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void launch_count_different(unsigned long long* g_count, const std::byte* g_left, const std::byte* g_right,
-                            int64_t byte_count) {
+                            int64_t byte_count, cudaStream_t stream) {
   if (byte_count == 0) return;
   const int64_t wanted = (byte_count / 4 + kThreads) / kThreads;
   const auto thread_blocks = static_cast<unsigned>(wanted < kMaxThreadBlocks ? wanted : kMaxThreadBlocks);
-  count_different_kernel<<<thread_blocks, kThreads>>>(g_count, g_left, g_right, byte_count);
+  count_different_kernel<<<thread_blocks, kThreads, 0, stream>>>(g_count, g_left, g_right, byte_count);
   GLINT_CHECK_CUDA(cudaGetLastError());
 }
 

@@ -39,6 +39,7 @@ class Grouping {
   cuda::GroupedTokens grouped() const;
   int64_t max_tiles(int64_t num_tokens) const;
   const int32_t* experts() const { return experts_.data(); }
+  std::vector<cuda::TokenTile> down_tiles() const { return down_tiles_.to_host(); }
   const DeviceBytes& touched() const { return touched_; }
 
  private:

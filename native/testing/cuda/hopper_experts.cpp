@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "base/contract.h"
 #include "cuda/check.h"
@@ -23,6 +24,25 @@ int64_t record_bytes(const TestExperts& test) {
     most = std::max(most, tiles * shape.bytes());
   }
   return most;
+}
+
+constexpr int64_t kWideTileTokens = 64;
+
+int64_t code_place(const glint::cuda::RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
+  if (shape.max_tokens == kWideTileTokens) {
+    const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
+    const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
+    return slot / 16 * 16 * shape.width + unit / 32 * 512 + lane * 16 + word * 4 + unit % 4;
+  }
+  return glint::cuda::kRecordHeadBytes + count * glint::cuda::kRecordFactBytes + (unit / 16 * count + slot) * 16 +
+         unit % 16;
+}
+
+int64_t scale_place(const glint::cuda::RecordShape& shape, int64_t slot) {
+  if (shape.max_tokens == kWideTileTokens) {
+    return shape.facts_offset() + glint::cuda::kRecordHeadBytes + (2 * shape.max_tokens + slot) * 4;
+  }
+  return glint::cuda::kRecordHeadBytes + slot * glint::cuda::kRecordFactBytes + 8;
 }
 
 int64_t handed_rows(const TestExperts& test) {
@@ -63,10 +83,12 @@ class HopperExperts {
   }
 
   void run(Runner& runner) const {
+    if (runner.is_timing()) time_gate_up(runner);
     runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &handed_, &out_, &grouping_.touched()});
     grouping_.download_touched();
     out_.download(test_.out);
     require_handed_is_clear();
+    download_codes();
     download_hidden();
   }
 
@@ -108,6 +130,29 @@ class HopperExperts {
                                      .num_tokens = num_tokens,
                                      .max_rows = num_tokens * (test_.grouping->experts_per_token + 1)},
                                     nullptr);
+  }
+
+  void time_gate_up(Runner& runner) const {
+    runner.run([&] { launch_gate_up(test_.num_tokens()); }, {});
+    handed_.fill(0, handed_.byte_count());
+  }
+
+  void download_codes() const {
+    if (test_.num_tokens() > glint::cuda::kDownBlockTokens) return;
+    const glint::cuda::RecordShape shape = {glint::cuda::plan_tiles(test_.num_tokens()).down_tokens, test_.width};
+    const std::vector<uint8_t> records = records_.to_host();
+    const std::vector<glint::cuda::TokenTile> tiles = grouping_.down_tiles();
+    for (size_t index = 0; index < tiles.size(); ++index) {
+      const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
+      for (int64_t slot = 0; slot < tiles[index].row_count; ++slot) {
+        const int64_t row = tiles[index].row_first + slot;
+        std::memcpy(test_.code_scales + row, record + scale_place(shape, slot), sizeof(float));
+        for (int64_t unit = 0; unit < test_.width; ++unit) {
+          test_.codes[row * test_.width + unit] =
+              glint::float_from_e4m3(record[code_place(shape, tiles[index].row_count, slot, unit)]);
+        }
+      }
+    }
   }
 
   void require_handed_is_clear() const {

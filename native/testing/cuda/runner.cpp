@@ -1,7 +1,6 @@
 #include "testing/cuda/runner.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "base/contract.h"
 #include "cuda/check.h"
@@ -61,6 +60,11 @@ void Runner::run(const std::function<void()>& launch, std::initializer_list<cons
   std::vector<std::unique_ptr<DeviceBytes>> before;
   std::vector<std::unique_ptr<DeviceBytes>> expected;
   const DeviceArray<unsigned long long> different(std::vector<unsigned long long>{0});
+  if (is_timing()) {
+    microseconds_.push_back(timer_->median_microseconds(launch));
+    return;
+  }
+  poison_shared_memory();
   for (const DeviceBytes* output : outputs) {
     before.emplace_back(std::make_unique<DeviceBytes>(output->byte_count()))->copy_from(*output);
   }
@@ -113,4 +117,22 @@ GLINT_API Runner* glint_testing_backend_new(int32_t kernels, int32_t num_repeats
 GLINT_API void glint_testing_backend_free(Runner* runner) { delete runner; }
 
 GLINT_API int64_t glint_testing_backend_different_bytes(Runner* runner) { return runner->num_different_bytes(); }
+
+GLINT_API int32_t glint_testing_start_timing(Runner* runner) {
+  return glint::testing::guarded([&] { runner->start_timing(); });
+}
+
+GLINT_API int32_t glint_testing_run_nothing(Runner* runner) {
+  return glint::testing::guarded([&] { runner->run(glint::testing::launch_empty, {}); });
+}
+
+GLINT_API int32_t glint_testing_peak_read(Runner* runner, double* bytes_per_second) {
+  return glint::testing::guarded([&] { *bytes_per_second = runner->timer().peak_bytes_per_second(); });
+}
+
+GLINT_API int32_t glint_testing_take_microseconds(Runner* runner, double* out, int32_t capacity) {
+  const std::vector<double> taken = runner->take_microseconds();
+  std::copy_n(taken.begin(), std::min(taken.size(), static_cast<size_t>(capacity)), out);
+  return static_cast<int32_t>(taken.size());
+}
 }

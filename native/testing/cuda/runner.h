@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "cuda/memory/device_memory.h"
 #include "include/glint.h"
+#include "testing/cuda/timer.h"
 #include "testing/guarded.h"
 
 namespace glint::testing {
@@ -64,13 +67,20 @@ class Runner {
   bool is_hopper() const { return is_hopper_; }
   int64_t num_different_bytes() const { return num_different_bytes_; }
 
+  void start_timing() { timer_ = std::make_unique<Timer>(); }
+  bool is_timing() const { return timer_ != nullptr; }
+  const Timer& timer() const { return *timer_; }
+  std::vector<double> take_microseconds() { return std::exchange(microseconds_, {}); }
+
  private:
   bool is_hopper_;
   int32_t num_repeats_;
   int64_t num_different_bytes_ = 0;
+  std::unique_ptr<Timer> timer_;
+  std::vector<double> microseconds_;
 };
 
 void launch_count_different(unsigned long long* g_count, const std::byte* g_left, const std::byte* g_right,
-                            int64_t byte_count);
+                            int64_t byte_count, cudaStream_t stream = nullptr);
 
 }

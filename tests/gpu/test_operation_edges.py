@@ -1,0 +1,213 @@
+"""Operations at the edges of what they take: ties of E4M3 codes, odd sizes, rows that are not finite, padded steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.cpu.operations import Operations, ProductCase
+from tests.cpu.sampling_rows import Row, random_row
+from tests.gpu.operations_cases import LAYOUTS, REPEATS, RULES
+from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
+from tests.gpu.operations_experts import (
+    UNUSABLE_EXPERTS,
+    Choices,
+    ExpertCase,
+    make_case,
+    make_choices,
+    make_weights,
+    run_experts,
+)
+from tests.gpu.operations_inputs import ProductShape, normal_rows, source
+from tests.reference.numpy_ops import E4M3_MAX, E4M3_VALUES, FloatArray, ScaleKind, bf16_bits, round_bf16
+
+FEW_REPEATS = min(REPEATS, 3)
+FP32_ERROR = 5e-6
+LOGPROB_ERROR = 2e-6
+ODD_ROWS = (1, 7, 192, 1003)
+ODD_COLS = (16, 80, 96, 160, 192, 320, 576, 1536, 5120)
+ODD_COUNTS = (1, 2, 7, 8, 9, 16, 24, 33, 64, 130)
+MOST_TOKENS = 1024
+PADDED_STEPS = ((1, 0), (1, 1), (8, 5), (64, 0), (64, 1), (64, 40), (64, 1000), (64, -5), (256, 0), (256, 100))
+BAD_NUMBERS = np.array([np.nan, np.inf, -np.inf, 3e38], np.float32)
+
+
+def same_bits(left: FloatArray, right: FloatArray) -> bool:
+    """Whether two arrays hold the same bits, the sign of a zero among them."""
+    return np.ascontiguousarray(left).tobytes() == np.ascontiguousarray(right).tobytes()
+
+
+def rows_near_ties(width: int) -> FloatArray:
+    """Rows of every size that float32 has, of numbers on, just below and just above the middle of two codes."""
+    numbers = source(width)
+    exponents = np.arange(-140, 127, 2)
+    highest = np.ldexp(1 + numbers.random(len(exponents)), exponents).astype(np.float32)[:, None]
+    codes = numbers.integers(0, 126, (len(exponents), width))
+    middles = ((E4M3_VALUES[codes] + E4M3_VALUES[codes + 1]) / 2).astype(np.float32)
+    rows = highest / np.float32(E4M3_MAX) * middles
+    steps = numbers.integers(0, 3, rows.shape)
+    rows = np.where(steps == 1, np.nextafter(rows, np.float32(0)), rows)
+    rows = np.where(steps == 2, np.nextafter(rows, highest), rows)
+    rows = np.minimum(rows, highest) * np.where(np.arange(width) % 2, -1, 1).astype(np.float32)
+    rows[:, :1] = highest
+    rows[:, 1] = -0.0
+    rows[:, 2] = np.finfo(np.float32).smallest_subnormal
+    return rows
+
+
+def test_codes_near_ties(cpu: Operations, portable: CudaOperations) -> None:
+    rows = rows_near_ties(1536)
+    seen, scales = portable.prepare(rows, 1, True)
+    expected, expected_scales = cpu.prepare(rows, 1, True)
+    assert same_bits(scales, expected_scales)
+    assert same_bits(seen[:, :, :1536], expected[:, :, :1536])
+
+
+@pytest.mark.parametrize("width", [1, 16, 63, 64, 161, 5120])
+def test_rows_to_bf16(portable: CudaOperations, width: int) -> None:
+    rows = normal_rows(source(width), 5, width)
+    seen, _ = portable.prepare(rows, 1, False)
+    assert same_bits(seen[:, 0, :width], round_bf16(rows))
+    assert (seen[:, :, width:] == 0).all()
+
+
+@pytest.mark.parametrize("width", [5120, 1003])
+def test_a_sampled_token_outside_the_vocabulary_reads_the_nearest_row(portable: CudaOperations, width: int) -> None:
+    table = bf16_bits(source(width).standard_normal((1000, width), np.float32))
+    tokens, sampled = np.array([0, -1, -2, -3, -4, 999], np.int32), np.array([44, -7, 998, 100000], np.int32)
+    seen = portable.embed(table, tokens, sampled)
+    rows = table[[0, 44, 0, 998, 999, 999]]
+    assert same_bits(seen, (rows.astype(np.uint32) << 16).view(np.float32))
+
+
+@pytest.mark.parametrize("width", [5120, 1003])
+def test_norm_of_a_row_alone(portable: CudaOperations, width: int) -> None:
+    numbers = source(width, 3)
+    hidden = normal_rows(numbers, 64, width)
+    parts = np.stack([normal_rows(numbers, 64, width) for _ in range(2)])
+    weight = numbers.standard_normal(width).astype(np.float32)
+    whole = portable.norm(NormCase(hidden, parts, weight))
+    for row in (0, 21, 42, 63):
+        one = slice(row, row + 1)
+        alone = portable.norm(NormCase(hidden[one], np.ascontiguousarray(parts[:, one]), weight))
+        for name in ("hidden", "normed", "codes", "scales"):
+            assert same_bits(getattr(alone, name), getattr(whole, name)[one]), name
+
+
+@pytest.mark.parametrize("count", [32, 700])
+def test_routed_rows_that_are_not_finite(count: int) -> None:
+    """Their experts are there and ascend; the rows between them keep theirs."""
+    num_experts, width, rule = RULES["glm47"]
+    numbers = source(count, width)
+    weight = bf16_bits(numbers.standard_normal((num_experts, width)) * width**-0.5)
+    bias = (numbers.standard_normal(num_experts) / 10).astype(np.float32)
+    rows = numbers.standard_normal((count, width)).astype(np.float32)
+    spoiled = rows.copy()
+    for row in range(0, count, 2):
+        spoiled[row] = BAD_NUMBERS[(row // 2 + row // 8 * np.arange(width)) % 4]
+    with CudaOperations("portable", FEW_REPEATS) as cuda:
+        experts, weights = cuda.route(RouteCase(rows, weight, bias, rule))
+        seen, seen_weights = cuda.route(RouteCase(spoiled, weight, bias, rule))
+    assert (seen >= 0).all() and (seen < num_experts).all()
+    assert (np.diff(seen, axis=1) > 0).all()
+    assert (seen[1::2] == experts[1::2]).all()
+    assert same_bits(seen_weights[1::2], weights[1::2])
+
+
+def edge_rows(vocab_size: int) -> list[Row]:
+    """Rows whose logits are equal, tied, NaN or all forbidden, and settings that leave one token."""
+    plain = random_row(2, vocab_size)
+    tied = (np.round(plain.logits * 2) / 2).astype(np.float32)
+    nan = plain.logits.copy()
+    nan[vocab_size // 2] = np.nan
+    nothing = np.zeros(vocab_size, np.bool_)
+    settings = [
+        {"temperature": 0.0},
+        {"top_k": 1},
+        {"min_p": 1.0},
+        {"top_p": 0.9, "top_k": 20},
+        {"temperature": 1.3, "top_p": 0.5, "min_p": 0.05},
+    ]
+    rows = []
+    for index, setting in enumerate(settings):
+        asked = {"seed": 77 + index, "has_logprobs": 1, "num_logprobs": 4 * index} | setting
+        for logits in (np.zeros(vocab_size, np.float32), tied, nan):
+            rows.append(replace(plain, logits=logits, settings=asked, bias={}, history=(), prompt_count=0))
+        rows.append(replace(plain, settings=asked, allowed=nothing))
+        penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.7}
+        rows.append(replace(plain, logits=tied, settings=asked | penalties))
+    return rows
+
+
+@pytest.mark.parametrize("vocab_size", [49152, 1003])
+def test_sampler_of_ties_and_failures(portable: CudaOperations, vocab_size: int) -> None:
+    rows = edge_rows(vocab_size)
+    results = portable.sample(rows)
+    assert {result.failure for result in results} == {0, 1, 2}
+    for row, seen in zip(rows, results, strict=True):
+        expected = row.sample()
+        assert seen.failure == expected.failure
+        if expected.failure:
+            continue
+        assert (seen.token, seen.tops()[0]) == (expected.token, expected.tops()[0])
+        values = [np.array([result.logprob, *result.tops()[1]]) for result in (seen, expected)]
+        assert np.max(np.abs(values[0] - values[1]) / (1 + np.abs(values[1]))) <= LOGPROB_ERROR
+
+
+@pytest.mark.parametrize("rows", ODD_ROWS)
+@pytest.mark.parametrize("kind", ["channel", "tensor", "tile", None], ids=str)
+def test_portable_products_of_odd_sizes(cpu: Operations, kind: ScaleKind | None, rows: int) -> None:
+    """Near the CPU at most rows of the input; with fewer rows each keeps its bits, and nothing beside it is written."""
+    for cols in ODD_COLS:
+        whole = ProductShape("odd", rows, cols, kind, has_bias=rows % 2 == 1).case(max(ODD_COUNTS))
+        expected = cpu.product(whole)
+        with CudaOperations("portable", FEW_REPEATS) as cuda:
+            most = cuda.product(whole, 3)
+            for count in ODD_COUNTS:
+                case = ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+                assert same_bits(cuda.product(case, 3), most[:count]), f"{cols} columns, {count} rows"
+        gap, size = (float(np.linalg.norm(part.astype(np.float64))) for part in (most - expected, expected))
+        assert gap <= FP32_ERROR * size, f"{cols} columns"
+
+
+def padded(case: ExpertCase, count: int, num_real: int, is_counted: bool) -> ExpertCase:
+    """The first tokens of a case; no expert of those behind the real ones is usable, counted as padding or not."""
+    numbers = source(count, abs(num_real))
+    real = min(max(num_real, 0), count)
+    experts, weights = case.choices.experts[:count].copy(), case.choices.weights[:count].copy()
+    unusable = np.array([*UNUSABLE_EXPERTS, case.layout.num_experts], np.int32)
+    experts[real:] = numbers.choice(unusable, experts[real:].shape)
+    weights[real:] = np.nan
+    choices = Choices(experts, weights, num_real if is_counted else count)
+    return replace(case, rows=case.rows[:count].copy(), shared=case.shared[:count].copy(), choices=choices)
+
+
+@pytest.mark.parametrize("name", ["tp8", "ep8"])
+def test_padded_steps_of_the_experts(name: str) -> None:
+    """Real rows have the bits that they have among others, the rest is finite, and only experts of real rows count."""
+    layout = LAYOUTS[name]
+    case = make_case(layout, make_weights(layout), MOST_TOKENS, MOST_TOKENS)
+    with CudaOperations("hopper", FEW_REPEATS) as cuda:
+        whole = run_experts(cuda, case).out
+        for count, num_real in PADDED_STEPS:
+            real = min(max(num_real, 0), count)
+            used = case.choices.experts[:real]
+            num_touched = len(np.unique(used[(used >= layout.first) & (used < layout.last)]))
+            for is_counted in (True, False):
+                seen = run_experts(cuda, padded(case, count, num_real, is_counted))
+                assert same_bits(seen.out[:real], whole[:real]), (count, num_real, is_counted)
+                assert np.isfinite(seen.out).all(), (count, num_real, is_counted)
+                assert seen.touched == num_touched, (count, num_real, is_counted)
+
+
+@pytest.mark.parametrize("name", ["tp8", "ep8"])
+@pytest.mark.parametrize("count", [1, 17, 64, 65, 200, 300, 700])
+def test_codes_of_the_experts(cpu: Operations, name: str, count: int) -> None:
+    """Down takes exactly the codes and scales of what gate and up gave."""
+    layout = LAYOUTS[name]
+    with CudaOperations("hopper", FEW_REPEATS) as cuda:
+        seen = run_experts(cuda, make_case(layout, make_weights(layout), count, count))
+    num_rows = len(make_choices(layout, count, count).grouped(layout).tokens)
+    codes, scales = cpu.prepare(seen.inputs[:num_rows], 1, True)
+    assert same_bits(seen.code_scales[:num_rows], scales[:, 0])
+    assert same_bits(seen.codes[:num_rows], codes[:, 0, : layout.width])
