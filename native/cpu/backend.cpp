@@ -5,7 +5,7 @@
 #include "base/contract.h"
 #include "base/rounded_pages.h"
 #include "cpu/machine.h"
-#include "cpu/projections.h"
+#include "cpu/layers.h"
 
 namespace glint {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/memory.h"
-#include "cpu/activations.h"
+#include "cpu/workspace.h"
 #include "cpu/collectives.h"
 #include "cpu/operations.h"
 #include "cpu/workers.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cpu/projections.h"
+#include "cpu/layers.h"
 
 namespace glint {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "base/contract.h"
-#include "cpu/exchange.h"
-#include "cpu/projections.h"
+#include "cpu/all_reduce.h"
+#include "cpu/layers.h"
 
 namespace glint {
 

@@ -1,4 +1,4 @@
-#include "cpu/projections.h"
+#include "cpu/layers.h"
 
 #include <algorithm>
 

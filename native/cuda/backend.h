@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/memory/activations.h"
+#include "cuda/memory/workspace.h"
 #include "cuda/memory/device_memory.h"
-#include "cuda/comm/exchange.h"
+#include "cuda/all_reduce.h"
 #include "cuda/graphs.h"
 #include "cuda/weights/placement.h"
 #include "cuda/memory/staging.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cuda/comm/exchange.h"
+#include "cuda/all_reduce.h"
 #include "cuda/kernels/ptx/dependent.cuh"
 #include "cuda/launch.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/memory/activations.h"
+#include "cuda/memory/workspace.h"
 
 namespace glint::cuda {
 

@@ -1,4 +1,4 @@
-#include "cuda/comm/exchange.h"
+#include "cuda/all_reduce.h"
 
 #include <algorithm>
 #include <chrono>

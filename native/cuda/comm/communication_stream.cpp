@@ -1,4 +1,4 @@
-#include "cuda/comm/side_stream.h"
+#include "cuda/comm/communication_stream.h"
 
 #include "cuda/check.h"
 

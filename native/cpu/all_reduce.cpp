@@ -1,8 +1,8 @@
-#include "cpu/exchange.h"
+#include "cpu/all_reduce.h"
 
 #include <algorithm>
 
-#include "cpu/projections.h"
+#include "cpu/layers.h"
 
 namespace glint {
 

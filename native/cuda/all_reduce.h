@@ -7,7 +7,7 @@
 #include "cuda/comm/collectives.h"
 #include "cuda/comm/peer_sum.h"
 #include "cuda/kernels/norm/rows.h"
-#include "cuda/comm/side_stream.h"
+#include "cuda/comm/communication_stream.h"
 #include "model/backend.h"
 
 namespace glint {

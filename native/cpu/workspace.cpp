@@ -1,4 +1,4 @@
-#include "cpu/activations.h"
+#include "cpu/workspace.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "cuda/memory/activations.h"
+#include "cuda/memory/workspace.h"
 
 #include <algorithm>
 
