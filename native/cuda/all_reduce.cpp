@@ -37,10 +37,10 @@ void stop_world(World& world, const std::string& why) noexcept { world.group.abo
 void join_world(Backend& backend) {
   if (!backend.has_peers()) return;
   constexpr double kSeconds = 60.0;
-  backend.collectives->open({.scratch = reinterpret_cast<std::byte*>(backend.places.update),
-                             .scratch_bytes = backend.update_bytes(),
+  backend.collectives->open({.scratch = reinterpret_cast<std::byte*>(backend.workspace.branch_output),
+                             .scratch_bytes = backend.branch_output_bytes(),
                              .stream = backend.stream,
-                             .side_stream = backend.side->stream(),
+                             .communication_stream = backend.communication->stream(),
                              .deadline = cuda::deadline_after(kSeconds)});
   if (!backend.peers.has_value()) return;
   backend.peers->open(backend.stream, cuda::deadline_after(kSeconds));
@@ -61,11 +61,11 @@ uint64_t row_floats_bytes(const Backend& backend, int64_t rows) {
   return static_cast<uint64_t>(rows * backend.model.hidden_size) * sizeof(float);
 }
 
-bool sends_aside(const Backend& backend) {
+bool gathers_async(const Backend& backend) {
   return backend.exchange == Exchange::kSharded && !backend.is_capturing;
 }
 
-void send_rows(Backend& backend, const SharedRows& shared, cudaStream_t stream) {
+void run_all_gather(Backend& backend, const GatheredRows& shared, cudaStream_t stream) {
   const int64_t per_rank = rows_per_rank(backend);
   const auto bytes_of = [per_rank](int64_t row_bytes) { return static_cast<uint64_t>(per_rank * row_bytes); };
   if (backend.emulates_ranks()) {
@@ -80,7 +80,7 @@ void send_rows(Backend& backend, const SharedRows& shared, cudaStream_t stream) 
 
 }
 
-Exchange choose_exchange(const Backend& backend, int64_t num_rows) {
+Exchange choose_all_reduce(const Backend& backend, int64_t num_rows) {
   if (backend.limits.num_ranks == 1) return Exchange::kAlone;
   const bool fits_peers = num_rows <= backend.limits.peer_rows;
   if (fits_peers && backend.emulates_ranks()) return Exchange::kAlone;
@@ -95,26 +95,26 @@ RowRange own_rows(const Backend& backend) {
   return {.first = first, .count = std::min(per_rank, backend.num_rows - first)};
 }
 
-float* update_target(Backend& backend, UpdateSource source) {
-  backend.update_source = source;
+float* branch_output(Backend& backend, Branch source) {
+  backend.branch = source;
   switch (backend.exchange) {
     case Exchange::kPeers:
       return backend.peers->part(static_cast<int32_t>(source));
     case Exchange::kGathered:
-      return backend.places.update + backend.slice.rank * backend.num_rows * backend.model.hidden_size;
+      return backend.workspace.branch_output + backend.slice.rank * backend.num_rows * backend.model.hidden_size;
     case Exchange::kAlone:
     case Exchange::kSharded:
       break;
   }
-  return backend.places.update;
+  return backend.workspace.branch_output;
 }
 
-void norm_update(Backend& backend, NormCall norm) {
-  const PendingUpdate pending = backend.pending;
+void norm_residual(Backend& backend, NormCall norm) {
+  const DeferredResidual pending = backend.pending;
   backend.pending = {};
   norm.hidden_is_settled = std::exchange(backend.hidden_is_settled, false);
   if (pending.is_with_peers) {
-    backend.peers->launch(norm, static_cast<int32_t>(backend.update_source), backend.stream);
+    backend.peers->launch(norm, static_cast<int32_t>(backend.branch), backend.stream);
     backend.collectives->add_counts({.collectives = 1, .bytes_sent = backend.peers->bytes_read(norm.count)});
     return;
   }
@@ -124,9 +124,9 @@ void norm_update(Backend& backend, NormCall norm) {
   launch_norm(norm, backend.stream);
 }
 
-void finish_with_peers(Backend& backend) {
+void finish_peer_sum(Backend& backend) {
   if (!backend.pending.is_with_peers) return;
-  norm_update(backend, {.hidden = backend.places.hidden,
+  norm_residual(backend, {.hidden = backend.workspace.hidden,
                         .normed = nullptr,
                         .codes = nullptr,
                         .scales = nullptr,
@@ -140,35 +140,35 @@ void finish_with_peers(Backend& backend) {
                         .epsilon = 0.0F});
 }
 
-void share_rows(Backend& backend, const SharedRows& shared) {
-  if (backend.exchange == Exchange::kSharded) send_rows(backend, shared, backend.stream);
+void all_gather_rows(Backend& backend, const GatheredRows& shared) {
+  if (backend.exchange == Exchange::kSharded) run_all_gather(backend, shared, backend.stream);
 }
 
-void share_rows_aside(Backend& backend, const SharedRows& shared, Arrival arrival) {
-  if (!sends_aside(backend)) return share_rows(backend, shared);
-  send_rows(backend, shared, backend.side->begin_after(backend.stream));
-  backend.side->end_with(arrival);
+void async_all_gather_rows(Backend& backend, const GatheredRows& shared, Arrival arrival) {
+  if (!gathers_async(backend)) return all_gather_rows(backend, shared);
+  run_all_gather(backend, shared, backend.communication->begin_after(backend.stream));
+  backend.communication->end_with(arrival);
 }
 
 void await_rows(Backend& backend, Arrival arrival) {
-  if (sends_aside(backend)) backend.side->await(arrival, backend.stream);
+  if (gathers_async(backend)) backend.communication->await(arrival, backend.stream);
 }
 
 void gather_logits(Backend& backend, int64_t count) {
   if (!backend.has_peers()) return;
   const int64_t cols = backend.slice.vocab_size();
-  backend.collectives->gather(backend.places.gathered_logits, backend.places.rank_logits,
+  backend.collectives->gather(backend.workspace.gathered_logits, backend.workspace.rank_logits,
                               static_cast<uint64_t>(count * cols) * sizeof(float), 0, backend.stream);
   if (!backend.slice.is_first()) return;
-  launch_join_columns({.out = backend.places.logits,
-                       .in = backend.places.gathered_logits,
+  launch_join_columns({.out = backend.workspace.logits,
+                       .in = backend.workspace.gathered_logits,
                        .num_parts = backend.slice.num_ranks,
                        .rows = count,
                        .cols = cols},
                       backend.stream);
 }
 
-void share_results(Backend& backend, void* results, int64_t byte_count) {
+void broadcast_results(Backend& backend, void* results, int64_t byte_count) {
   if (!backend.has_peers() || byte_count == 0) return;
   backend.collectives->broadcast(results, static_cast<uint64_t>(byte_count), 0, backend.stream);
 }
@@ -199,24 +199,24 @@ void exchange_update(Backend& backend) {
   if (backend.has_peers()) pass_fault_place(FaultPlace::kCollective, backend.slice.rank);
   switch (backend.exchange) {
     case cuda::Exchange::kAlone:
-      backend.pending = {.parts = backend.places.update, .part_stride = 0, .num_parts = 1};
+      backend.pending = {.parts = backend.workspace.branch_output, .part_stride = 0, .num_parts = 1};
       return;
     case cuda::Exchange::kPeers:
       backend.pending = {.is_with_peers = true};
       return;
     case cuda::Exchange::kGathered:
-      backend.collectives->all_gather(backend.places.update, cuda::row_floats_bytes(backend, backend.num_rows),
+      backend.collectives->all_gather(backend.workspace.branch_output, cuda::row_floats_bytes(backend, backend.num_rows),
                                       backend.stream);
-      backend.pending = {.parts = backend.places.update, .part_stride = floats, .num_parts = num_ranks};
+      backend.pending = {.parts = backend.workspace.branch_output, .part_stride = floats, .num_parts = num_ranks};
       return;
     case cuda::Exchange::kSharded: {
       const int64_t per_rank = cuda::rows_per_rank(backend);
       if (!backend.emulates_ranks()) {
-        backend.collectives->all_to_all(backend.places.received, backend.places.update,
+        backend.collectives->all_to_all(backend.workspace.received_parts, backend.workspace.branch_output,
                                         cuda::row_floats_bytes(backend, per_rank),
                                         cuda::row_floats_bytes(backend, backend.num_rows), backend.stream);
       }
-      backend.pending = {.parts = backend.emulates_ranks() ? backend.places.update : backend.places.received,
+      backend.pending = {.parts = backend.emulates_ranks() ? backend.workspace.branch_output : backend.workspace.received_parts,
                          .part_stride = per_rank * backend.model.hidden_size,
                          .num_parts = num_ranks};
       return;

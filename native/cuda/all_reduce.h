@@ -23,9 +23,9 @@ namespace cuda {
 
 enum class Exchange { kAlone, kPeers, kGathered, kSharded };
 
-enum class UpdateSource : int32_t { kAttention = 0, kFeedForward = 1 };
+enum class Branch : int32_t { kAttention = 0, kFeedForward = 1 };
 
-struct PendingUpdate {
+struct DeferredResidual {
   const float* parts = nullptr;
   int64_t part_stride = 0;
   int32_t num_parts = 0;
@@ -37,7 +37,7 @@ struct RowRange {
   int64_t count = 0;
 };
 
-struct SharedRows {
+struct GatheredRows {
   void* first = nullptr;
   int64_t row_bytes = 0;
   void* second = nullptr;
@@ -52,19 +52,19 @@ struct JoinColumnsCall {
   int64_t cols;
 };
 
-Exchange choose_exchange(const Backend& backend, int64_t num_rows);
+Exchange choose_all_reduce(const Backend& backend, int64_t num_rows);
 RowRange own_rows(const Backend& backend);
-float* update_target(Backend& backend, UpdateSource source);
-void norm_update(Backend& backend, NormCall norm);
-void finish_with_peers(Backend& backend);
-void share_rows(Backend& backend, const SharedRows& shared);
-void share_rows_aside(Backend& backend, const SharedRows& shared, Arrival arrival);
+float* branch_output(Backend& backend, Branch source);
+void norm_residual(Backend& backend, NormCall norm);
+void finish_peer_sum(Backend& backend);
+void all_gather_rows(Backend& backend, const GatheredRows& shared);
+void async_all_gather_rows(Backend& backend, const GatheredRows& shared, Arrival arrival);
 void await_rows(Backend& backend, Arrival arrival);
 void gather_logits(Backend& backend, int64_t count);
-void share_results(Backend& backend, void* results, int64_t byte_count);
+void broadcast_results(Backend& backend, void* results, int64_t byte_count);
 void wait_for_event(Backend& backend, cudaEvent_t event);
 void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream);
-void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream);
+void launch_repeat_rows(const GatheredRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream);
 
 }
 

@@ -48,7 +48,7 @@ RankSlice device_slice(const glint_model& model, const glint_engine_options& opt
   return slice;
 }
 
-PlacementOptions placement_options(const RankSlice& slice, const DeviceFacts& device) {
+PlacementOptions placement_options(const RankSlice& slice, const DeviceProperties& device) {
   return {.kernels = device.kernels,
           .num_local_experts = slice.num_experts(),
           .vocab_rows = slice.vocab_size(),
@@ -75,7 +75,7 @@ void check_experts(const RankSlice& slice, const glint_engine_options& options) 
                    " tokens: lower --max-num-batched-tokens");
 }
 
-bool has_shared_apart(const PlacedWeights& weights) {
+bool has_separate_shared(const PlacedWeights& weights) {
   return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.shared.width > 0; });
 }
 
@@ -162,11 +162,11 @@ uint64_t weight_bytes(const glint_model& model, const PlacementOptions& options)
 
 uint64_t workspace_bytes(const glint_model& model, const StepLimits& limits) {
   Arena arena;
-  lay_out_activations(model, limits, arena);
+  lay_out_workspace(model, limits, arena);
   return arena.used();
 }
 
-PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device,
+PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device,
                    const ModelWeights& source, std::byte* memory) {
   Arena arena(memory);
   PlacedWeights placed = place_weights(slice.model, placement_options(slice, device), arena);
@@ -180,7 +180,7 @@ PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, 
 
 }
 
-DeviceFacts find_device(const glint_engine_options& options, int32_t rank) {
+DeviceProperties find_device(const glint_engine_options& options, int32_t rank) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -210,17 +210,17 @@ DeviceFacts find_device(const glint_engine_options& options, int32_t rank) {
           .memory_free = free_bytes};
 }
 
-DeviceFacts fullest_device(const glint_engine_options& options) {
-  DeviceFacts fullest = find_device(options, 0);
+DeviceProperties fullest_device(const glint_engine_options& options) {
+  DeviceProperties fullest = find_device(options, 0);
   for (int32_t rank = 1; rank < options.num_ranks; ++rank) {
-    const DeviceFacts facts = find_device(options, rank);
-    if (facts.memory_free < fullest.memory_free) fullest = facts;
+    const DeviceProperties properties = find_device(options, rank);
+    if (properties.memory_free < fullest.memory_free) fullest = properties;
   }
   GLINT_CHECK_CUDA(cudaSetDevice(0));
   return fullest;
 }
 
-StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device) {
+StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device) {
   Arena counter;
   const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device), counter);
   const int64_t max_tokens = std::max(options.max_step_tokens, options.max_step_items);
@@ -229,12 +229,12 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
           .max_context_tokens = options.max_context_tokens,
           .num_local_experts = slice.num_experts(),
           .has_hopper_experts = has_hopper_experts(weights),
-          .has_shared_apart = has_shared_apart(weights),
+          .has_separate_shared = has_separate_shared(weights),
           .num_ranks = std::max(slice.num_ranks, options.emulated_ranks),
           .vocab_rows = slice.vocab_size(),
           .gathered_rows = most_gathered_rows(options, max_tokens),
           .peer_rows = most_peer_rows(options, max_tokens),
-          .decides = slice.is_first()};
+          .samples = slice.is_first()};
 }
 
 int64_t bytes_per_page(const glint_model& model, PageElement element) {
@@ -260,18 +260,18 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       staging(model, limits),
       graphs(limits.max_items) {
   cuda::Arena arena(workspace_memory.data());
-  places = cuda::lay_out_activations(model, limits, arena);
+  workspace = cuda::lay_out_workspace(model, limits, arena);
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
-  if (limits.num_ranks > 1) side.emplace();
+  if (limits.num_ranks > 1) communication.emplace();
   if (has_peers()) collectives.emplace(world.group, slice.rank);
   if (has_peers() && limits.peer_rows > 0) {
-    peers.emplace(world.group, slice.rank, places.peers, limits.peer_rows, model.hidden_size);
+    peers.emplace(world.group, slice.rank, workspace.peers, limits.peer_rows, model.hidden_size);
   }
 }
 
-uint64_t Backend::update_bytes() const {
-  return static_cast<uint64_t>(cuda::update_floats(model, limits)) * sizeof(float);
+uint64_t Backend::branch_output_bytes() const {
+  return static_cast<uint64_t>(cuda::branch_output_floats(model, limits)) * sizeof(float);
 }
 
 Backend::~Backend() {
@@ -293,15 +293,15 @@ cuda::PagePool Backend::widened_pages() const {
 
 cuda::Operand Backend::operand(int64_t width) const {
   const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
-  return {.rows = places.operand_rows,
-          .scales = has_codes ? places.operand_scales : nullptr,
+  return {.rows = workspace.operand_rows,
+          .scales = has_codes ? workspace.operand_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
 cuda::Operand Backend::gated_operand(int64_t width) const {
   const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
-  return {.rows = places.gated_rows,
-          .scales = has_codes ? places.gated_scales : nullptr,
+  return {.rows = workspace.gated_rows,
+          .scales = has_codes ? workspace.gated_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
@@ -318,7 +318,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   const RankSlice slice = cuda::device_slice(model, options, 0);
   cuda::check_options(slice, options);
   if (options.num_ranks > 1) cuda::prepare_nccl_environment(options.shares_devices != 0);
-  const DeviceFacts device = cuda::fullest_device(options);
+  const DeviceProperties device = cuda::fullest_device(options);
   const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
   const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model, cuda::page_element(options)));
   glint_engine_plan plan{};
@@ -358,16 +358,16 @@ double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
 }
 
 void read_hidden(Backend& backend, float* out) {
-  cuda::add_update(backend);
+  cuda::add_deferred_residual(backend);
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.places.hidden,
+  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.workspace.hidden,
                               static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
                               cudaMemcpyDeviceToHost));
 }
 
 void write_hidden(Backend& backend, const float* in) {
-  cuda::add_update(backend);
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.places.hidden, in,
+  cuda::add_deferred_residual(backend);
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.workspace.hidden, in,
                                    static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
                                    cudaMemcpyHostToDevice, backend.stream));
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
@@ -375,7 +375,7 @@ void write_hidden(Backend& backend, const float* in) {
 
 void read_logits(Backend& backend, float* out, int64_t count) {
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.places.logits,
+  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.workspace.logits,
                               static_cast<size_t>(count * backend.model.vocab_size) * sizeof(float),
                               cudaMemcpyDeviceToHost));
 }

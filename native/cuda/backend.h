@@ -20,7 +20,7 @@
 
 namespace glint {
 
-struct DeviceFacts {
+struct DeviceProperties {
   std::string name;
   int32_t index;
   int32_t kernels;
@@ -43,12 +43,12 @@ class Backend {
   cuda::Operand gated_operand(int64_t width) const;
   bool has_peers() const { return slice.num_ranks > 1; }
   bool emulates_ranks() const { return limits.num_ranks > slice.num_ranks; }
-  uint64_t update_bytes() const;
+  uint64_t branch_output_bytes() const;
 
   const RankSlice slice;
   const glint_model& model;
   const int32_t all_reduce;
-  const DeviceFacts device;
+  const DeviceProperties device;
   const cuda::StepLimits limits;
   const int64_t num_pages;
   const cuda::PageElement page_element;
@@ -56,11 +56,11 @@ class Backend {
   const cuda::PlacedWeights weights;
   const cuda::DeviceMemory page_memory;
   const cuda::DeviceMemory workspace_memory;
-  cuda::Activations places;
+  cuda::Workspace workspace;
   cuda::Staging staging;
   std::optional<cuda::Collectives> collectives;
   std::optional<cuda::PeerSum> peers;
-  std::optional<cuda::SideStream> side;
+  std::optional<cuda::CommunicationStream> communication;
   cuda::Graphs graphs;
   cudaStream_t stream = nullptr;
 
@@ -71,8 +71,8 @@ class Backend {
   int32_t slot = 0;
   bool is_capturing = false;
   cuda::Exchange exchange = cuda::Exchange::kAlone;
-  cuda::UpdateSource update_source = cuda::UpdateSource::kAttention;
-  cuda::PendingUpdate pending;
+  cuda::Branch branch = cuda::Branch::kAttention;
+  cuda::DeferredResidual pending;
   bool hidden_is_settled = false;
   bool has_logits = false;
   bool samples_all_rows = false;
@@ -83,8 +83,8 @@ class Backend {
 
 namespace cuda {
 
-DeviceFacts find_device(const glint_engine_options& options, int32_t rank);
-StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device);
+DeviceProperties find_device(const glint_engine_options& options, int32_t rank);
+StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device);
 int64_t bytes_per_page(const glint_model& model, PageElement element);
 
 }

@@ -19,28 +19,28 @@ int64_t max_tiles(const Backend& backend) {
 }
 
 void run_feed_forward(Backend& backend, const PlacedFeedForward& weights, float* out) {
-  run_sections(backend, weights.gate_up, backend.operand(backend.model.hidden_size), backend.places.gate_up,
+  run_sections(backend, weights.gate_up, backend.operand(backend.model.hidden_size), backend.workspace.gate_up,
                2 * weights.width);
   const Operand gated = prepare_gated(backend, weights.width);
   run_product(backend, weights.down, nullptr, gated, out, backend.model.hidden_size, backend.num_rows);
 }
 
 GroupCall group_call(const Backend& backend, bool has_shared) {
-  return {.grouped = backend.places.moe.grouped,
-          .experts = backend.places.moe.experts,
-          .weights = backend.places.moe.weights,
+  return {.grouped = backend.workspace.moe.grouped,
+          .experts = backend.workspace.moe.experts,
+          .weights = backend.workspace.moe.weights,
           .num_tokens = static_cast<int32_t>(backend.num_rows),
           .experts_per_token = backend.model.experts_per_token,
           .expert_first = backend.slice.expert_first,
           .expert_last = backend.slice.expert_last,
           .has_shared = has_shared ? 1 : 0,
-          .num_real_tokens = backend.places.step.counts + kRowCount,
-          .experts_touched = backend.places.moe.experts_touched};
+          .num_real_tokens = backend.workspace.step.counts + kRowCount,
+          .experts_touched = backend.workspace.moe.experts_touched};
 }
 
 void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) {
   const PlacedExperts& experts = layer.experts;
-  const ExpertActivations& moe = backend.places.moe;
+  const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
   float* hidden = hands_rows_over(backend.num_rows) ? moe.handed : moe.hidden;
   launch_group_tokens(group_call(backend, experts.holds_shared), backend.stream);
@@ -76,7 +76,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
 
 void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& operand, const int32_t* row_tokens,
                  float* out) {
-  const ExpertActivations& moe = backend.places.moe;
+  const ExpertBuffers& moe = backend.workspace.moe;
   launch_portable_product({.out = out,
                            .out_stride = weight.rows,
                            .weight = portable_weight(weight),
@@ -94,7 +94,7 @@ void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& op
 }
 
 Operand gate_expert_rows(Backend& backend) {
-  const ExpertActivations& moe = backend.places.moe;
+  const ExpertBuffers& moe = backend.workspace.moe;
   const int64_t width = backend.model.expert_width;
   const int64_t rows = backend.num_rows * backend.model.experts_per_token;
   const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
@@ -121,7 +121,7 @@ Operand gate_expert_rows(Backend& backend) {
 }
 
 void combine_rows(Backend& backend, float* out) {
-  const ExpertActivations& moe = backend.places.moe;
+  const ExpertBuffers& moe = backend.workspace.moe;
   launch_place_rows({.token_rows = moe.token_rows,
                      .row_tokens = moe.grouped.row_tokens,
                      .tiles = moe.grouped.gate_up_tiles,
@@ -144,12 +144,12 @@ void combine_rows(Backend& backend, float* out) {
                        .expert_first = backend.slice.expert_first,
                        .expert_last = backend.slice.expert_last,
                        .has_shared = 0,
-                       .num_real_tokens = backend.places.step.counts + kRowCount},
+                       .num_real_tokens = backend.workspace.step.counts + kRowCount},
                       backend.stream);
 }
 
 void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out) {
-  const ExpertActivations& moe = backend.places.moe;
+  const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
   launch_group_tokens(group_call(backend, layer.experts.holds_shared), backend.stream);
   run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
@@ -166,18 +166,18 @@ namespace ops {
 
 void dense_feed_forward(Backend& backend, int64_t layer) {
   cuda::run_feed_forward(backend, backend.layer(layer).dense,
-                         cuda::update_target(backend, cuda::UpdateSource::kFeedForward));
+                         cuda::branch_output(backend, cuda::Branch::kFeedForward));
 }
 
 void route(Backend& backend, int64_t layer) {
   const glint_model& model = backend.model;
-  const cuda::ExpertActivations& moe = backend.places.moe;
+  const cuda::ExpertBuffers& moe = backend.workspace.moe;
   const cuda::RowRange rows = cuda::own_rows(backend);
   const int64_t first_choice = rows.first * model.experts_per_token;
   cuda::launch_router({.experts = moe.experts + first_choice,
                        .weights = moe.weights + first_choice,
                        .pieces = moe.router_pieces,
-                       .in = backend.places.normed + rows.first * model.hidden_size,
+                       .in = backend.workspace.normed + rows.first * model.hidden_size,
                        .weight = backend.layer(layer).router,
                        .bias = backend.layer(layer).router_bias,
                        .count = rows.count,
@@ -190,14 +190,14 @@ void route(Backend& backend, int64_t layer) {
                        .normalises = model.normalise_weights != 0},
                       backend.stream);
   const auto choice_bytes = model.experts_per_token * static_cast<int64_t>(sizeof(float));
-  cuda::share_rows_aside(backend, {moe.experts, choice_bytes, moe.weights, choice_bytes}, cuda::Arrival::kChoices);
+  cuda::async_all_gather_rows(backend, {moe.experts, choice_bytes, moe.weights, choice_bytes}, cuda::Arrival::kChoices);
 }
 
 void expert_feed_forward(Backend& backend, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
-  float* out = cuda::update_target(backend, cuda::UpdateSource::kFeedForward);
+  float* out = cuda::branch_output(backend, cuda::Branch::kFeedForward);
   cuda::await_rows(backend, cuda::Arrival::kRows);
-  if (!weights.experts.holds_shared) cuda::run_feed_forward(backend, weights.shared, backend.places.moe.shared);
+  if (!weights.experts.holds_shared) cuda::run_feed_forward(backend, weights.shared, backend.workspace.moe.shared);
   cuda::await_rows(backend, cuda::Arrival::kChoices);
   if (weights.experts.is_hopper) {
     cuda::run_hopper_experts(backend, weights, out);

@@ -25,13 +25,13 @@ void round_rows(Backend& backend, const float* in, const Operand& operand, const
 
 void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
   const glint_model& model = backend.model;
-  const Activations& places = backend.places;
+  const Workspace& workspace = backend.workspace;
   const Operand operand = backend.operand(model.hidden_size);
   const RowRange rows = own_rows(backend);
   const int64_t offset = rows.first * model.hidden_size;
   const bool has_codes = weight_element(model) == ProductElement::kE4m3;
-  norm_update(backend, {.hidden = places.hidden + offset,
-                        .normed = keeps_normed || !has_codes ? places.normed + offset : nullptr,
+  norm_residual(backend, {.hidden = workspace.hidden + offset,
+                        .normed = keeps_normed || !has_codes ? workspace.normed + offset : nullptr,
                         .codes = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
                         .scales = has_codes ? operand.scales + rows.first : nullptr,
                         .code_stride = operand.stride_bytes,
@@ -42,10 +42,10 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
                         .count = rows.count,
                         .width = model.hidden_size,
                         .epsilon = static_cast<float>(model.norm_epsilon)});
-  if (!has_codes) round_rows(backend, places.normed + offset, operand, rows);
-  const SharedRows shared = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
-  if (!keeps_normed) return share_rows(backend, shared);
-  share_rows_aside(backend, shared, Arrival::kRows);
+  if (!has_codes) round_rows(backend, workspace.normed + offset, operand, rows);
+  const GatheredRows shared = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
+  if (!keeps_normed) return all_gather_rows(backend, shared);
+  async_all_gather_rows(backend, shared, Arrival::kRows);
 }
 
 bool attends_in_one_kernel(const Backend& backend) {
@@ -60,8 +60,8 @@ RotateCall rotate_call(const Backend& backend, int64_t layer) {
   const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
   const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
   const int64_t stride = query_width + 2 * kv_width;
-  const float* query = backend.places.query_key_value;
-  return {.query_out = backend.places.query,
+  const float* query = backend.workspace.qkv;
+  return {.query_out = backend.workspace.query,
           .pages = backend.pages(layer),
           .query = query,
           .key = query + query_width,
@@ -70,9 +70,9 @@ RotateCall rotate_call(const Backend& backend, int64_t layer) {
           .key_stride = stride,
           .query_norm = backend.layer(layer).query_norm,
           .key_norm = backend.layer(layer).key_norm,
-          .cosines = backend.places.cosines,
-          .sines = backend.places.sines,
-          .slots = backend.places.step.slots,
+          .cosines = backend.workspace.cosines,
+          .sines = backend.workspace.sines,
+          .slots = backend.workspace.step.slots,
           .count = backend.num_rows,
           .num_heads = model.num_heads,
           .num_kv_heads = model.num_kv_heads,
@@ -82,9 +82,9 @@ RotateCall rotate_call(const Backend& backend, int64_t layer) {
 }
 
 DecodeCall decode_call(const Backend& backend, int64_t layer) {
-  const StepPlaces& step = backend.places.step;
-  return {.attend = {.out = backend.places.attended,
-                     .query = backend.places.query,
+  const StepBuffers& step = backend.workspace.step;
+  return {.attend = {.out = backend.workspace.attention_output,
+                     .query = backend.workspace.query,
                      .pages = backend.pages(layer),
                      .page_table = step.page_table,
                      .num_heads = backend.model.num_heads,
@@ -93,30 +93,30 @@ DecodeCall decode_call(const Backend& backend, int64_t layer) {
           .tasks = step.decode_tasks,
           .num_tasks = step.counts + kDecodeCount,
           .max_tasks = static_cast<int32_t>(backend.limits.max_decode_tasks()),
-          .partials = backend.places.partials,
-          .arrivals = backend.places.arrivals};
+          .partials = backend.workspace.partials,
+          .arrivals = backend.workspace.arrivals};
 }
 
 void finish_logits(Backend& backend, int64_t count) {
   const int64_t hidden = backend.model.hidden_size;
-  const Operand operand = {.rows = backend.places.logit_operand,
+  const Operand operand = {.rows = backend.workspace.logit_operand,
                            .scales = nullptr,
                            .stride_bytes = portable_row_bytes(hidden, ProductElement::kBf16)};
   launch_to_bf16({.out = operand.rows,
-                  .in = backend.places.logit_normed,
+                  .in = backend.workspace.logit_normed,
                   .in_stride = hidden,
                   .count = count,
                   .width = hidden,
                   .out_stride_bytes = operand.stride_bytes},
                  backend.stream);
   run_product(backend, backend.weights.lm_head, nullptr, operand,
-              backend.has_peers() ? backend.places.rank_logits : backend.places.logits, backend.slice.vocab_size(),
+              backend.has_peers() ? backend.workspace.rank_logits : backend.workspace.logits, backend.slice.vocab_size(),
               count);
   gather_logits(backend, count);
 }
 
 void norm_for_logits(Backend& backend, float* hidden, float* normed, int64_t count) {
-  norm_update(backend, {.hidden = hidden,
+  norm_residual(backend, {.hidden = hidden,
                         .normed = normed,
                         .codes = nullptr,
                         .scales = nullptr,
@@ -130,11 +130,11 @@ void norm_for_logits(Backend& backend, float* hidden, float* normed, int64_t cou
                         .epsilon = static_cast<float>(backend.model.norm_epsilon)});
 }
 
-void share_final_rows(Backend& backend) {
+void gather_final_rows(Backend& backend) {
   const RowRange rows = own_rows(backend);
   const int64_t offset = rows.first * backend.model.hidden_size;
-  norm_for_logits(backend, backend.places.hidden + offset, backend.places.normed + offset, rows.count);
-  share_rows(backend, {backend.places.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float))});
+  norm_for_logits(backend, backend.workspace.hidden + offset, backend.workspace.normed + offset, rows.count);
+  all_gather_rows(backend, {backend.workspace.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float))});
 }
 
 void copy_rows(Backend& backend, float* out, const float* in, int64_t count) {
@@ -145,7 +145,7 @@ void copy_rows(Backend& backend, float* out, const float* in, int64_t count) {
 void gather_logit_rows(Backend& backend, float* out, const float* in, const float* update, int64_t count) {
   launch_gather_rows({.out = out,
                       .in = in,
-                      .rows = backend.places.step.logit_rows,
+                      .rows = backend.workspace.step.logit_rows,
                       .count = count,
                       .width = backend.model.hidden_size,
                       .update = update},
@@ -232,47 +232,47 @@ void prepare_rows(Backend& backend, const float* rows, int64_t width, const Oper
 Operand prepare_gated(Backend& backend, int64_t width) {
   const Operand operand = backend.gated_operand(width);
   const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
-  launch_swiglu({.out = has_codes ? nullptr : backend.places.gated,
+  launch_swiglu({.out = has_codes ? nullptr : backend.workspace.gated,
                  .codes = has_codes ? operand.rows : nullptr,
                  .scales = operand.scales,
-                 .gate = backend.places.gate_up,
-                 .up = backend.places.gate_up + width,
+                 .gate = backend.workspace.gate_up,
+                 .up = backend.workspace.gate_up + width,
                  .in_stride = 2 * width,
                  .count = backend.num_rows,
                  .width = width,
                  .row_slices = 1,
                  .slice_stride = operand.stride_bytes},
                 backend.stream);
-  if (!has_codes) prepare_rows(backend, backend.places.gated, width, operand);
+  if (!has_codes) prepare_rows(backend, backend.workspace.gated, width, operand);
   return operand;
 }
 
-void add_update(Backend& backend) {
+void add_deferred_residual(Backend& backend) {
   if (backend.pending.num_parts == 0) return;
-  launch_add_rows(backend.places.hidden, backend.pending.parts, backend.num_rows * backend.model.hidden_size,
+  launch_add_rows(backend.workspace.hidden, backend.pending.parts, backend.num_rows * backend.model.hidden_size,
                   backend.stream);
   backend.pending = {};
 }
 
 void compute_all_logits(Backend& backend) {
   if (backend.exchange == Exchange::kSharded) {
-    share_final_rows(backend);
-    copy_rows(backend, backend.places.logit_normed, backend.places.normed, backend.num_rows);
+    gather_final_rows(backend);
+    copy_rows(backend, backend.workspace.logit_normed, backend.workspace.normed, backend.num_rows);
   } else {
-    norm_for_logits(backend, backend.places.hidden, backend.places.logit_normed, backend.num_rows);
+    norm_for_logits(backend, backend.workspace.hidden, backend.workspace.logit_normed, backend.num_rows);
   }
   finish_logits(backend, backend.num_rows);
 }
 
 void compute_row_logits(Backend& backend, int64_t count) {
-  const Activations& places = backend.places;
+  const Workspace& workspace = backend.workspace;
   if (backend.has_peers()) {
-    share_final_rows(backend);
-    gather_logit_rows(backend, places.logit_normed, places.normed, nullptr, count);
+    gather_final_rows(backend);
+    gather_logit_rows(backend, workspace.logit_normed, workspace.normed, nullptr, count);
   } else {
-    gather_logit_rows(backend, places.logit_hidden, places.hidden, backend.pending.parts, count);
-    const PendingUpdate pending = std::exchange(backend.pending, {});
-    norm_for_logits(backend, places.logit_hidden, places.logit_normed, count);
+    gather_logit_rows(backend, workspace.logit_hidden, workspace.hidden, backend.pending.parts, count);
+    const DeferredResidual pending = std::exchange(backend.pending, {});
+    norm_for_logits(backend, workspace.logit_hidden, workspace.logit_normed, count);
     backend.pending = pending;
   }
   finish_logits(backend, count);
@@ -283,7 +283,7 @@ PagePool prefill_pages(Backend& backend, const PagePool& pages) {
   const PagePool widened = backend.widened_pages();
   launch_widen_pages({.codes = pages,
                       .widened = widened,
-                      .page_table = backend.places.step.page_table,
+                      .page_table = backend.workspace.step.page_table,
                       .num_pages = backend.num_prefill_pages,
                       .num_kv_heads = backend.model.num_kv_heads,
                       .head_dim = backend.model.head_dim},
@@ -296,20 +296,20 @@ PagePool prefill_pages(Backend& backend, const PagePool& pages) {
 namespace ops {
 
 void embed(Backend& backend) {
-  const cuda::StepPlaces& step = backend.places.step;
-  cuda::launch_rotary_table({.cosines = backend.places.cosines,
-                             .sines = backend.places.sines,
+  const cuda::StepBuffers& step = backend.workspace.step;
+  cuda::launch_rotary_table({.cosines = backend.workspace.cosines,
+                             .sines = backend.workspace.sines,
                              .positions = step.positions,
                              .count = backend.num_rows,
                              .rotary_dim = backend.model.rotary_dim,
                              .theta = backend.model.rope_theta},
                             backend.stream);
-  cuda::launch_embed({.hidden = backend.places.hidden,
+  cuda::launch_embed({.hidden = backend.workspace.hidden,
                       .table = backend.weights.embedding,
                       .tokens = step.tokens,
                       .count = backend.num_rows,
                       .width = backend.model.hidden_size,
-                      .sampled = backend.places.sampling.results[0],
+                      .sampled = backend.workspace.sampling.results[0],
                       .vocab_size = backend.model.vocab_size},
                      backend.stream);
 }
@@ -320,8 +320,8 @@ void norm_before_attention(Backend& backend, int64_t layer) {
 
 void project_query_key_value(Backend& backend, int64_t layer) {
   const int64_t width = (int64_t{backend.model.num_heads} + 2 * backend.model.num_kv_heads) * backend.model.head_dim;
-  cuda::run_sections(backend, backend.layer(layer).query_key_value, backend.operand(backend.model.hidden_size),
-                     backend.places.query_key_value, width);
+  cuda::run_sections(backend, backend.layer(layer).qkv, backend.operand(backend.model.hidden_size),
+                     backend.workspace.qkv, width);
 }
 
 void rotate_and_store(Backend& backend, int64_t layer) {
@@ -343,8 +343,8 @@ void attend(Backend& backend, int64_t layer) {
     cuda::AttendCall attend = decode.attend;
     attend.pages = cuda::prefill_pages(backend, attend.pages);
     cuda::launch_attention_prefill({.attend = attend,
-                                    .tasks = backend.places.step.prefill_tasks,
-                                    .num_tasks = backend.places.step.counts + cuda::kPrefillCount},
+                                    .tasks = backend.workspace.step.prefill_tasks,
+                                    .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount},
                                    backend.stream);
   }
 }
@@ -352,9 +352,9 @@ void attend(Backend& backend, int64_t layer) {
 void project_attended(Backend& backend, int64_t layer) {
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
   const cuda::Operand operand = backend.operand(width);
-  if (!cuda::attends_in_one_kernel(backend)) cuda::prepare_rows(backend, backend.places.attended, width, operand);
+  if (!cuda::attends_in_one_kernel(backend)) cuda::prepare_rows(backend, backend.workspace.attention_output, width, operand);
   cuda::run_product(backend, backend.layer(layer).output, nullptr, operand,
-                    cuda::update_target(backend, cuda::UpdateSource::kAttention), backend.model.hidden_size,
+                    cuda::branch_output(backend, cuda::Branch::kAttention), backend.model.hidden_size,
                     backend.num_rows);
 }
 

@@ -12,7 +12,7 @@ void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, 
                   int64_t out_stride);
 void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand);
 Operand prepare_gated(Backend& backend, int64_t width);
-void add_update(Backend& backend);
+void add_deferred_residual(Backend& backend);
 void compute_all_logits(Backend& backend);
 void compute_row_logits(Backend& backend, int64_t count);
 

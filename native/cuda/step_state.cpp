@@ -13,22 +13,22 @@ namespace {
 
 using cuda::DecodeTask;
 using cuda::PrefillTask;
-using cuda::StepPlaces;
+using cuda::StepBuffers;
 
 struct StepWriter {
   Backend& backend;
-  const StepPlaces& places;
+  const StepBuffers& buffers;
   int64_t num_pages = 0;
   int32_t num_partials = 0;
   bool joins_tails = false;
 
   void add_rows(const StepBatch& batch) {
-    std::ranges::copy(batch.tokens, places.tokens);
-    std::ranges::copy(batch.positions, places.positions);
+    std::ranges::copy(batch.tokens, buffers.tokens);
+    std::ranges::copy(batch.positions, buffers.positions);
     for (const BatchRequest& request : batch.requests) {
       for (int32_t row = 0; row < request.row_count; ++row) {
         const int32_t position = request.first_position + row;
-        places.slots[request.row_first + row] =
+        buffers.slots[request.row_first + row] =
             request.pages[position / cuda::kPageTokens] * cuda::kPageTokens + position % cuda::kPageTokens;
       }
     }
@@ -36,9 +36,9 @@ struct StepWriter {
 
   void pad_rows(int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      places.tokens[row] = 0;
-      places.positions[row] = 0;
-      places.slots[row] = static_cast<int32_t>(backend.num_pages * cuda::kPageTokens);
+      buffers.tokens[row] = 0;
+      buffers.positions[row] = 0;
+      buffers.slots[row] = static_cast<int32_t>(backend.num_pages * cuda::kPageTokens);
     }
   }
 
@@ -56,7 +56,7 @@ struct StepWriter {
     const int32_t num_tails = joins_tails ? cuda::num_context_tails(num_positions) : 0;
     const int32_t num_request_pages = (num_positions + cuda::kPageTokens - 1) / cuda::kPageTokens;
     for (int32_t split = 0; split < num_splits - num_tails; ++split) {
-      DecodeTask& task = places.decode_tasks[backend.num_decode_tasks++];
+      DecodeTask& task = buffers.decode_tasks[backend.num_decode_tasks++];
       task.row = request.row_first;
       task.num_positions = num_positions;
       task.split = split;
@@ -75,7 +75,7 @@ struct StepWriter {
     const auto num_tokens = [](const DecodeTask& task) {
       return std::min(cuda::kSplitTokens, task.num_positions - task.split * cuda::kSplitTokens);
     };
-    const std::span tasks(places.decode_tasks, static_cast<size_t>(backend.num_decode_tasks));
+    const std::span tasks(buffers.decode_tasks, static_cast<size_t>(backend.num_decode_tasks));
     const auto shorter = std::ranges::partition(
         tasks, [&](const DecodeTask& task) { return num_tokens(task) == cuda::kSplitTokens; });
     std::ranges::sort(shorter, std::ranges::greater(), num_tokens);
@@ -85,9 +85,9 @@ struct StepWriter {
     const int32_t group_heads = backend.model.num_heads / backend.model.num_kv_heads;
     const int32_t last_position = request.first_position + request.row_count;
     const int32_t page_count = (last_position + cuda::kPageTokens - 1) / cuda::kPageTokens;
-    std::copy_n(request.pages, page_count, places.page_table + num_pages);
+    std::copy_n(request.pages, page_count, buffers.page_table + num_pages);
     for (int32_t query = 0; query < request.row_count * group_heads; query += cuda::kPrefillTileQueries) {
-      places.prefill_tasks[backend.num_prefill_tasks++] = {.row_first = request.row_first,
+      buffers.prefill_tasks[backend.num_prefill_tasks++] = {.row_first = request.row_first,
                                                            .row_count = request.row_count,
                                                            .first_position = request.first_position,
                                                            .page_first = static_cast<int32_t>(num_pages),
@@ -101,7 +101,7 @@ struct StepWriter {
     const auto last_position = [group_heads](const PrefillTask& task) {
       return task.first_position + task.query_first / group_heads;
     };
-    std::ranges::stable_sort(std::span(places.prefill_tasks, static_cast<size_t>(backend.num_prefill_tasks)),
+    std::ranges::stable_sort(std::span(buffers.prefill_tasks, static_cast<size_t>(backend.num_prefill_tasks)),
                              std::ranges::greater(), last_position);
   }
 };
@@ -130,15 +130,15 @@ bool keeps_sampled_tokens(const Backend&) { return true; }
 
 void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
-  const StepPlaces& host = backend.staging.steps[slot];
-  const StepPlaces& device = backend.places.step;
+  const StepBuffers& host = backend.staging.steps[slot];
+  const StepBuffers& device = backend.workspace.step;
   StepWriter writer{backend, host};
-  cuda::finish_with_peers(backend);
+  cuda::finish_peer_sum(backend);
   backend.slot = slot;
   backend.num_rows = static_cast<int64_t>(batch.tokens.size());
   backend.num_decode_tasks = 0;
   backend.num_prefill_tasks = 0;
-  backend.exchange = cuda::choose_exchange(backend, backend.num_rows);
+  backend.exchange = cuda::choose_all_reduce(backend, backend.num_rows);
   backend.pending = {};
   backend.has_logits = false;
   backend.samples_all_rows = samples_every_row(batch);
@@ -182,7 +182,7 @@ bool replay_step(Backend& backend) {
 bool capture_step(Backend& backend, const std::function<void()>& run_layers) {
   if (backend.graphs.is_complete()) return false;
   backend.num_rows = backend.graphs.next_size();
-  backend.exchange = cuda::choose_exchange(backend, backend.num_rows);
+  backend.exchange = cuda::choose_all_reduce(backend, backend.num_rows);
   backend.pending = {};
   const cuda::CollectiveCounts before = counts_of(backend);
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
@@ -199,10 +199,10 @@ bool capture_step(Backend& backend, const std::function<void()>& run_layers) {
 
 void compute_logits(Backend& backend, std::span<const int32_t> rows) {
   if (backend.has_logits) return;
-  const StepPlaces& host = backend.staging.steps[backend.slot];
+  const StepBuffers& host = backend.staging.steps[backend.slot];
   std::ranges::copy(rows, host.logit_rows);
   cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
-  uploads.add(backend.places.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
+  uploads.add(backend.workspace.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
   uploads.send();
   cuda::compute_row_logits(backend, static_cast<int64_t>(rows.size()));
 }

@@ -62,7 +62,7 @@ struct RankPlaces {
   std::byte* scratch;
   float* weight;
   uint64_t* differences;
-  PeerSumPlaces peers;
+  PeerSumBuffers peers;
 };
 
 struct RankTest {

@@ -26,7 +26,7 @@ RankPlaces take_places(Arena& arena, int32_t num_ranks, int64_t width) {
   }
   places.weight = arena.take<float>(width);
   places.differences = arena.take<uint64_t>(1);
-  places.peers = PeerSum::take_places(arena, num_ranks, kMaxRows, width);
+  places.peers = PeerSum::take_buffers(arena, num_ranks, kMaxRows, width);
   return places;
 }
 
@@ -104,7 +104,7 @@ void RankTest::open(double seconds) {
       {.scratch = places.scratch,
        .scratch_bytes = room,
        .stream = stream.get(),
-       .side_stream = stream.get(),
+       .communication_stream = stream.get(),
        .deadline = deadline});
   peers.set_wait_seconds(kPeerWaitSeconds);
   peers.open(stream.get(), deadline);

@@ -31,7 +31,7 @@ __device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    repeat_rows_kernel(const SharedRows shared, int64_t rows_per_piece, int32_t num_pieces) {
+    repeat_rows_kernel(const GatheredRows shared, int64_t rows_per_piece, int32_t num_pieces) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   constexpr int64_t kWordBytes = sizeof(uint32_t);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }
 
-void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream) {
+void launch_repeat_rows(const GatheredRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream) {
   constexpr unsigned kBlocks = 264;
   launch_dependent(repeat_rows_kernel, {kBlocks, kThreads, 0}, stream, shared, rows_per_piece, num_pieces);
 }

@@ -8,12 +8,12 @@ namespace glint::cuda {
 
 enum class Arrival { kRows, kChoices };
 
-class SideStream {
+class CommunicationStream {
  public:
-  SideStream();
-  ~SideStream();
-  SideStream(const SideStream&) = delete;
-  SideStream& operator=(const SideStream&) = delete;
+  CommunicationStream();
+  ~CommunicationStream();
+  CommunicationStream(const CommunicationStream&) = delete;
+  CommunicationStream& operator=(const CommunicationStream&) = delete;
 
   cudaStream_t stream() const { return stream_; }
   cudaStream_t begin_after(cudaStream_t main);

@@ -115,7 +115,7 @@ void Collectives::open(const OpenCall& call) {
     warm_up(call, bytes, call.stream);
   }
   warm_up(call, most, call.stream);
-  warm_up(call, most, call.side_stream);
+  warm_up(call, most, call.communication_stream);
   group_.wait(rank_, "the end of the test of all links", call.deadline);
   collectives_run_ = 0;
   bytes_sent_ = 0;

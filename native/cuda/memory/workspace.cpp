@@ -33,7 +33,7 @@ GroupSizes largest_group(const glint_model& model, const StepLimits& limits) {
   return sizes;
 }
 
-void lay_out_portable_experts(const glint_model& model, const StepLimits& limits, ExpertActivations& moe,
+void lay_out_portable_experts(const glint_model& model, const StepLimits& limits, ExpertBuffers& moe,
                               Arena& arena) {
   const int64_t rows = limits.max_tokens * model.experts_per_token;
   moe.gate = arena.take<float>(rows * model.expert_width);
@@ -45,8 +45,8 @@ void lay_out_portable_experts(const glint_model& model, const StepLimits& limits
   moe.token_rows = arena.take<int32_t>(token_rows_count(limits.max_tokens, model.experts_per_token));
 }
 
-ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& limits, Arena& arena) {
-  ExpertActivations moe;
+ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits, Arena& arena) {
+  ExpertBuffers moe;
   moe.experts_touched = arena.take<uint64_t>(1);
   if (model.num_dense_layers == model.num_layers) return moe;
   const int64_t pairs = limits.padded_tokens() * model.experts_per_token;
@@ -66,7 +66,7 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   moe.grouped.row_places = arena.take<RowPlace>(handed_rows);
   moe.grouped.rows_recorded = arena.take<uint32_t>(sizes.tiles);
   moe.grouped.num_rows = arena.take<int32_t>(1);
-  if (limits.has_shared_apart) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
+  if (limits.has_separate_shared) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
   if (!limits.has_hopper_experts) {
     lay_out_portable_experts(model, limits, moe, arena);
     return moe;
@@ -81,31 +81,31 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
 
 }
 
-StepPlaces lay_out_step(const glint_model& model, const StepLimits& limits, Arena& arena) {
-  StepPlaces places;
-  places.counts = arena.take<int32_t>(kCounts + 3 * limits.max_tokens);
-  places.tokens = places.counts + kCounts;
-  places.positions = places.tokens + limits.max_tokens;
-  places.slots = places.positions + limits.max_tokens;
-  places.logit_rows = arena.take<int32_t>(limits.max_items);
-  places.page_table = arena.take<int32_t>(limits.max_items * limits.max_pages_per_request());
-  places.decode_tasks = arena.take<DecodeTask>(limits.max_decode_tasks());
-  places.prefill_tasks = arena.take<PrefillTask>(limits.max_prefill_tasks(model.num_heads / model.num_kv_heads));
-  return places;
+StepBuffers lay_out_step(const glint_model& model, const StepLimits& limits, Arena& arena) {
+  StepBuffers buffers;
+  buffers.counts = arena.take<int32_t>(kCounts + 3 * limits.max_tokens);
+  buffers.tokens = buffers.counts + kCounts;
+  buffers.positions = buffers.tokens + limits.max_tokens;
+  buffers.slots = buffers.positions + limits.max_tokens;
+  buffers.logit_rows = arena.take<int32_t>(limits.max_items);
+  buffers.page_table = arena.take<int32_t>(limits.max_items * limits.max_pages_per_request());
+  buffers.decode_tasks = arena.take<DecodeTask>(limits.max_decode_tasks());
+  buffers.prefill_tasks = arena.take<PrefillTask>(limits.max_prefill_tasks(model.num_heads / model.num_kv_heads));
+  return buffers;
 }
 
-SamplePlaces lay_out_sampling(const glint_model& model, const StepLimits& limits, Arena& arena) {
-  SamplePlaces places;
-  places.settings = arena.take<SampleSettings>(limits.max_items);
-  places.mask_words = arena.take<uint32_t>(limits.max_items * mask_words(model));
-  places.bias_tokens = arena.take<int32_t>(limits.max_items * kMaxBiasCount);
-  places.bias_values = arena.take<float>(limits.max_items * kMaxBiasCount);
-  places.history = arena.take<int32_t>(limits.max_items * limits.max_context_tokens);
-  for (SampleResult*& results : places.results) results = arena.take<SampleResult>(limits.max_items);
-  return places;
+SampleBuffers lay_out_sampling(const glint_model& model, const StepLimits& limits, Arena& arena) {
+  SampleBuffers buffers;
+  buffers.settings = arena.take<SampleSettings>(limits.max_items);
+  buffers.mask_words = arena.take<uint32_t>(limits.max_items * mask_words(model));
+  buffers.bias_tokens = arena.take<int32_t>(limits.max_items * kMaxBiasCount);
+  buffers.bias_values = arena.take<float>(limits.max_items * kMaxBiasCount);
+  buffers.history = arena.take<int32_t>(limits.max_items * limits.max_context_tokens);
+  for (SampleResult*& results : buffers.results) results = arena.take<SampleResult>(limits.max_items);
+  return buffers;
 }
 
-int64_t update_floats(const glint_model& model, const StepLimits& limits) {
+int64_t branch_output_floats(const glint_model& model, const StepLimits& limits) {
   const int64_t rows = std::max(limits.padded_tokens(), limits.gathered_tokens());
   const int64_t first_use = limits.num_ranks > 1 ? Collectives::scratch_floats(limits.num_ranks) : 0;
   return std::max(rows * model.hidden_size, first_use);
@@ -121,43 +121,43 @@ int64_t operand_row_bytes(const glint_model& model, int64_t width) {
   return portable_row_bytes(width, weight_element(model));
 }
 
-Activations lay_out_activations(const glint_model& model, const StepLimits& limits, Arena& arena) {
+Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, Arena& arena) {
   const int64_t tokens = limits.padded_tokens();
   const int64_t hidden = model.hidden_size;
   const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
   const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
   const int64_t page_head_dim = padded_head_dim(model.head_dim);
-  Activations places;
-  places.step = lay_out_step(model, limits, arena);
-  places.sampling = lay_out_sampling(model, limits, arena);
-  places.moe = lay_out_experts(model, limits, arena);
-  places.hidden = arena.take<float>(tokens * hidden);
-  places.update = arena.take<float>(update_floats(model, limits));
-  places.received = arena.take<float>(limits.has_shards() ? tokens * hidden : 0);
-  if (limits.peer_rows > 0) places.peers = PeerSum::take_places(arena, limits.num_ranks, limits.peer_rows, hidden);
-  places.normed = arena.take<float>(tokens * hidden);
-  places.query_key_value = arena.take<float>(tokens * (query_width + 2 * kv_width));
-  places.query = arena.take<uint16_t>(tokens * model.num_heads * page_head_dim);
-  places.attended = arena.take<float>(tokens * query_width);
-  places.cosines = arena.take<float>(tokens * model.rotary_dim / 2);
-  places.sines = arena.take<float>(tokens * model.rotary_dim / 2);
-  places.partials = arena.take<float>(limits.max_decode_tasks() * model.num_kv_heads * partial_floats(model.head_dim));
-  places.arrivals = arena.take<int32_t>(tokens * model.num_kv_heads);
+  Workspace workspace;
+  workspace.step = lay_out_step(model, limits, arena);
+  workspace.sampling = lay_out_sampling(model, limits, arena);
+  workspace.moe = lay_out_experts(model, limits, arena);
+  workspace.hidden = arena.take<float>(tokens * hidden);
+  workspace.branch_output = arena.take<float>(branch_output_floats(model, limits));
+  workspace.received_parts = arena.take<float>(limits.is_sequence_parallel() ? tokens * hidden : 0);
+  if (limits.peer_rows > 0) workspace.peers = PeerSum::take_buffers(arena, limits.num_ranks, limits.peer_rows, hidden);
+  workspace.normed = arena.take<float>(tokens * hidden);
+  workspace.qkv = arena.take<float>(tokens * (query_width + 2 * kv_width));
+  workspace.query = arena.take<uint16_t>(tokens * model.num_heads * page_head_dim);
+  workspace.attention_output = arena.take<float>(tokens * query_width);
+  workspace.cosines = arena.take<float>(tokens * model.rotary_dim / 2);
+  workspace.sines = arena.take<float>(tokens * model.rotary_dim / 2);
+  workspace.partials = arena.take<float>(limits.max_decode_tasks() * model.num_kv_heads * partial_floats(model.head_dim));
+  workspace.arrivals = arena.take<int32_t>(tokens * model.num_kv_heads);
   const int64_t gated_width = std::max(model.dense_width, model.shared_width);
-  places.gate_up = arena.take<float>(tokens * 2 * gated_width);
-  places.gated = arena.take<float>(weight_element(model) == ProductElement::kBf16 ? tokens * gated_width : 0);
-  places.logit_hidden = arena.take<float>(limits.max_items * hidden);
-  places.logit_normed = arena.take<float>(limits.max_items * hidden);
-  const int64_t deciding_items = limits.decides ? limits.max_items : 0;
-  places.rank_logits = arena.take<float>(limits.num_ranks > 1 ? limits.max_items * limits.vocab_rows : 0);
-  places.gathered_logits = arena.take<float>(limits.num_ranks > 1 ? deciding_items * model.vocab_size : 0);
-  places.logits = arena.take<float>(deciding_items * model.vocab_size);
-  places.operand_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, widest_operand(model)));
-  places.operand_scales = arena.take<float>(tokens);
-  places.gated_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, gated_width));
-  places.gated_scales = arena.take<float>(tokens);
-  places.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, ProductElement::kBf16));
-  return places;
+  workspace.gate_up = arena.take<float>(tokens * 2 * gated_width);
+  workspace.gated = arena.take<float>(weight_element(model) == ProductElement::kBf16 ? tokens * gated_width : 0);
+  workspace.logit_hidden = arena.take<float>(limits.max_items * hidden);
+  workspace.logit_normed = arena.take<float>(limits.max_items * hidden);
+  const int64_t sampled_items = limits.samples ? limits.max_items : 0;
+  workspace.rank_logits = arena.take<float>(limits.num_ranks > 1 ? limits.max_items * limits.vocab_rows : 0);
+  workspace.gathered_logits = arena.take<float>(limits.num_ranks > 1 ? sampled_items * model.vocab_size : 0);
+  workspace.logits = arena.take<float>(sampled_items * model.vocab_size);
+  workspace.operand_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, widest_operand(model)));
+  workspace.operand_scales = arena.take<float>(tokens);
+  workspace.gated_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, gated_width));
+  workspace.gated_scales = arena.take<float>(tokens);
+  workspace.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, ProductElement::kBf16));
+  return workspace;
 }
 
 }
