@@ -1,5 +1,3 @@
-#include "cpu/all_reduce.h"
-
 #include <algorithm>
 
 #include "cpu/layers.h"
@@ -11,11 +9,6 @@ namespace cpu {
 namespace {
 
 constexpr int64_t kShardedTokens = 32;
-
-void share_rows(Backend& backend, float* rows) {
-  const auto row_bytes = backend.model.hidden_size * static_cast<int64_t>(sizeof(float));
-  backend.collectives.all_gather(rows, backend.shard.rows_per_rank * row_bytes, backend.count() * row_bytes);
-}
 
 }
 
@@ -33,40 +26,20 @@ Shard choose_shard(const Backend& backend, int64_t count) {
           .is_whole = false};
 }
 
-void norm_hidden(Backend& backend, const float* weight) {
-  const Activations& rows = backend.activations;
-  const int64_t width = backend.model.hidden_size;
-  const int64_t offset = backend.shard.row_first * width;
-  rms_norm(backend.workers, rows.normed.data() + offset, rows.hidden.data() + offset, weight, backend.shard.row_count,
-           width, backend.model.norm_epsilon);
-  if (!backend.shard.is_whole) share_rows(backend, rows.normed.data());
-}
-
-void share_hidden(Backend& backend) {
-  if (backend.shard.is_whole) return;
-  share_rows(backend, backend.activations.hidden.data());
-  backend.shard = {.row_first = 0, .row_count = backend.count(), .rows_per_rank = backend.count(), .is_whole = true};
-}
-
-void project_logits(Backend& backend, const ProductInput& input, int64_t count) {
-  const Activations& rows = backend.activations;
-  float* out = backend.has_peers() ? rows.rank_logits.data() : rows.logits.data();
-  add_product(backend, out, input, count, backend.weights.lm_head, nullptr);
-  run_calls(backend);
-  if (backend.has_peers()) {
-    backend.collectives.gather_columns(rows.logits.data(), out, count, backend.slice.vocab_size(), 0);
-  }
+void all_gather_rows(Backend& backend, const StepState& step, float* rows) {
+  const auto row_bytes = backend.model.hidden_size * static_cast<int64_t>(sizeof(float));
+  backend.collectives.all_gather(rows, step.shard.rows_per_rank * row_bytes, step.num_rows() * row_bytes);
 }
 
 }
 
 namespace ops {
 
-void exchange_update(Backend& backend) {
-  const cpu::Activations& rows = backend.activations;
-  const cpu::Shard& shard = backend.shard;
+void all_reduce_residual(Backend& backend, StepState& step) {
+  const cpu::Workspace& rows = backend.workspace;
+  const cpu::Shard& shard = step.shard;
   const int64_t width = backend.model.hidden_size;
-  const int64_t floats = backend.count() * width;
+  const int64_t floats = step.num_rows() * width;
   const int64_t first = shard.row_first * width;
   const int64_t count = shard.row_count * width;
   float* part = rows.parts.data();
@@ -76,11 +49,11 @@ void exchange_update(Backend& backend) {
     return;
   }
   if (shard.is_whole) {
-    backend.collectives.all_reduce(rows.update.data(), part, floats);
+    backend.collectives.all_reduce(rows.branch_sum.data(), part, floats);
   } else {
-    backend.collectives.reduce_scatter(rows.update.data(), part, first, count, floats);
+    backend.collectives.reduce_scatter(rows.branch_sum.data(), part, first, count, floats);
   }
-  cpu::add_rows(backend.workers, rows.hidden.data() + first, rows.update.data(), count);
+  cpu::add_rows(backend.workers, rows.hidden.data() + first, rows.branch_sum.data(), count);
 }
 
 }

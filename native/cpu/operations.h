@@ -104,10 +104,10 @@ void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_
 void prepare_codes(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                    int32_t row_slices);
 void products(Workers& workers, std::span<const ProductCall> calls);
-void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
-                      std::span<const BatchRequest> requests);
-void attend(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
-            std::span<const BatchRequest> requests, const HeadShape& heads);
+void rope_and_cache(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
+                    std::span<const BatchRequest> requests);
+void attention(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
+               std::span<const BatchRequest> requests, const HeadShape& heads);
 void swiglu(Workers& workers, float* out, const float* gate, const float* up, int64_t count);
 void route(Workers& workers, const RouteCall& call);
 void combine(Workers& workers, const CombineCall& call);

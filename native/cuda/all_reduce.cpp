@@ -1,157 +1,110 @@
 #include "cuda/all_reduce.h"
 
 #include <algorithm>
-#include <chrono>
-#include <memory>
-#include <thread>
 #include <utility>
 
 #include "base/faults.h"
-#include "cuda/backend.h"
-#include "cuda/check.h"
-#include "model/load_progress.h"
 
 namespace glint {
-
-namespace {
-
-std::shared_ptr<const cuda::Nccl> load_nccl(const glint_engine_options& options) {
-  if (options.num_ranks == 1) return nullptr;
-  cuda::prepare_nccl_environment(options.shares_devices != 0);
-  return cuda::Nccl::load("");
-}
-
-}
-
-World::World(const glint_engine_options& options)
-    : group(options.num_ranks, options.shares_devices != 0, load_nccl(options)) {
-  load_progress().begin(0);
-}
-
-WorldOwner make_world(const glint_engine_options& options) { return WorldOwner(new World(options)); }
-
-void WorldDeleter::operator()(World* world) const { delete world; }
-
-void stop_world(World& world, const std::string& why) noexcept { world.group.abort(why); }
-
-void join_world(Backend& backend) {
-  if (!backend.has_peers()) return;
-  constexpr double kSeconds = 60.0;
-  backend.collectives->open({.scratch = reinterpret_cast<std::byte*>(backend.workspace.branch_output),
-                             .scratch_bytes = backend.branch_output_bytes(),
-                             .stream = backend.stream,
-                             .communication_stream = backend.communication->stream(),
-                             .deadline = cuda::deadline_after(kSeconds)});
-  if (!backend.peers.has_value()) return;
-  backend.peers->open(backend.stream, cuda::deadline_after(kSeconds));
-  require(backend.peers->is_available() || backend.all_reduce != GLINT_ALL_REDUCE_CUSTOM, GLINT_STATUS_UNSUPPORTED,
-          "--all-reduce custom cannot be used: ", backend.peers->refusal(), "; use --all-reduce auto or nccl");
-  if (!backend.peers->is_available()) backend.peers.reset();
-}
 
 namespace cuda {
 
 namespace {
 
-int64_t rows_per_rank(const Backend& backend) {
-  return (backend.num_rows + backend.limits.num_ranks - 1) / backend.limits.num_ranks;
+int64_t rows_per_rank(const Backend& backend, const StepState& step) {
+  return (step.num_rows + backend.limits.num_ranks - 1) / backend.limits.num_ranks;
 }
 
 uint64_t row_floats_bytes(const Backend& backend, int64_t rows) {
   return static_cast<uint64_t>(rows * backend.model.hidden_size) * sizeof(float);
 }
 
-bool gathers_async(const Backend& backend) {
-  return backend.exchange == Exchange::kSharded && !backend.is_capturing;
-}
-
-void run_all_gather(Backend& backend, const GatheredRows& shared, cudaStream_t stream) {
-  const int64_t per_rank = rows_per_rank(backend);
+void run_all_gather(Backend& backend, const StepState& step, const GatheredRows& rows, cudaStream_t stream) {
+  const int64_t per_rank = rows_per_rank(backend, step);
   const auto bytes_of = [per_rank](int64_t row_bytes) { return static_cast<uint64_t>(per_rank * row_bytes); };
   if (backend.emulates_ranks()) {
-    launch_repeat_rows(shared, per_rank, backend.limits.num_ranks, stream);
-  } else if (shared.second == nullptr) {
-    backend.collectives->all_gather(shared.first, bytes_of(shared.row_bytes), stream);
+    launch_repeat_rows(rows, per_rank, backend.limits.num_ranks, stream);
+  } else if (rows.second == nullptr) {
+    backend.collectives->all_gather(rows.first, bytes_of(rows.row_bytes), stream);
   } else {
     backend.collectives->all_gather(
-        {{shared.first, bytes_of(shared.row_bytes)}, {shared.second, bytes_of(shared.second_row_bytes)}}, stream);
+        {{rows.first, bytes_of(rows.row_bytes)}, {rows.second, bytes_of(rows.second_row_bytes)}}, stream);
   }
 }
 
 }
 
-Exchange choose_all_reduce(const Backend& backend, int64_t num_rows) {
-  if (backend.limits.num_ranks == 1) return Exchange::kAlone;
+AllReduce choose_all_reduce(const Backend& backend, int64_t num_rows) {
+  if (backend.limits.num_ranks == 1) return AllReduce::kSingleRank;
   const bool fits_peers = num_rows <= backend.limits.peer_rows;
-  if (fits_peers && backend.emulates_ranks()) return Exchange::kAlone;
-  if (fits_peers && backend.peers.has_value()) return Exchange::kPeers;
-  return num_rows <= backend.limits.gathered_rows ? Exchange::kGathered : Exchange::kSharded;
+  if (fits_peers && backend.emulates_ranks()) return AllReduce::kSingleRank;
+  if (fits_peers && backend.peers.has_value()) return AllReduce::kPeerMemory;
+  return num_rows <= backend.limits.gathered_rows ? AllReduce::kAllGather : AllReduce::kSequenceParallel;
 }
 
-RowRange own_rows(const Backend& backend) {
-  if (backend.exchange != Exchange::kSharded) return {.first = 0, .count = backend.num_rows};
-  const int64_t per_rank = rows_per_rank(backend);
-  const int64_t first = std::min(backend.slice.rank * per_rank, backend.num_rows);
-  return {.first = first, .count = std::min(per_rank, backend.num_rows - first)};
+RowRange own_rows(const Backend& backend, const StepState& step) {
+  if (step.all_reduce != AllReduce::kSequenceParallel) return {.first = 0, .count = step.num_rows};
+  const int64_t per_rank = rows_per_rank(backend, step);
+  const int64_t first = std::min(backend.slice.rank * per_rank, step.num_rows);
+  return {.first = first, .count = std::min(per_rank, step.num_rows - first)};
 }
 
-float* branch_output(Backend& backend, Branch source) {
-  backend.branch = source;
-  switch (backend.exchange) {
-    case Exchange::kPeers:
-      return backend.peers->part(static_cast<int32_t>(source));
-    case Exchange::kGathered:
-      return backend.workspace.branch_output + backend.slice.rank * backend.num_rows * backend.model.hidden_size;
-    case Exchange::kAlone:
-    case Exchange::kSharded:
+float* branch_output(Backend& backend, StepState& step, Branch branch) {
+  step.branch = branch;
+  switch (step.all_reduce) {
+    case AllReduce::kPeerMemory:
+      return backend.peers->part(static_cast<int32_t>(branch));
+    case AllReduce::kAllGather:
+      return backend.workspace.branch_output + backend.slice.rank * step.num_rows * backend.model.hidden_size;
+    case AllReduce::kSingleRank:
+    case AllReduce::kSequenceParallel:
       break;
   }
   return backend.workspace.branch_output;
 }
 
-void norm_residual(Backend& backend, NormCall norm) {
-  const DeferredResidual pending = backend.pending;
-  backend.pending = {};
-  norm.hidden_is_settled = std::exchange(backend.hidden_is_settled, false);
-  if (pending.is_with_peers) {
-    backend.peers->launch(norm, static_cast<int32_t>(backend.branch), backend.stream);
+void norm_residual(Backend& backend, StepState& step, NormCall norm) {
+  const DeferredResidual deferred = std::exchange(step.deferred, {});
+  norm.hidden_is_settled = std::exchange(step.hidden_is_settled, false);
+  if (deferred.is_in_peer_memory) {
+    backend.peers->launch(norm, static_cast<int32_t>(step.branch), backend.stream);
     backend.collectives->add_counts({.collectives = 1, .bytes_sent = backend.peers->bytes_read(norm.count)});
     return;
   }
-  norm.parts = pending.parts;
-  norm.part_stride = pending.part_stride;
-  norm.num_parts = pending.num_parts;
+  norm.parts = deferred.parts;
+  norm.part_stride = deferred.part_stride;
+  norm.num_parts = deferred.num_parts;
   launch_norm(norm, backend.stream);
 }
 
-void finish_peer_sum(Backend& backend) {
-  if (!backend.pending.is_with_peers) return;
-  norm_residual(backend, {.hidden = backend.workspace.hidden,
-                        .normed = nullptr,
-                        .codes = nullptr,
-                        .scales = nullptr,
-                        .code_stride = 0,
-                        .parts = nullptr,
-                        .part_stride = 0,
-                        .num_parts = 0,
-                        .weight = nullptr,
-                        .count = backend.num_rows,
-                        .width = backend.model.hidden_size,
-                        .epsilon = 0.0F});
+void finish_peer_sum(Backend& backend, StepState& step) {
+  if (!step.deferred.is_in_peer_memory) return;
+  norm_residual(backend, step, {.hidden = backend.workspace.hidden,
+                                .normed = nullptr,
+                                .codes = nullptr,
+                                .scales = nullptr,
+                                .code_stride = 0,
+                                .parts = nullptr,
+                                .part_stride = 0,
+                                .num_parts = 0,
+                                .weight = nullptr,
+                                .count = step.num_rows,
+                                .width = backend.model.hidden_size,
+                                .epsilon = 0.0F});
 }
 
-void all_gather_rows(Backend& backend, const GatheredRows& shared) {
-  if (backend.exchange == Exchange::kSharded) run_all_gather(backend, shared, backend.stream);
+void all_gather_rows(Backend& backend, const StepState& step, const GatheredRows& rows) {
+  if (step.all_reduce == AllReduce::kSequenceParallel) run_all_gather(backend, step, rows, backend.stream);
 }
 
-void async_all_gather_rows(Backend& backend, const GatheredRows& shared, Arrival arrival) {
-  if (!gathers_async(backend)) return all_gather_rows(backend, shared);
-  run_all_gather(backend, shared, backend.communication->begin_after(backend.stream));
-  backend.communication->end_with(arrival);
+void async_all_gather_rows(Backend& backend, const StepState& step, const GatheredRows& rows, AsyncGather gather) {
+  if (!step.gathers_async) return all_gather_rows(backend, step, rows);
+  run_all_gather(backend, step, rows, backend.communication->begin_after(backend.stream));
+  backend.communication->end_with(gather);
 }
 
-void await_rows(Backend& backend, Arrival arrival) {
-  if (gathers_async(backend)) backend.communication->await(arrival, backend.stream);
+void await_rows(Backend& backend, const StepState& step, AsyncGather gather) {
+  if (step.gathers_async) backend.communication->await(gather, backend.stream);
 }
 
 void gather_logits(Backend& backend, int64_t count) {
@@ -168,57 +121,37 @@ void gather_logits(Backend& backend, int64_t count) {
                       backend.stream);
 }
 
-void broadcast_results(Backend& backend, void* results, int64_t byte_count) {
-  if (!backend.has_peers() || byte_count == 0) return;
-  backend.collectives->broadcast(results, static_cast<uint64_t>(byte_count), 0, backend.stream);
-}
-
-void wait_for_event(Backend& backend, cudaEvent_t event) {
-  if (!backend.has_peers()) {
-    GLINT_CHECK_CUDA(cudaEventSynchronize(event));
-    return;
-  }
-  constexpr auto kPause = std::chrono::microseconds(20);
-  for (;;) {
-    const cudaError_t state = cudaEventQuery(event);
-    backend.collectives->check_async();
-    if (backend.peers.has_value()) backend.peers->check_async();
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) check(state, "cudaEventQuery");
-    std::this_thread::sleep_for(kPause);
-  }
-}
-
 }
 
 namespace ops {
 
-void exchange_update(Backend& backend) {
-  const int64_t floats = backend.num_rows * backend.model.hidden_size;
+void all_reduce_residual(Backend& backend, StepState& step) {
+  const int64_t floats = step.num_rows * backend.model.hidden_size;
   const int32_t num_ranks = backend.limits.num_ranks;
   if (backend.has_peers()) pass_fault_place(FaultPlace::kCollective, backend.slice.rank);
-  switch (backend.exchange) {
-    case cuda::Exchange::kAlone:
-      backend.pending = {.parts = backend.workspace.branch_output, .part_stride = 0, .num_parts = 1};
+  switch (step.all_reduce) {
+    case cuda::AllReduce::kSingleRank:
+      step.deferred = {.parts = backend.workspace.branch_output, .part_stride = 0, .num_parts = 1};
       return;
-    case cuda::Exchange::kPeers:
-      backend.pending = {.is_with_peers = true};
+    case cuda::AllReduce::kPeerMemory:
+      step.deferred = {.is_in_peer_memory = true};
       return;
-    case cuda::Exchange::kGathered:
-      backend.collectives->all_gather(backend.workspace.branch_output, cuda::row_floats_bytes(backend, backend.num_rows),
+    case cuda::AllReduce::kAllGather:
+      backend.collectives->all_gather(backend.workspace.branch_output, cuda::row_floats_bytes(backend, step.num_rows),
                                       backend.stream);
-      backend.pending = {.parts = backend.workspace.branch_output, .part_stride = floats, .num_parts = num_ranks};
+      step.deferred = {.parts = backend.workspace.branch_output, .part_stride = floats, .num_parts = num_ranks};
       return;
-    case cuda::Exchange::kSharded: {
-      const int64_t per_rank = cuda::rows_per_rank(backend);
+    case cuda::AllReduce::kSequenceParallel: {
+      const int64_t per_rank = cuda::rows_per_rank(backend, step);
       if (!backend.emulates_ranks()) {
         backend.collectives->all_to_all(backend.workspace.received_parts, backend.workspace.branch_output,
                                         cuda::row_floats_bytes(backend, per_rank),
-                                        cuda::row_floats_bytes(backend, backend.num_rows), backend.stream);
+                                        cuda::row_floats_bytes(backend, step.num_rows), backend.stream);
       }
-      backend.pending = {.parts = backend.emulates_ranks() ? backend.workspace.branch_output : backend.workspace.received_parts,
-                         .part_stride = per_rank * backend.model.hidden_size,
-                         .num_parts = num_ranks};
+      const cuda::Workspace& workspace = backend.workspace;
+      step.deferred = {.parts = backend.emulates_ranks() ? workspace.branch_output : workspace.received_parts,
+                       .part_stride = per_rank * backend.model.hidden_size,
+                       .num_parts = num_ranks};
       return;
     }
   }

@@ -1,71 +1,24 @@
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
-#include "cuda/comm/collectives.h"
-#include "cuda/comm/peer_sum.h"
+#include "cuda/comm/columns.h"
 #include "cuda/kernels/norm/rows.h"
-#include "cuda/comm/communication_stream.h"
-#include "model/backend.h"
+#include "cuda/step_state.h"
 
-namespace glint {
-
-class World {
- public:
-  explicit World(const glint_engine_options& options);
-
-  cuda::RankGroup group;
-};
-
-namespace cuda {
-
-enum class Exchange { kAlone, kPeers, kGathered, kSharded };
-
-enum class Branch : int32_t { kAttention = 0, kFeedForward = 1 };
-
-struct DeferredResidual {
-  const float* parts = nullptr;
-  int64_t part_stride = 0;
-  int32_t num_parts = 0;
-  bool is_with_peers = false;
-};
+namespace glint::cuda {
 
 struct RowRange {
   int64_t first = 0;
   int64_t count = 0;
 };
 
-struct GatheredRows {
-  void* first = nullptr;
-  int64_t row_bytes = 0;
-  void* second = nullptr;
-  int64_t second_row_bytes = 0;
-};
-
-struct JoinColumnsCall {
-  float* out;
-  const float* in;
-  int64_t num_parts;
-  int64_t rows;
-  int64_t cols;
-};
-
-Exchange choose_all_reduce(const Backend& backend, int64_t num_rows);
-RowRange own_rows(const Backend& backend);
-float* branch_output(Backend& backend, Branch source);
-void norm_residual(Backend& backend, NormCall norm);
-void finish_peer_sum(Backend& backend);
-void all_gather_rows(Backend& backend, const GatheredRows& shared);
-void async_all_gather_rows(Backend& backend, const GatheredRows& shared, Arrival arrival);
-void await_rows(Backend& backend, Arrival arrival);
+AllReduce choose_all_reduce(const Backend& backend, int64_t num_rows);
+RowRange own_rows(const Backend& backend, const StepState& step);
+float* branch_output(Backend& backend, StepState& step, Branch branch);
+void norm_residual(Backend& backend, StepState& step, NormCall norm);
+void finish_peer_sum(Backend& backend, StepState& step);
+void all_gather_rows(Backend& backend, const StepState& step, const GatheredRows& rows);
+void async_all_gather_rows(Backend& backend, const StepState& step, const GatheredRows& rows, AsyncGather gather);
+void await_rows(Backend& backend, const StepState& step, AsyncGather gather);
 void gather_logits(Backend& backend, int64_t count);
-void broadcast_results(Backend& backend, void* results, int64_t byte_count);
-void wait_for_event(Backend& backend, cudaEvent_t event);
-void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream);
-void launch_repeat_rows(const GatheredRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream);
-
-}
 
 }

@@ -1,15 +1,16 @@
 #include "cuda/backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "base/rounded_pages.h"
 #include "cuda/bandwidth.h"
 #include "cuda/check.h"
-#include "cuda/layers.h"
-#include "cuda/weights/loader.h"
+#include "cuda/comm/nccl.h"
 #include "cuda/kernels/router/router.h"
+#include "cuda/weights/loader.h"
+#include "model/load_progress.h"
 
 namespace glint {
 
@@ -17,21 +18,10 @@ namespace cuda {
 
 namespace {
 
-constexpr int32_t kHopperMajor = 9;
-constexpr size_t kNeededSharedBytes = cuda::kSharedLimitBytes;
 constexpr int32_t kWidestNorm = 8192;
 constexpr int32_t kWidestCodes = 12288;
 constexpr int64_t kGatheredRows = 16;
 constexpr int64_t kPeerRows = 64;
-
-int32_t choose_kernels(int32_t requested, int32_t compute_major) {
-  const bool is_hopper = compute_major == kHopperMajor;
-  if (requested == GLINT_KERNELS_AUTO) return is_hopper ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE;
-  require(requested == GLINT_KERNELS_PORTABLE || (requested == GLINT_KERNELS_HOPPER && is_hopper),
-          GLINT_STATUS_UNSUPPORTED, "options.kernels is ", requested,
-          ", which this GPU cannot run: CUDA has the kernels portable, and hopper on compute capability 9");
-  return requested;
-}
 
 int32_t local_experts(const glint_model& model, const glint_engine_options& options) {
   require_argument(options.local_experts >= 0 && options.local_experts <= model.num_experts,
@@ -180,46 +170,6 @@ PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, 
 
 }
 
-DeviceProperties find_device(const glint_engine_options& options, int32_t rank) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED, "no NVIDIA GPU can be used: ",
-          error == cudaSuccess ? "none is visible" : cudaGetErrorString(error),
-          "; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu");
-  cudaDeviceProp properties{};
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  require(options.num_ranks <= count || options.shares_devices != 0, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ",
-          options.num_ranks, " and ", count, " GPUs are visible: lower --tp, or check CUDA_VISIBLE_DEVICES");
-  const int device = rank % count;
-  GLINT_CHECK_CUDA(cudaSetDevice(device));
-  GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-  require(properties.major >= kHopperMajor && properties.sharedMemPerBlockOptin >= kNeededSharedBytes,
-          GLINT_STATUS_UNSUPPORTED, properties.name, " has compute capability ", properties.major, ".",
-          properties.minor, " and ", properties.sharedMemPerBlockOptin,
-          " bytes of shared memory for a thread block; the kernels need 9.0 (Hopper) or newer and ",
-          kNeededSharedBytes);
-  GLINT_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return {.name = properties.name,
-          .index = device,
-          .kernels = choose_kernels(options.shares_devices != 0 ? GLINT_KERNELS_PORTABLE : options.kernels,
-                                    properties.major),
-          .num_multiprocessors = properties.multiProcessorCount,
-          .memory_total = total_bytes,
-          .memory_free = free_bytes};
-}
-
-DeviceProperties fullest_device(const glint_engine_options& options) {
-  DeviceProperties fullest = find_device(options, 0);
-  for (int32_t rank = 1; rank < options.num_ranks; ++rank) {
-    const DeviceProperties properties = find_device(options, rank);
-    if (properties.memory_free < fullest.memory_free) fullest = properties;
-  }
-  GLINT_CHECK_CUDA(cudaSetDevice(0));
-  return fullest;
-}
-
 StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device) {
   Arena counter;
   const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device), counter);
@@ -242,6 +192,42 @@ int64_t bytes_per_page(const glint_model& model, PageElement element) {
   return model.num_layers * layer_page_bytes(model, element) + widened;
 }
 
+}
+
+namespace {
+
+std::shared_ptr<const cuda::Nccl> load_nccl(const glint_engine_options& options) {
+  if (options.num_ranks == 1) return nullptr;
+  cuda::prepare_nccl_environment(options.shares_devices != 0);
+  return cuda::Nccl::load("");
+}
+
+}
+
+World::World(const glint_engine_options& options)
+    : group(options.num_ranks, options.shares_devices != 0, load_nccl(options)) {
+  load_progress().begin(0);
+}
+
+WorldOwner make_world(const glint_engine_options& options) { return WorldOwner(new World(options)); }
+
+void WorldDeleter::operator()(World* world) const { delete world; }
+
+void stop_world(World& world, const std::string& why) noexcept { world.group.abort(why); }
+
+void join_world(Backend& backend) {
+  if (!backend.has_peers()) return;
+  constexpr double kSeconds = 60.0;
+  backend.collectives->open({.scratch = reinterpret_cast<std::byte*>(backend.workspace.branch_output),
+                             .scratch_bytes = backend.branch_output_bytes(),
+                             .stream = backend.stream,
+                             .communication_stream = backend.communication->stream(),
+                             .deadline = cuda::deadline_after(kSeconds)});
+  if (!backend.peers.has_value()) return;
+  backend.peers->open(backend.stream, cuda::deadline_after(kSeconds));
+  require(backend.peers->is_available() || backend.all_reduce != GLINT_ALL_REDUCE_CUSTOM, GLINT_STATUS_UNSUPPORTED,
+          "--all-reduce custom cannot be used: ", backend.peers->refusal(), "; use --all-reduce auto or nccl");
+  if (!backend.peers->is_available()) backend.peers.reset();
 }
 
 Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole,
@@ -318,7 +304,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   const RankSlice slice = cuda::device_slice(model, options, 0);
   cuda::check_options(slice, options);
   if (options.num_ranks > 1) cuda::prepare_nccl_environment(options.shares_devices != 0);
-  const DeviceProperties device = cuda::fullest_device(options);
+  const cuda::DeviceProperties device = cuda::fullest_device(options);
   const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
   const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model, cuda::page_element(options)));
   glint_engine_plan plan{};
@@ -355,22 +341,6 @@ namespace ops {
 double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
   const cuda::DeviceMemory memory(byte_count, "the read measurement");
   return cuda::measure_read(memory, backend.stream);
-}
-
-void read_hidden(Backend& backend, float* out) {
-  cuda::add_deferred_residual(backend);
-  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.workspace.hidden,
-                              static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
-                              cudaMemcpyDeviceToHost));
-}
-
-void write_hidden(Backend& backend, const float* in) {
-  cuda::add_deferred_residual(backend);
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.workspace.hidden, in,
-                                   static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
-                                   cudaMemcpyHostToDevice, backend.stream));
-  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
 }
 
 void read_logits(Backend& backend, float* out, int64_t count) {

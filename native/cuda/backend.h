@@ -5,28 +5,27 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <string>
 #include <vector>
 
-#include "cuda/memory/workspace.h"
-#include "cuda/memory/device_memory.h"
-#include "cuda/all_reduce.h"
+#include "cuda/comm/collectives.h"
+#include "cuda/comm/communication_stream.h"
+#include "cuda/comm/peer_sum.h"
+#include "cuda/device.h"
 #include "cuda/graphs.h"
-#include "cuda/weights/placement.h"
+#include "cuda/memory/device_memory.h"
 #include "cuda/memory/staging.h"
+#include "cuda/memory/workspace.h"
+#include "cuda/weights/placement.h"
 #include "model/ops.h"
 #include "model/slices.h"
 
 namespace glint {
 
-struct DeviceProperties {
-  std::string name;
-  int32_t index;
-  int32_t kernels;
-  int32_t num_multiprocessors;
-  uint64_t memory_total;
-  uint64_t memory_free;
+class World {
+ public:
+  explicit World(const glint_engine_options& options);
+
+  cuda::RankGroup group;
 };
 
 class Backend {
@@ -48,7 +47,7 @@ class Backend {
   const RankSlice slice;
   const glint_model& model;
   const int32_t all_reduce;
-  const DeviceProperties device;
+  const cuda::DeviceProperties device;
   const cuda::StepLimits limits;
   const int64_t num_pages;
   const cuda::PageElement page_element;
@@ -64,29 +63,9 @@ class Backend {
   cuda::Graphs graphs;
   cudaStream_t stream = nullptr;
 
-  int64_t num_rows = 0;
-  int64_t num_decode_tasks = 0;
-  int64_t num_prefill_tasks = 0;
-  int64_t num_prefill_pages = 0;
-  int32_t slot = 0;
-  bool is_capturing = false;
-  cuda::Exchange exchange = cuda::Exchange::kAlone;
-  cuda::Branch branch = cuda::Branch::kAttention;
-  cuda::DeferredResidual pending;
-  bool hidden_is_settled = false;
-  bool has_logits = false;
-  bool samples_all_rows = false;
   std::atomic<uint64_t> experts_read = 0;
   std::atomic<uint64_t> steps_replayed = 0;
   std::vector<cuda::CollectiveCounts> captured_counts;
 };
-
-namespace cuda {
-
-DeviceProperties find_device(const glint_engine_options& options, int32_t rank);
-StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device);
-int64_t bytes_per_page(const glint_model& model, PageElement element);
-
-}
 
 }

@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "cuda/layers.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/all_reduce.h"
 #include "cuda/kernels/gemm/quantise.h"
-#include "cuda/kernels/router/router.h"
 #include "cuda/kernels/norm/rows.h"
+#include "cuda/kernels/router/router.h"
+#include "cuda/layers.h"
 
 namespace glint {
 
@@ -12,24 +12,42 @@ namespace cuda {
 
 namespace {
 
-int64_t max_tiles(const Backend& backend) {
+int64_t max_tiles(const Backend& backend, const StepState& step) {
   const int64_t tiles =
-      max_token_tiles(backend.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);
-  return std::min(tiles, backend.num_rows * (backend.model.experts_per_token + 1));
+      max_token_tiles(step.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);
+  return std::min(tiles, step.num_rows * (backend.model.experts_per_token + 1));
 }
 
-void run_feed_forward(Backend& backend, const PlacedFeedForward& weights, float* out) {
-  run_sections(backend, weights.gate_up, backend.operand(backend.model.hidden_size), backend.workspace.gate_up,
+Operand prepare_gated(Backend& backend, const StepState& step, int64_t width) {
+  const Operand operand = backend.gated_operand(width);
+  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
+  launch_swiglu({.out = has_codes ? nullptr : backend.workspace.gated,
+                 .codes = has_codes ? operand.rows : nullptr,
+                 .scales = operand.scales,
+                 .gate = backend.workspace.gate_up,
+                 .up = backend.workspace.gate_up + width,
+                 .in_stride = 2 * width,
+                 .count = step.num_rows,
+                 .width = width,
+                 .row_slices = 1,
+                 .slice_stride = operand.stride_bytes},
+                backend.stream);
+  if (!has_codes) prepare_rows(backend, step, backend.workspace.gated, width, operand);
+  return operand;
+}
+
+void run_feed_forward(Backend& backend, StepState& step, const PlacedFeedForward& weights, float* out) {
+  run_sections(backend, step, weights.gate_up, backend.operand(backend.model.hidden_size), backend.workspace.gate_up,
                2 * weights.width);
-  const Operand gated = prepare_gated(backend, weights.width);
-  run_product(backend, weights.down, nullptr, gated, out, backend.model.hidden_size, backend.num_rows);
+  const Operand gated = prepare_gated(backend, step, weights.width);
+  run_gemm(backend, step, weights.down, nullptr, gated, out, backend.model.hidden_size, step.num_rows);
 }
 
-GroupCall group_call(const Backend& backend, bool has_shared) {
+GroupCall group_call(const Backend& backend, const StepState& step, bool has_shared) {
   return {.grouped = backend.workspace.moe.grouped,
           .experts = backend.workspace.moe.experts,
           .weights = backend.workspace.moe.weights,
-          .num_tokens = static_cast<int32_t>(backend.num_rows),
+          .num_tokens = static_cast<int32_t>(step.num_rows),
           .experts_per_token = backend.model.experts_per_token,
           .expert_first = backend.slice.expert_first,
           .expert_last = backend.slice.expert_last,
@@ -38,12 +56,12 @@ GroupCall group_call(const Backend& backend, bool has_shared) {
           .experts_touched = backend.workspace.moe.experts_touched};
 }
 
-void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) {
+void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& layer, float* out) {
   const PlacedExperts& experts = layer.experts;
   const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  float* hidden = hands_rows_over(backend.num_rows) ? moe.handed : moe.hidden;
-  launch_group_tokens(group_call(backend, experts.holds_shared), backend.stream);
+  float* hidden = step.streams_gate_up ? moe.streamed : moe.hidden;
+  launch_group_tokens(group_call(backend, step, experts.holds_shared), backend.stream);
   launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,
                          .packed_weights = experts.packed_gate_up,
@@ -53,8 +71,8 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                          .token_scales = operand.scales,
                          .width = backend.model.expert_width,
                          .k_bytes = backend.model.hidden_size,
-                         .num_tokens = backend.num_rows,
-                         .max_tiles = max_tiles(backend),
+                         .num_tokens = step.num_rows,
+                         .max_tiles = max_tiles(backend, step),
                          .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
@@ -66,16 +84,16 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .hidden = hidden,
                       .width = backend.model.expert_width,
                       .hidden_size = backend.model.hidden_size,
-                      .num_tokens = backend.num_rows,
-                      .max_rows = backend.num_rows * (backend.model.experts_per_token + 1)},
+                      .num_tokens = step.num_rows,
+                      .max_rows = step.num_rows * (backend.model.experts_per_token + 1)},
                      backend.stream);
-  if (starts_next_after_wait(backend.model.hidden_size, backend.num_rows)) backend.hidden_is_settled = true;
+  if (starts_next_after_wait(backend.model.hidden_size, step.num_rows)) step.hidden_is_settled = true;
   if (experts.holds_shared) return;
-  launch_add_rows(out, moe.shared, backend.num_rows * backend.model.hidden_size, backend.stream);
+  launch_add_rows(out, moe.shared, step.num_rows * backend.model.hidden_size, backend.stream);
 }
 
-void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& operand, const int32_t* row_tokens,
-                 float* out) {
+void run_grouped(Backend& backend, const StepState& step, const PlacedWeight& weight, const Operand& operand,
+                 const int32_t* row_tokens, float* out) {
   const ExpertBuffers& moe = backend.workspace.moe;
   launch_portable_product({.out = out,
                            .out_stride = weight.rows,
@@ -84,19 +102,19 @@ void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& op
                            .activations = operand.rows,
                            .activation_stride_bytes = operand.stride_bytes,
                            .token_scales = operand.scales,
-                           .num_tokens = backend.num_rows,
+                           .num_tokens = step.num_rows,
                            .row_tokens = row_tokens,
                            .tiles = moe.grouped.gate_up_tiles,
                            .num_tiles = moe.grouped.num_gate_up_tiles,
-                           .max_tiles = max_tiles(backend),
-                           .tile_tokens = plan_tiles(backend.num_rows).gate_up_tokens},
+                           .max_tiles = max_tiles(backend, step),
+                           .tile_tokens = plan_tiles(step.num_rows).gate_up_tokens},
                           backend.stream);
 }
 
-Operand gate_expert_rows(Backend& backend) {
+Operand gate_expert_rows(Backend& backend, const StepState& step) {
   const ExpertBuffers& moe = backend.workspace.moe;
   const int64_t width = backend.model.expert_width;
-  const int64_t rows = backend.num_rows * backend.model.experts_per_token;
+  const int64_t rows = step.num_rows * backend.model.experts_per_token;
   const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
   launch_swiglu({.out = has_codes ? nullptr : moe.gate,
                  .codes = has_codes ? moe.operand.rows : nullptr,
@@ -120,13 +138,13 @@ Operand gate_expert_rows(Backend& backend) {
   return {.rows = moe.operand.rows, .scales = nullptr, .stride_bytes = moe.operand.stride_bytes};
 }
 
-void combine_rows(Backend& backend, float* out) {
+void combine_rows(Backend& backend, const StepState& step, float* out) {
   const ExpertBuffers& moe = backend.workspace.moe;
   launch_place_rows({.token_rows = moe.token_rows,
                      .row_tokens = moe.grouped.row_tokens,
                      .tiles = moe.grouped.gate_up_tiles,
                      .num_tiles = moe.grouped.num_gate_up_tiles,
-                     .max_tiles = max_tiles(backend),
+                     .max_tiles = max_tiles(backend, step),
                      .experts = moe.experts,
                      .experts_per_token = backend.model.experts_per_token,
                      .expert_first = backend.slice.expert_first,
@@ -138,7 +156,7 @@ void combine_rows(Backend& backend, float* out) {
                        .token_rows = moe.token_rows,
                        .experts = moe.experts,
                        .shared = moe.shared,
-                       .num_tokens = backend.num_rows,
+                       .num_tokens = step.num_rows,
                        .hidden_size = backend.model.hidden_size,
                        .experts_per_token = backend.model.experts_per_token,
                        .expert_first = backend.slice.expert_first,
@@ -148,14 +166,14 @@ void combine_rows(Backend& backend, float* out) {
                       backend.stream);
 }
 
-void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out) {
+void run_portable_experts(Backend& backend, const StepState& step, const PlacedLayer& layer, float* out) {
   const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  launch_group_tokens(group_call(backend, layer.experts.holds_shared), backend.stream);
-  run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
-  run_grouped(backend, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
-  run_grouped(backend, layer.experts.down, gate_expert_rows(backend), nullptr, moe.routed);
-  combine_rows(backend, out);
+  launch_group_tokens(group_call(backend, step, layer.experts.holds_shared), backend.stream);
+  run_grouped(backend, step, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
+  run_grouped(backend, step, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
+  run_grouped(backend, step, layer.experts.down, gate_expert_rows(backend, step), nullptr, moe.routed);
+  combine_rows(backend, step, out);
 }
 
 }
@@ -164,15 +182,15 @@ void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out
 
 namespace ops {
 
-void dense_feed_forward(Backend& backend, int64_t layer) {
-  cuda::run_feed_forward(backend, backend.layer(layer).dense,
-                         cuda::branch_output(backend, cuda::Branch::kFeedForward));
+void dense_feed_forward(Backend& backend, StepState& step, int64_t layer) {
+  cuda::run_feed_forward(backend, step, backend.layer(layer).dense,
+                         cuda::branch_output(backend, step, cuda::Branch::kFeedForward));
 }
 
-void route(Backend& backend, int64_t layer) {
+void router(Backend& backend, StepState& step, int64_t layer) {
   const glint_model& model = backend.model;
   const cuda::ExpertBuffers& moe = backend.workspace.moe;
-  const cuda::RowRange rows = cuda::own_rows(backend);
+  const cuda::RowRange rows = cuda::own_rows(backend, step);
   const int64_t first_choice = rows.first * model.experts_per_token;
   cuda::launch_router({.experts = moe.experts + first_choice,
                        .weights = moe.weights + first_choice,
@@ -190,19 +208,25 @@ void route(Backend& backend, int64_t layer) {
                        .normalises = model.normalise_weights != 0},
                       backend.stream);
   const auto choice_bytes = model.experts_per_token * static_cast<int64_t>(sizeof(float));
-  cuda::async_all_gather_rows(backend, {moe.experts, choice_bytes, moe.weights, choice_bytes}, cuda::Arrival::kChoices);
+  cuda::async_all_gather_rows(backend, step, {moe.experts, choice_bytes, moe.weights, choice_bytes},
+                              cuda::AsyncGather::kExperts);
 }
 
-void expert_feed_forward(Backend& backend, int64_t layer) {
+void shared_expert(Backend& backend, StepState& step, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
-  float* out = cuda::branch_output(backend, cuda::Branch::kFeedForward);
-  cuda::await_rows(backend, cuda::Arrival::kRows);
-  if (!weights.experts.holds_shared) cuda::run_feed_forward(backend, weights.shared, backend.workspace.moe.shared);
-  cuda::await_rows(backend, cuda::Arrival::kChoices);
+  cuda::await_rows(backend, step, cuda::AsyncGather::kRows);
+  if (weights.experts.holds_shared) return;
+  cuda::run_feed_forward(backend, step, weights.shared, backend.workspace.moe.shared);
+}
+
+void routed_experts(Backend& backend, StepState& step, int64_t layer) {
+  const cuda::PlacedLayer& weights = backend.layer(layer);
+  float* out = cuda::branch_output(backend, step, cuda::Branch::kFeedForward);
+  cuda::await_rows(backend, step, cuda::AsyncGather::kExperts);
   if (weights.experts.is_hopper) {
-    cuda::run_hopper_experts(backend, weights, out);
+    cuda::run_hopper_experts(backend, step, weights, out);
   } else {
-    cuda::run_portable_experts(backend, weights, out);
+    cuda::run_portable_experts(backend, step, weights, out);
   }
 }
 

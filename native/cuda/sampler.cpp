@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
@@ -105,6 +107,27 @@ void start_sampling(Backend& backend, SampleResult* results, std::span<const Sam
                            backend.stream);
 }
 
+void broadcast_results(Backend& backend, void* results, int64_t byte_count) {
+  if (!backend.has_peers() || byte_count == 0) return;
+  backend.collectives->broadcast(results, static_cast<uint64_t>(byte_count), 0, backend.stream);
+}
+
+void wait_for_event(Backend& backend, cudaEvent_t event) {
+  if (!backend.has_peers()) {
+    GLINT_CHECK_CUDA(cudaEventSynchronize(event));
+    return;
+  }
+  constexpr auto kPause = std::chrono::microseconds(20);
+  for (;;) {
+    const cudaError_t state = cudaEventQuery(event);
+    backend.collectives->check_async();
+    if (backend.peers.has_value()) backend.peers->check_async();
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) cuda::check(state, "cudaEventQuery");
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 SampleResult* device_results(const Backend& backend, int32_t slot) {
   return backend.workspace.sampling.results[slot == kPromptSlot ? kPromptSlot : 0];
 }
@@ -118,7 +141,7 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
   if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
   if (backend.slice.is_first()) start_sampling(backend, results, rows);
   if (slot != kPromptSlot) {
-    cuda::broadcast_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
+    broadcast_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
   }
   cuda::Copies downloads(cuda::CopyDirection::kToHost, backend.stream);
   downloads.add(backend.staging.sampling.results[slot], results, static_cast<int64_t>(rows.size()));
@@ -128,7 +151,7 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
 }
 
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {
-  cuda::wait_for_event(backend, backend.staging.sampled[slot]);
+  wait_for_event(backend, backend.staging.sampled[slot]);
   backend.experts_read = *backend.staging.experts_touched[slot];
   const SampleResult* results = backend.staging.sampling.results[slot];
   for (size_t row = 0; row < out.size(); ++row) {

@@ -1,11 +1,12 @@
+#include "cuda/step_state.h"
+
 #include <algorithm>
 #include <functional>
 
 #include "base/faults.h"
-#include "cuda/backend.h"
+#include "cuda/all_reduce.h"
 #include "cuda/check.h"
 #include "cuda/memory/copies.h"
-#include "cuda/layers.h"
 
 namespace glint {
 
@@ -16,7 +17,8 @@ using cuda::PrefillTask;
 using cuda::StepBuffers;
 
 struct StepWriter {
-  Backend& backend;
+  const Backend& backend;
+  StepState& step;
   const StepBuffers& buffers;
   int64_t num_pages = 0;
   int32_t num_partials = 0;
@@ -56,7 +58,7 @@ struct StepWriter {
     const int32_t num_tails = joins_tails ? cuda::num_context_tails(num_positions) : 0;
     const int32_t num_request_pages = (num_positions + cuda::kPageTokens - 1) / cuda::kPageTokens;
     for (int32_t split = 0; split < num_splits - num_tails; ++split) {
-      DecodeTask& task = buffers.decode_tasks[backend.num_decode_tasks++];
+      DecodeTask& task = buffers.decode_tasks[step.num_decode_tasks++];
       task.row = request.row_first;
       task.num_positions = num_positions;
       task.split = split;
@@ -71,11 +73,11 @@ struct StepWriter {
   }
 
   void sort_decode_tasks() {
-    if (backend.num_decode_tasks <= backend.device.num_multiprocessors) return;
+    if (step.num_decode_tasks <= backend.device.num_multiprocessors) return;
     const auto num_tokens = [](const DecodeTask& task) {
       return std::min(cuda::kSplitTokens, task.num_positions - task.split * cuda::kSplitTokens);
     };
-    const std::span tasks(buffers.decode_tasks, static_cast<size_t>(backend.num_decode_tasks));
+    const std::span tasks(buffers.decode_tasks, static_cast<size_t>(step.num_decode_tasks));
     const auto shorter = std::ranges::partition(
         tasks, [&](const DecodeTask& task) { return num_tokens(task) == cuda::kSplitTokens; });
     std::ranges::sort(shorter, std::ranges::greater(), num_tokens);
@@ -87,11 +89,11 @@ struct StepWriter {
     const int32_t page_count = (last_position + cuda::kPageTokens - 1) / cuda::kPageTokens;
     std::copy_n(request.pages, page_count, buffers.page_table + num_pages);
     for (int32_t query = 0; query < request.row_count * group_heads; query += cuda::kPrefillTileQueries) {
-      buffers.prefill_tasks[backend.num_prefill_tasks++] = {.row_first = request.row_first,
-                                                           .row_count = request.row_count,
-                                                           .first_position = request.first_position,
-                                                           .page_first = static_cast<int32_t>(num_pages),
-                                                           .query_first = query};
+      buffers.prefill_tasks[step.num_prefill_tasks++] = {.row_first = request.row_first,
+                                                         .row_count = request.row_count,
+                                                         .first_position = request.first_position,
+                                                         .page_first = static_cast<int32_t>(num_pages),
+                                                         .query_first = query};
     }
     num_pages += page_count;
   }
@@ -101,18 +103,31 @@ struct StepWriter {
     const auto last_position = [group_heads](const PrefillTask& task) {
       return task.first_position + task.query_first / group_heads;
     };
-    std::ranges::stable_sort(std::span(buffers.prefill_tasks, static_cast<size_t>(backend.num_prefill_tasks)),
+    std::ranges::stable_sort(std::span(buffers.prefill_tasks, static_cast<size_t>(step.num_prefill_tasks)),
                              std::ranges::greater(), last_position);
   }
 };
 
-struct StepCapture {
-  Backend& backend;
-  cuda::Capture capture;
+bool fits_fused_attention(const Backend& backend) {
+  const glint_model& model = backend.model;
+  return cuda::weight_element(model) == cuda::ProductElement::kE4m3 &&
+         backend.page_element == cuda::PageElement::kBf16 &&
+         cuda::fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
+}
 
-  explicit StepCapture(Backend& of) : backend(of), capture(of.stream) { backend.is_capturing = true; }
-  ~StepCapture() { backend.is_capturing = false; }
-};
+void choose_operations(const Backend& backend, StepState& step) {
+  step.all_reduce = cuda::choose_all_reduce(backend, step.num_rows);
+  step.gathers_async = step.all_reduce == cuda::AllReduce::kSequenceParallel && !step.is_captured;
+  step.fuses_rope_and_attention = step.num_prefill_tasks == 0 && fits_fused_attention(backend);
+  step.streams_gate_up = cuda::hands_rows_over(step.num_rows);
+}
+
+void add_deferred_residual(Backend& backend, StepState& step) {
+  if (step.deferred.num_parts == 0) return;
+  cuda::launch_add_rows(backend.workspace.hidden, step.deferred.parts, step.num_rows * backend.model.hidden_size,
+                        backend.stream);
+  step.deferred = {};
+}
 
 cuda::CollectiveCounts counts_of(const Backend& backend) {
   return backend.has_peers() ? backend.collectives->counts() : cuda::CollectiveCounts{};
@@ -124,28 +139,27 @@ bool samples_every_row(const StepBatch& batch) {
 
 }
 
+void StepDeleter::operator()(StepState* step) const { delete step; }
+
+StepOwner make_step() { return StepOwner(new StepState); }
+
 namespace ops {
 
 bool keeps_sampled_tokens(const Backend&) { return true; }
 
-void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
+void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32_t slot) {
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
+  cuda::finish_peer_sum(backend, step);
+  step = {};
+  step.num_rows = static_cast<int64_t>(batch.tokens.size());
+  step.slot = slot;
+  step.samples_all_rows = samples_every_row(batch);
   const StepBuffers& host = backend.staging.steps[slot];
   const StepBuffers& device = backend.workspace.step;
-  StepWriter writer{backend, host};
-  cuda::finish_peer_sum(backend);
-  backend.slot = slot;
-  backend.num_rows = static_cast<int64_t>(batch.tokens.size());
-  backend.num_decode_tasks = 0;
-  backend.num_prefill_tasks = 0;
-  backend.exchange = cuda::choose_all_reduce(backend, backend.num_rows);
-  backend.pending = {};
-  backend.has_logits = false;
-  backend.samples_all_rows = samples_every_row(batch);
-  const int64_t padded_rows =
-      backend.samples_all_rows ? backend.graphs.padded_size(backend.num_rows) : backend.num_rows;
+  StepWriter writer{backend, step, host};
+  const int64_t padded_rows = step.samples_all_rows ? backend.graphs.padded_size(step.num_rows) : step.num_rows;
   writer.add_rows(batch);
-  writer.pad_rows(backend.num_rows, padded_rows);
+  writer.pad_rows(step.num_rows, padded_rows);
   writer.choose_tails(batch);
   for (const BatchRequest& request : batch.requests) {
     if (request.row_count == 1) {
@@ -156,55 +170,63 @@ void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
   }
   writer.sort_decode_tasks();
   writer.sort_prefill_tasks();
-  backend.num_prefill_pages = writer.num_pages;
-  host.counts[cuda::kRowCount] = static_cast<int32_t>(backend.num_rows);
-  host.counts[cuda::kDecodeCount] = static_cast<int32_t>(backend.num_decode_tasks);
-  host.counts[cuda::kPrefillCount] = static_cast<int32_t>(backend.num_prefill_tasks);
+  step.num_prefill_pages = writer.num_pages;
+  choose_operations(backend, step);
+  host.counts[cuda::kRowCount] = static_cast<int32_t>(step.num_rows);
+  host.counts[cuda::kDecodeCount] = static_cast<int32_t>(step.num_decode_tasks);
+  host.counts[cuda::kPrefillCount] = static_cast<int32_t>(step.num_prefill_tasks);
   cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
   uploads.add(device.counts, host.counts, host.slots + padded_rows - host.counts);
-  uploads.add(device.decode_tasks, host.decode_tasks, backend.num_decode_tasks);
-  uploads.add(device.prefill_tasks, host.prefill_tasks, backend.num_prefill_tasks);
+  uploads.add(device.decode_tasks, host.decode_tasks, step.num_decode_tasks);
+  uploads.add(device.prefill_tasks, host.prefill_tasks, step.num_prefill_tasks);
   uploads.add(device.page_table, host.page_table, writer.num_pages);
   uploads.send();
 }
 
-bool replay_step(Backend& backend) {
-  if (!backend.samples_all_rows || !backend.graphs.is_complete()) return false;
-  backend.graphs.launch(backend.num_rows, backend.stream);
+bool replay_step(Backend& backend, StepState& step) {
+  if (!step.samples_all_rows || !backend.graphs.is_complete()) return false;
+  backend.graphs.launch(step.num_rows, backend.stream);
   if (backend.has_peers()) {
-    backend.collectives->add_counts(backend.captured_counts[backend.graphs.index_of(backend.num_rows)]);
+    backend.collectives->add_counts(backend.captured_counts[backend.graphs.index_of(step.num_rows)]);
   }
-  backend.has_logits = true;
+  step.has_logits = true;
   ++backend.steps_replayed;
   return true;
 }
 
-bool capture_step(Backend& backend, const std::function<void()>& run_layers) {
+bool capture_step(Backend& backend, StepState& step, const std::function<void()>& run) {
   if (backend.graphs.is_complete()) return false;
-  backend.num_rows = backend.graphs.next_size();
-  backend.exchange = cuda::choose_all_reduce(backend, backend.num_rows);
-  backend.pending = {};
+  step = {};
+  step.num_rows = backend.graphs.next_size();
+  step.num_logit_rows = step.num_rows;
+  step.is_captured = true;
+  choose_operations(backend, step);
   const cuda::CollectiveCounts before = counts_of(backend);
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
-  StepCapture step(backend);
+  cuda::Capture capture(backend.stream);
   pass_fault_place(FaultPlace::kCapture, backend.slice.rank);
-  run_layers();
-  cuda::compute_all_logits(backend);
-  backend.graphs.add(step.capture, backend.stream);
+  run();
+  backend.graphs.add(capture, backend.stream);
   const cuda::CollectiveCounts after = counts_of(backend);
   backend.captured_counts.push_back({.collectives = after.collectives - before.collectives,
                                      .bytes_sent = after.bytes_sent - before.bytes_sent});
   return true;
 }
 
-void compute_logits(Backend& backend, std::span<const int32_t> rows) {
-  if (backend.has_logits) return;
-  const StepBuffers& host = backend.staging.steps[backend.slot];
-  std::ranges::copy(rows, host.logit_rows);
-  cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
-  uploads.add(backend.workspace.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
-  uploads.send();
-  cuda::compute_row_logits(backend, static_cast<int64_t>(rows.size()));
+void read_hidden(Backend& backend, StepState& step, float* out) {
+  add_deferred_residual(backend, step);
+  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.workspace.hidden,
+                              static_cast<size_t>(step.num_rows * backend.model.hidden_size) * sizeof(float),
+                              cudaMemcpyDeviceToHost));
+}
+
+void write_hidden(Backend& backend, StepState& step, const float* in) {
+  add_deferred_residual(backend, step);
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.workspace.hidden, in,
+                                   static_cast<size_t>(step.num_rows * backend.model.hidden_size) * sizeof(float),
+                                   cudaMemcpyHostToDevice, backend.stream));
+  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
 }
 
 }

@@ -185,7 +185,7 @@ void StepRunner::run_forward(Step& step) {
 }
 
 void StepRunner::compute_logits(std::span<const int32_t> rows) {
-  ranks_.run([&](Rank& rank) { ops::compute_logits(*rank.backend, rows); });
+  ranks_.run([&](Rank& rank) { rank.forward->compute_logits(rows); });
 }
 
 void StepRunner::sample_rows(int32_t slot) {

@@ -206,7 +206,7 @@ GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float
 }
 
 GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
-  glint::cpu::rotate_and_store(*workers,
+  glint::cpu::rope_and_cache(*workers,
                                {.query = rotation->query,
                                 .key = rotation->key,
                                 .value = rotation->value,
@@ -220,7 +220,7 @@ GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotati
 }
 
 GLINT_API void glint_testing_attend(Workers* workers, float* out, const float* query, const TestPages* pages) {
-  glint::cpu::attend(*workers, out, query, layout_of(*pages), pages->layer, pages->request_span(), heads_of(*pages));
+  glint::cpu::attention(*workers, out, query, layout_of(*pages), pages->layer, pages->request_span(), heads_of(*pages));
 }
 
 GLINT_API void glint_testing_swiglu(Workers* workers, float* out, const float* gate, const float* up, int64_t count) {

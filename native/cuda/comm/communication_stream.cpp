@@ -31,12 +31,12 @@ cudaStream_t CommunicationStream::begin_after(cudaStream_t main) {
   return stream_;
 }
 
-void CommunicationStream::end_with(Arrival arrival) {
-  GLINT_CHECK_CUDA(cudaEventRecord(ended_[static_cast<size_t>(arrival)], stream_));
+void CommunicationStream::end_with(AsyncGather gather) {
+  GLINT_CHECK_CUDA(cudaEventRecord(ended_[static_cast<size_t>(gather)], stream_));
 }
 
-void CommunicationStream::await(Arrival arrival, cudaStream_t main) {
-  GLINT_CHECK_CUDA(cudaStreamWaitEvent(main, ended_[static_cast<size_t>(arrival)], 0));
+void CommunicationStream::await(AsyncGather gather, cudaStream_t main) {
+  GLINT_CHECK_CUDA(cudaStreamWaitEvent(main, ended_[static_cast<size_t>(gather)], 0));
 }
 
 }

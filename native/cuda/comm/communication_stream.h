@@ -6,7 +6,7 @@
 
 namespace glint::cuda {
 
-enum class Arrival { kRows, kChoices };
+enum class AsyncGather { kRows, kExperts };
 
 class CommunicationStream {
  public:
@@ -17,17 +17,17 @@ class CommunicationStream {
 
   cudaStream_t stream() const { return stream_; }
   cudaStream_t begin_after(cudaStream_t main);
-  void end_with(Arrival arrival);
-  void await(Arrival arrival, cudaStream_t main);
+  void end_with(AsyncGather gather);
+  void await(AsyncGather gather, cudaStream_t main);
 
  private:
-  static constexpr size_t kArrivals = 2;
+  static constexpr size_t kGathers = 2;
 
   void release() noexcept;
 
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begun_ = nullptr;
-  std::array<cudaEvent_t, kArrivals> ended_ = {};
+  std::array<cudaEvent_t, kGathers> ended_ = {};
 };
 
 }

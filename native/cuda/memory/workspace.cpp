@@ -51,7 +51,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   if (model.num_dense_layers == model.num_layers) return moe;
   const int64_t pairs = limits.padded_tokens() * model.experts_per_token;
   const int64_t rows = pairs + limits.max_tokens;
-  const int64_t handed_rows = most_handed_rows(limits.max_tokens, model.experts_per_token);
+  const int64_t streamed_rows = most_handed_rows(limits.max_tokens, model.experts_per_token);
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
   moe.weights = arena.take<float>(pairs);
@@ -63,7 +63,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   moe.grouped.num_gate_up_tiles = arena.take<int32_t>(1);
   moe.grouped.down_tiles = arena.take<TokenTile>(sizes.tiles);
   moe.grouped.down_tile_ends = arena.take<int32_t>(limits.max_tokens + 1);
-  moe.grouped.row_places = arena.take<RowPlace>(handed_rows);
+  moe.grouped.row_places = arena.take<RowPlace>(streamed_rows);
   moe.grouped.rows_recorded = arena.take<uint32_t>(sizes.tiles);
   moe.grouped.num_rows = arena.take<int32_t>(1);
   if (limits.has_separate_shared) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
@@ -72,7 +72,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
     return moe;
   }
   moe.hidden = arena.take<float>(rows * model.expert_width);
-  moe.handed = arena.take<float>(handed_rows * model.expert_width);
+  moe.streamed = arena.take<float>(streamed_rows * model.expert_width);
   moe.records = arena.take<uint8_t>(sizes.record_bytes);
   moe.arrivals = arena.take<uint32_t>(1);
   moe.tiles_taken = arena.take<uint32_t>(1);

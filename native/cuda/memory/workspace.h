@@ -72,7 +72,7 @@ struct ExpertBuffers {
   float* router_pieces = nullptr;
   GroupedTokens grouped = {};
   float* hidden = nullptr;
-  float* handed = nullptr;
+  float* streamed = nullptr;
   uint8_t* records = nullptr;
   uint32_t* arrivals = nullptr;
   uint32_t* tiles_taken = nullptr;
