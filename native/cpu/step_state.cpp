@@ -19,9 +19,11 @@ bool keeps_sampled_tokens(const Backend&) { return cpu::defers_results; }
 void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32_t slot) {
   const int64_t previous_slot = (slot + 1) % GLINT_MAX_STEPS_IN_FLIGHT;
   const SampledRow* sampled = backend.workspace.sampled.data() + previous_slot * backend.max_step_items;
-  const auto known_token = [sampled](int32_t token) { return token >= 0 ? token : sampled[sampled_row(token)].token; };
+  const auto known_token = [sampled](int32_t token, int32_t row) {
+    return row == kNoSampledRow ? token : sampled[row].token;
+  };
   int32_t* tokens = backend.workspace.step_tokens.data();
-  std::ranges::transform(batch.tokens, tokens, known_token);
+  std::ranges::transform(batch.tokens, batch.sampled_rows, tokens, known_token);
   backend.calls.clear();
   step = {.batch = batch, .shard = cpu::choose_shard(backend, static_cast<int64_t>(batch.tokens.size()))};
   step.batch.tokens = {tokens, batch.tokens.size()};

@@ -68,7 +68,7 @@ RotateCall rotate_call(const Backend& backend, const StepState& step, int64_t la
           .key_norm = backend.layer(layer).key_norm,
           .cosines = backend.workspace.cosines,
           .sines = backend.workspace.sines,
-          .slots = backend.workspace.step.slots,
+          .slots = step.rows.slots,
           .count = step.num_rows,
           .num_heads = model.num_heads,
           .num_kv_heads = model.num_kv_heads,
@@ -255,7 +255,7 @@ namespace ops {
 void rope_table(Backend& backend, StepState& step) {
   cuda::launch_rotary_table({.cosines = backend.workspace.cosines,
                              .sines = backend.workspace.sines,
-                             .positions = backend.workspace.step.positions,
+                             .positions = step.rows.positions,
                              .count = step.num_rows,
                              .rotary_dim = backend.model.rotary_dim,
                              .theta = backend.model.rope_theta},
@@ -265,7 +265,8 @@ void rope_table(Backend& backend, StepState& step) {
 void embed(Backend& backend, StepState& step) {
   cuda::launch_embed({.hidden = backend.workspace.hidden,
                       .table = backend.weights.embedding,
-                      .tokens = backend.workspace.step.tokens,
+                      .tokens = step.rows.tokens,
+                      .sampled_rows = step.rows.sampled_rows,
                       .count = step.num_rows,
                       .width = backend.model.hidden_size,
                       .sampled = backend.workspace.sampling.results[0],

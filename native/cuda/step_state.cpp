@@ -20,27 +20,30 @@ struct StepWriter {
   const Backend& backend;
   StepState& step;
   const StepBuffers& buffers;
+  const cuda::StepRows rows;
   int64_t num_pages = 0;
   int32_t num_partials = 0;
   bool joins_tails = false;
 
   void add_rows(const StepBatch& batch) {
-    std::ranges::copy(batch.tokens, buffers.tokens);
-    std::ranges::copy(batch.positions, buffers.positions);
+    std::ranges::copy(batch.tokens, rows.tokens);
+    std::ranges::copy(batch.sampled_rows, rows.sampled_rows);
+    std::ranges::copy(batch.positions, rows.positions);
     for (const BatchRequest& request : batch.requests) {
       for (int32_t row = 0; row < request.row_count; ++row) {
         const int32_t position = request.first_position + row;
-        buffers.slots[request.row_first + row] =
+        rows.slots[request.row_first + row] =
             request.pages[position / cuda::kPageTokens] * cuda::kPageTokens + position % cuda::kPageTokens;
       }
     }
   }
 
-  void pad_rows(int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      buffers.tokens[row] = 0;
-      buffers.positions[row] = 0;
-      buffers.slots[row] = static_cast<int32_t>(backend.num_pages * cuda::kPageTokens);
+  void pad_rows() {
+    for (int64_t row = step.num_rows; row < rows.count; ++row) {
+      rows.tokens[row] = 0;
+      rows.sampled_rows[row] = kNoSampledRow;
+      rows.positions[row] = 0;
+      rows.slots[row] = static_cast<int32_t>(backend.num_pages * cuda::kPageTokens);
     }
   }
 
@@ -156,10 +159,11 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
   step.samples_all_rows = samples_every_row(batch);
   const StepBuffers& host = backend.staging.steps[slot];
   const StepBuffers& device = backend.workspace.step;
-  StepWriter writer{backend, step, host};
   const int64_t padded_rows = step.samples_all_rows ? backend.graphs.padded_size(step.num_rows) : step.num_rows;
+  step.rows = device.rows(padded_rows);
+  StepWriter writer{backend, step, host, host.rows(padded_rows)};
   writer.add_rows(batch);
-  writer.pad_rows(step.num_rows, padded_rows);
+  writer.pad_rows();
   writer.choose_tails(batch);
   for (const BatchRequest& request : batch.requests) {
     if (request.row_count == 1) {
@@ -176,7 +180,7 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
   host.counts[cuda::kDecodeCount] = static_cast<int32_t>(step.num_decode_tasks);
   host.counts[cuda::kPrefillCount] = static_cast<int32_t>(step.num_prefill_tasks);
   cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
-  uploads.add(device.counts, host.counts, host.slots + padded_rows - host.counts);
+  uploads.add(device.counts, host.counts, StepBuffers::words(padded_rows));
   uploads.add(device.decode_tasks, host.decode_tasks, step.num_decode_tasks);
   uploads.add(device.prefill_tasks, host.prefill_tasks, step.num_prefill_tasks);
   uploads.add(device.page_table, host.page_table, writer.num_pages);
@@ -200,6 +204,7 @@ bool capture_step(Backend& backend, StepState& step, const std::function<void()>
   step.num_rows = backend.graphs.next_size();
   step.num_logit_rows = step.num_rows;
   step.is_captured = true;
+  step.rows = backend.workspace.step.rows(step.num_rows);
   choose_operations(backend, step);
   const cuda::CollectiveCounts before = counts_of(backend);
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));

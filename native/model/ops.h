@@ -19,6 +19,7 @@ struct BatchRequest {
 
 struct StepBatch {
   std::span<const int32_t> tokens;
+  std::span<const int32_t> sampled_rows;
   std::span<const int32_t> positions;
   std::span<const BatchRequest> requests;
   std::span<const int32_t> logit_rows;
@@ -26,9 +27,6 @@ struct StepBatch {
 
 inline constexpr int32_t kSampleSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
 inline constexpr int32_t kPromptSlot = GLINT_MAX_STEPS_IN_FLIGHT;
-
-constexpr int32_t sampled_token(int32_t row) { return -1 - row; }
-constexpr int32_t sampled_row(int32_t token) { return -1 - token; }
 
 namespace ops {
 

@@ -35,7 +35,7 @@ class _Embed(Structure):
     _fields_ = [
         ("out", _FLOATS),
         ("table", POINTER(c_uint16)),
-        *((name, _INTS) for name in ("tokens", "sampled")),
+        *((name, _INTS) for name in ("tokens", "sampled_rows", "sampled")),
         *((name, c_int64) for name in ("count", "width", "vocab_size", "sampled_count")),
     ]
 
@@ -135,11 +135,20 @@ class CudaOperations:
     def __exit__(self, *failure: object) -> None:
         declare("glint_testing_backend_free", None, c_void_p, device="cuda")(self._backend)
 
-    def embed(self, table: NDArray[np.uint16], tokens: NDArray[np.int32], sampled: NDArray[np.int32]) -> FloatArray:
-        """Rows of a bfloat16 table; the token -1 - i stands for sampled[i]."""
+    def embed(
+        self,
+        table: NDArray[np.uint16],
+        tokens: NDArray[np.int32],
+        sampled_rows: NDArray[np.int32],
+        sampled: NDArray[np.int32],
+    ) -> FloatArray:
+        """Rows of a bfloat16 table; a row whose sampled_rows is not -1 takes sampled[sampled_rows] as its token."""
         out = poisoned(len(tokens), table.shape[1])
         case = _Embed(
-            pointer(out), pointer(table, POINTER(c_uint16)), pointer(tokens, _INTS), pointer(sampled, _INTS), *out.shape
+            pointer(out),
+            pointer(table, POINTER(c_uint16)),
+            *(pointer(numbers, _INTS) for numbers in (tokens, sampled_rows, sampled)),
+            *out.shape,
         )
         case.vocab_size, case.sampled_count = len(table), len(sampled)
         self.call("glint_testing_embed", case)

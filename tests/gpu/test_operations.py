@@ -136,14 +136,14 @@ def test_rows_by_index(record: ErrorRecord, cpu: Operations, width: int) -> None
     table = bf16_bits(numbers.standard_normal((1003, width), np.float32))
     for count in FEW_COUNTS:
         tokens, sampled = numbers.integers(0, 1003, count, np.int32), numbers.integers(0, 1003, 5, np.int32)
-        given = np.where(numbers.random(count) < 0.3, -1 - numbers.integers(0, 5, count), tokens).astype(np.int32)
-        meant = np.where(given < 0, sampled[np.clip(-1 - given, 0, 4)], given).astype(np.int32)
+        sampled_rows = np.where(numbers.random(count) < 0.3, numbers.integers(0, 5, count), -1).astype(np.int32)
+        meant = np.where(sampled_rows < 0, tokens, sampled[sampled_rows]).astype(np.int32)
         rows, update = normal_rows(numbers, 2 * count, width), normal_rows(numbers, 2 * count, width)
         chosen = numbers.permutation(2 * count)[:count].astype(np.int32)
         added = cpu.add_rows(rows.ravel(), update.ravel()).reshape(rows.shape)
         with open_for(count) as cuda:
             what = f"{count} rows of {width}"
-            record.compare("embed", cuda.embed(table, given, sampled), cpu.embed(table, meant), what)
+            record.compare("embed", cuda.embed(table, tokens, sampled_rows, sampled), cpu.embed(table, meant), what)
             record.compare("gather rows", cuda.gather_rows(rows, chosen, None), cpu.gather_rows(rows, chosen), what)
             gathered = cuda.gather_rows(rows, chosen, update)
             record.compare("gather rows", gathered, cpu.gather_rows(added, chosen), f"{what}, with update")

@@ -224,18 +224,21 @@ void check_embed(Report& report, int64_t width) {
   RandomSource random(9);
   std::vector<uint16_t> table(static_cast<size_t>(kVocab * width));
   for (uint16_t& value : table) value = bf16_from_float(random.normal());
-  const std::vector<int32_t> tokens = {0, 999, 17, -1, 17, -3, 512, -2, -4};
+  const std::vector<int32_t> tokens = {0, 999, 17, 0, 17, 0, 512, 0, 0};
+  const std::vector<int32_t> sampled_rows = {-1, -1, -1, 0, -1, 2, -1, 1, 3};
   const std::vector<int32_t> sampled_tokens = {44, -7, 998, 100000};
   const std::vector<int32_t> wanted = {0, 999, 17, 44, 17, 998, 512, 0, 999};
   std::vector<SampleResult> results(sampled_tokens.size());
   for (size_t index = 0; index < results.size(); ++index) results[index].token = sampled_tokens[index];
   DeviceArray<uint16_t> device_table(table);
   DeviceArray<int32_t> device_tokens(tokens);
+  DeviceArray<int32_t> device_rows(sampled_rows);
   DeviceArray<SampleResult> device_results(results);
   DeviceArray<float> out(tokens.size() * static_cast<size_t>(width));
   launch_embed({.hidden = out.data(),
                 .table = device_table.data(),
                 .tokens = device_tokens.data(),
+                .sampled_rows = device_rows.data(),
                 .count = static_cast<int64_t>(tokens.size()),
                 .width = width,
                 .sampled = device_results.data(),

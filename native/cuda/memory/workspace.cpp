@@ -10,8 +10,6 @@ namespace glint::cuda {
 
 namespace {
 
-constexpr int64_t kCounts = 16;
-
 int64_t widest_operand(const glint_model& model) {
   const int64_t attention_width = int64_t{model.num_heads} * model.head_dim;
   return std::max(int64_t{model.hidden_size}, attention_width);
@@ -81,12 +79,18 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
 
 }
 
+StepRows StepBuffers::rows(int64_t count) const {
+  int32_t* first = counts + kCounts;
+  return {.tokens = first,
+          .sampled_rows = first + count,
+          .positions = first + 2 * count,
+          .slots = first + 3 * count,
+          .count = count};
+}
+
 StepBuffers lay_out_step(const glint_model& model, const StepLimits& limits, Arena& arena) {
   StepBuffers buffers;
-  buffers.counts = arena.take<int32_t>(kCounts + 3 * limits.max_tokens);
-  buffers.tokens = buffers.counts + kCounts;
-  buffers.positions = buffers.tokens + limits.max_tokens;
-  buffers.slots = buffers.positions + limits.max_tokens;
+  buffers.counts = arena.take<int32_t>(StepBuffers::words(limits.max_tokens));
   buffers.logit_rows = arena.take<int32_t>(limits.max_items);
   buffers.page_table = arena.take<int32_t>(limits.max_items * limits.max_pages_per_request());
   buffers.decode_tasks = arena.take<DecodeTask>(limits.max_decode_tasks());

@@ -46,11 +46,22 @@ inline constexpr int kRowCount = 0;
 inline constexpr int kDecodeCount = 1;
 inline constexpr int kPrefillCount = 2;
 
-struct StepBuffers {
-  int32_t* counts = nullptr;
+struct StepRows {
   int32_t* tokens = nullptr;
+  int32_t* sampled_rows = nullptr;
   int32_t* positions = nullptr;
   int32_t* slots = nullptr;
+  int64_t count = 0;
+};
+
+struct StepBuffers {
+  static constexpr int64_t kCounts = 16;
+  static constexpr int64_t kRowFields = 4;
+
+  StepRows rows(int64_t count) const;
+  static constexpr int64_t words(int64_t num_rows) { return kCounts + kRowFields * num_rows; }
+
+  int32_t* counts = nullptr;
   int32_t* logit_rows = nullptr;
   int32_t* page_table = nullptr;
   DecodeTask* decode_tasks = nullptr;
