@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/contract.h"
-#include "base/rounded_pages.h"
 #include "cpu/machine.h"
 #include "cpu/layers.h"
 
@@ -130,7 +129,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
 
 const char* backend_name() { return "cpu"; }
 
-bool backend_checks_codes() { return false; }
+bool backend_checks_fp8_values() { return false; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
   stats.kernels = backend.workers.kernels().id;

@@ -23,7 +23,7 @@ class Backend {
  public:
   Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole, World& world);
 
-  bool has_codes() const { return model.weight_scale_kind != GLINT_SCALE_NONE; }
+  bool is_fp8() const { return model.weight_scale_kind != GLINT_SCALE_NONE; }
   bool splits_experts() const { return expert_layout == GLINT_EXPERT_LAYOUT_TP; }
   bool has_peers() const { return slice.num_ranks > 1; }
   const LayerWeights& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }

@@ -13,11 +13,11 @@ int64_t max_product_calls(const glint_model& model, int32_t row_slices) {
 ProductInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
                      int32_t slices) {
   const int64_t stride = operand_stride(width, slices);
-  if (!backend.has_codes()) {
+  if (!backend.is_fp8()) {
     prepare_floats(backend.workers, buffer, in, count, width, slices);
     return {buffer.operand, nullptr, stride};
   }
-  prepare_codes(backend.workers, buffer, in, count, width, slices);
+  prepare_fp8(backend.workers, buffer, in, count, width, slices);
   return {buffer.operand, buffer.scales, stride};
 }
 
@@ -48,7 +48,7 @@ void add_product(Backend& backend, float* out, const ProductInput& input, int64_
 void add_sliced_product(Backend& backend, const SlicedProduct& product) {
   const int64_t width = product.weight.cols / product.slices;
   const int64_t slice_stride = product.input.stride / product.slices;
-  const int64_t element_bytes = backend.has_codes() ? code_element_bytes(backend.workers) : kOperandElementBytes;
+  const int64_t element_bytes = backend.is_fp8() ? fp8_element_bytes(backend.workers) : kOperandElementBytes;
   for (int32_t slice = 0; slice < product.slices; ++slice) {
     const int64_t offset = product.input_first * product.input.stride + slice * slice_stride;
     const float* scales = product.input.scales == nullptr

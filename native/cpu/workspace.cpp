@@ -67,12 +67,12 @@ Workspace::Workspace(const RankSlice& slice, const glint_engine_options& options
 
 uint64_t Workspace::byte_count() const {
   return hidden.byte_count() + normed.byte_count() + query.byte_count() + key.byte_count() + value.byte_count() +
-         attention_output.byte_count() + cosines.byte_count() + sines.byte_count() + gate.byte_count() + up.byte_count() +
-         shared_gate.byte_count() + shared_up.byte_count() + routed.byte_count() + shared.byte_count() +
+         attention_output.byte_count() + cosines.byte_count() + sines.byte_count() + gate.byte_count() +
+         up.byte_count() + shared_gate.byte_count() + shared_up.byte_count() + routed.byte_count() + shared.byte_count() +
          parts.byte_count() + branch_sum.byte_count() + rank_logits.byte_count() + router_logits.byte_count() +
          expert_weights.byte_count() + logits.byte_count() + experts.byte_count() + routed_rows.byte_count() +
-         expert_tokens.byte_count() + expert_first.byte_count() + operand.byte_count() + float_operand.byte_count() + expert_operand.byte_count() +
-         shared_operand.byte_count() + operand_scales.byte_count() + expert_scales.byte_count() +
+         expert_tokens.byte_count() + expert_first.byte_count() + operand.byte_count() + float_operand.byte_count() +
+         expert_operand.byte_count() + shared_operand.byte_count() + operand_scales.byte_count() + expert_scales.byte_count() +
          shared_scales.byte_count() + sampled.byte_count() + step_tokens.byte_count();
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "base/rounded_pages.h"
+#include "base/contract.h"
 #include "cuda/bandwidth.h"
 #include "cuda/check.h"
 #include "cuda/comm/nccl.h"
@@ -19,7 +19,7 @@ namespace cuda {
 namespace {
 
 constexpr int32_t kWidestNorm = 8192;
-constexpr int32_t kWidestCodes = 12288;
+constexpr int32_t kWidestInput = 12288;
 constexpr int64_t kGatheredRows = 16;
 constexpr int64_t kPeerRows = 64;
 
@@ -62,7 +62,7 @@ void check_experts(const RankSlice& slice, const glint_engine_options& options) 
   require_argument(std::max(options.max_step_tokens, options.max_step_items) <= most_tokens,
                    "options.max_step_tokens is ", options.max_step_tokens, " and max_step_items ",
                    options.max_step_items, "; with ", num_local, " experts a step on CUDA has at most ", most_tokens,
-                   " tokens: lower --max-num-batched-tokens");
+                   " tokens: lower options.max_step_tokens");
 }
 
 bool has_separate_shared(const PlacedWeights& weights) {
@@ -81,11 +81,11 @@ int64_t most_peer_rows(const glint_engine_options& options, int64_t max_tokens) 
 }
 
 void check_widths(const glint_model& model) {
-  const int32_t codes = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
-                                  model.shared_width});
-  require(model.hidden_size <= kWidestNorm && codes <= kWidestCodes, GLINT_STATUS_UNSUPPORTED, "hidden_size ",
-          model.hidden_size, " and a product's input of ", codes, ": CUDA takes up to ", kWidestNorm, " and ",
-          kWidestCodes);
+  const int32_t widest = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
+                                   model.shared_width});
+  require(model.hidden_size <= kWidestNorm && widest <= kWidestInput, GLINT_STATUS_UNSUPPORTED, "hidden_size ",
+          model.hidden_size, " and a GEMM's input of ", widest, ": CUDA takes up to ", kWidestNorm, " and ",
+          kWidestInput);
   require(model.head_dim % 2 == 0, GLINT_STATUS_UNSUPPORTED, "head_dim ", model.head_dim,
           " is odd: CUDA attention takes even ones");
 }
@@ -101,10 +101,10 @@ void check_ranks(const glint_engine_options& options) {
           options.num_ranks, ": one rank with random weights stands for up to ", kMaxParts, "; use 0");
   require(options.exchange != GLINT_EXCHANGE_SHARDED || options.all_reduce != GLINT_ALL_REDUCE_CUSTOM,
           GLINT_STATUS_UNSUPPORTED, "options.exchange is sharded and options.all_reduce custom: shards go through NCCL; ",
-          "use --all-reduce auto or another --exchange");
+          "set options.all_reduce to auto or choose another options.exchange");
   require(options.shares_devices == 0 || options.kernels != GLINT_KERNELS_HOPPER, GLINT_STATUS_UNSUPPORTED,
           "options.shares_devices is ", options.shares_devices,
-          " with the Hopper kernels: they need a GPU of their own, use --kernels portable");
+          " with the Hopper kernels: they need a GPU of their own, set options.kernels to portable");
 }
 
 PageElement page_element(const glint_engine_options& options) {
@@ -226,7 +226,8 @@ void join_world(Backend& backend) {
   if (!backend.peers.has_value()) return;
   backend.peers->open(backend.stream, cuda::deadline_after(kSeconds));
   require(backend.peers->is_available() || backend.all_reduce != GLINT_ALL_REDUCE_CUSTOM, GLINT_STATUS_UNSUPPORTED,
-          "--all-reduce custom cannot be used: ", backend.peers->refusal(), "; use --all-reduce auto or nccl");
+          "options.all_reduce is custom, which cannot be used: ", backend.peers->refusal(),
+          "; set options.all_reduce to auto or nccl");
   if (!backend.peers->is_available()) backend.peers.reset();
 }
 
@@ -278,16 +279,16 @@ cuda::PagePool Backend::widened_pages() const {
 }
 
 cuda::Operand Backend::operand(int64_t width) const {
-  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  const bool is_fp8 = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
   return {.rows = workspace.operand_rows,
-          .scales = has_codes ? workspace.operand_scales : nullptr,
+          .scales = is_fp8 ? workspace.operand_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
 cuda::Operand Backend::gated_operand(int64_t width) const {
-  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  const bool is_fp8 = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
   return {.rows = workspace.gated_rows,
-          .scales = has_codes ? workspace.gated_scales : nullptr,
+          .scales = is_fp8 ? workspace.gated_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
@@ -322,7 +323,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
 
 const char* backend_name() { return "cuda"; }
 
-bool backend_checks_codes() { return true; }
+bool backend_checks_fp8_values() { return true; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
   stats.kernels = backend.device.kernels;

@@ -31,12 +31,12 @@ void run_norm(Backend& backend, StepState& step, const float* weight, bool keeps
   const Operand operand = backend.operand(model.hidden_size);
   const RowRange rows = own_rows(backend, step);
   const int64_t offset = rows.first * model.hidden_size;
-  const bool has_codes = weight_element(model) == ProductElement::kE4m3;
+  const bool is_fp8 = weight_element(model) == ProductElement::kE4m3;
   norm_residual(backend, step,
                 {.hidden = workspace.hidden + offset,
-                 .normed = keeps_normed || !has_codes ? workspace.normed + offset : nullptr,
-                 .codes = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
-                 .scales = has_codes ? operand.scales + rows.first : nullptr,
+                 .normed = keeps_normed || !is_fp8 ? workspace.normed + offset : nullptr,
+                 .codes = is_fp8 ? operand.rows + rows.first * operand.stride_bytes : nullptr,
+                 .scales = is_fp8 ? operand.scales + rows.first : nullptr,
                  .code_stride = operand.stride_bytes,
                  .parts = nullptr,
                  .part_stride = 0,
@@ -45,7 +45,7 @@ void run_norm(Backend& backend, StepState& step, const float* weight, bool keeps
                  .count = rows.count,
                  .width = model.hidden_size,
                  .epsilon = static_cast<float>(model.norm_epsilon)});
-  if (!has_codes) round_rows(backend, workspace.normed + offset, operand, rows);
+  if (!is_fp8) round_rows(backend, workspace.normed + offset, operand, rows);
   const GatheredRows gathered = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
   if (!keeps_normed) return all_gather_rows(backend, step, gathered);
   async_all_gather_rows(backend, step, gathered, AsyncGather::kRows);

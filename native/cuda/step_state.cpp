@@ -209,7 +209,7 @@ bool capture_step(Backend& backend, StepState& step, const std::function<void()>
   const cuda::CollectiveCounts before = counts_of(backend);
   GLINT_CHECK_CUDA(cudaSetDevice(backend.device.index));
   cuda::Capture capture(backend.stream);
-  pass_fault_place(FaultPlace::kCapture, backend.slice.rank);
+  pass_fault_point(FaultPoint::kCapture, backend.slice.rank);
   run();
   backend.graphs.add(capture, backend.stream);
   const cuda::CollectiveCounts after = counts_of(backend);

@@ -184,7 +184,7 @@ void StepRunner::run_forward(Step& step) {
                         .requests = requests_,
                         .logit_rows = logit_rows_};
   ranks_.run([&](Rank& rank) {
-    pass_fault_place(FaultPlace::kStep, rank.index);
+    pass_fault_point(FaultPoint::kStep, rank.index);
     rank.forward->run(batch, step.slot());
   });
   report_prompt_logprobs(step);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,6 +13,7 @@ namespace glint {
 
 inline constexpr int64_t kSplitPositions = 1024;
 inline constexpr size_t kMaxFailureBytes = 2048;
+inline std::atomic<bool> rounds_new_pages = false;
 
 class Backend;
 class World;
@@ -42,7 +44,7 @@ void join_world(Backend& backend);
 StepOwner make_step();
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options);
 const char* backend_name();
-bool backend_checks_codes();
+bool backend_checks_fp8_values();
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats);
 
 }

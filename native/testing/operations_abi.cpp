@@ -70,14 +70,14 @@ Operand prepare(Workers& workers, const TestOperand& source) {
   Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
                   stride};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
-  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_codes : glint::cpu::prepare_floats;
+  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
   fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
        source.row_slices);
   return operand;
 }
 
 float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_codes) {
-  if (has_codes && workers.kernels().code_form == glint::OperandForm::kBf16) {
+  if (has_codes && workers.kernels().fp8_form == glint::OperandForm::kBf16) {
     return glint::float_from_bf16(reinterpret_cast<const uint16_t*>(operand.data.data())[index]);
   }
   return reinterpret_cast<const float*>(operand.data.data())[index];

@@ -6,7 +6,7 @@
 
 #include "base/contract.h"
 #include "cpu/backend.h"
-#include "engine/handle.h"
+#include "engine/engine.h"
 #include "include/glint.h"
 #include "model/ops.h"
 #include "testing/guarded.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/contract.h"
-#include "engine/handle.h"
+#include "engine/engine.h"
 #include "include/glint.h"
 #include "model/ops.h"
 #include "testing/guarded.h"

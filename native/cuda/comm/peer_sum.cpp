@@ -58,10 +58,10 @@ PeerSum::PeerSum(RankGroup& group, int32_t rank, const PeerSumBuffers& buffers, 
       pinned_(sizeof(PeerSumStatus)),
       refusal_("peer memory is not open yet") {
   require_argument(group.num_ranks() <= kMaxParts, "a peer sum joins at most ", kMaxParts, " ranks, not ",
-                   group.num_ranks(), ": use --all-reduce nccl");
+                   group.num_ranks(), ": set options.all_reduce to nccl");
   std::memset(pinned_.data(), 0, sizeof(PeerSumStatus));
   GLINT_CHECK_CUDA(cudaMemset(buffers.state, 0, sizeof(PeerSumState)));
-  group_.enrol(*this);
+  group_.add(*this);
 }
 
 PeerSum::~PeerSum() { group_.leave(*this); }
@@ -136,7 +136,7 @@ void PeerSum::test_slot(int32_t slot, cudaStream_t stream, Deadline deadline) {
     const float wanted = 0.0F + tree_of_tests(group_.num_ranks(), index, slot);
     const float seen = values[static_cast<size_t>(index)];
     require(seen == wanted, GLINT_STATUS_RANK_FAILED, "rank ", rank_, " summed ", seen, " instead of ", wanted,
-            " over peer memory: start with --all-reduce nccl");
+            " over peer memory: set options.all_reduce to nccl");
   }
   group_.wait(rank_, "the end of a test of peer memory", deadline);
 }

@@ -145,7 +145,8 @@ Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, 
   workspace.attention_output = arena.take<float>(tokens * query_width);
   workspace.cosines = arena.take<float>(tokens * model.rotary_dim / 2);
   workspace.sines = arena.take<float>(tokens * model.rotary_dim / 2);
-  workspace.partials = arena.take<float>(limits.max_decode_tasks() * model.num_kv_heads * partial_floats(model.head_dim));
+  workspace.partials =
+      arena.take<float>(limits.max_decode_tasks() * model.num_kv_heads * partial_floats(model.head_dim));
   workspace.arrivals = arena.take<int32_t>(tokens * model.num_kv_heads);
   const int64_t gated_width = std::max(model.dense_width, model.shared_width);
   workspace.gate_up = arena.take<float>(tokens * 2 * gated_width);

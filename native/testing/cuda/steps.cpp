@@ -1,5 +1,5 @@
 #include "cuda/step_state.h"
-#include "engine/handle.h"
+#include "engine/engine.h"
 #include "testing/guarded.h"
 
 extern "C" {
