@@ -119,7 +119,7 @@ int64_t layer_page_bytes(const glint_model& model, PageElement element) {
   return 2 * model.num_kv_heads * page_head_bytes(model.head_dim, element);
 }
 
-PagePool page_pool(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
+KvPages kv_pages(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
   const int64_t head_bytes = page_head_bytes(model.head_dim, element);
   const int64_t page_bytes = model.num_kv_heads * head_bytes;
   return {.keys = data,
@@ -188,7 +188,7 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
 }
 
 int64_t bytes_per_page(const glint_model& model, PageElement element) {
-  const int64_t widened = holds_codes(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
+  const int64_t widened = holds_fp8(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
   return model.num_layers * layer_page_bytes(model, element) + widened;
 }
 
@@ -267,15 +267,15 @@ Backend::~Backend() {
   cudaStreamDestroy(stream);
 }
 
-cuda::PagePool Backend::pages(int64_t layer) const {
+cuda::KvPages Backend::pages(int64_t layer) const {
   std::byte* data = page_memory.data() + layer * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
-  return cuda::page_pool(data, model, num_pages + 1, page_element);
+  return cuda::kv_pages(data, model, num_pages + 1, page_element);
 }
 
-cuda::PagePool Backend::widened_pages() const {
+cuda::KvPages Backend::widened_pages() const {
   std::byte* data =
       page_memory.data() + model.num_layers * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
-  return cuda::page_pool(data, model, num_pages + 1, cuda::PageElement::kBf16);
+  return cuda::kv_pages(data, model, num_pages + 1, cuda::PageElement::kBf16);
 }
 
 cuda::Operand Backend::operand(int64_t width) const {

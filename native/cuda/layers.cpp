@@ -158,9 +158,9 @@ void upload_logit_rows(Backend& backend, const StepState& step, std::span<const 
   uploads.send();
 }
 
-PagePool prefill_pages(Backend& backend, const StepState& step, const PagePool& pages) {
-  if (!holds_codes(pages.element)) return pages;
-  const PagePool widened = backend.widened_pages();
+KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pages) {
+  if (!holds_fp8(pages.element)) return pages;
+  const KvPages widened = backend.widened_pages();
   launch_widen_pages({.codes = pages,
                       .widened = widened,
                       .page_table = backend.workspace.step.page_table,
@@ -286,7 +286,7 @@ void qkv_proj(Backend& backend, StepState& step, int64_t layer) {
 
 void rope_and_cache(Backend& backend, StepState& step, int64_t layer) {
   if (step.fuses_rope_and_attention) return;
-  cuda::launch_rotate_and_store(cuda::rotate_call(backend, step, layer), backend.stream);
+  cuda::launch_rope_and_cache(cuda::rotate_call(backend, step, layer), backend.stream);
 }
 
 void attention(Backend& backend, StepState& step, int64_t layer) {

@@ -205,7 +205,7 @@ GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float
   glint::cpu::fill_rotary(*workers, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta);
 }
 
-GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
+GLINT_API void glint_testing_rope_and_cache(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
   glint::cpu::rope_and_cache(*workers,
                                {.query = rotation->query,
                                 .key = rotation->key,

@@ -237,7 +237,7 @@ class CudaOperations:
         self._check(run(self._backend, *places, len(positions), rotary_dim, theta), "glint_testing_fill_rotary")
         return cosines, sines
 
-    def rotate_and_store(
+    def rope_and_cache(
         self,
         heads: tuple[FloatArray, FloatArray, FloatArray],
         norms: tuple[FloatArray, FloatArray] | None,
@@ -250,7 +250,7 @@ class CudaOperations:
         query, key, value = (part.copy() for part in heads)
         rotation = RotationCall(*map(pointer, (query, key, value, *(norms or (None, None)), *table)), epsilon)
         pages, alive = cache.native(1, requests)
-        self.call("glint_testing_rotate_and_store", rotation, pages)
+        self.call("glint_testing_rope_and_cache", rotation, pages)
         del alive
         return query
 

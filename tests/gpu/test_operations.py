@@ -222,7 +222,7 @@ def test_row_of_a_product_is_the_same_for_every_row_count(kernels: Kernels, name
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_rotate_and_store(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str) -> None:
+def test_rope_and_cache(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str) -> None:
     heads = HEADS[name]
     for spans in (MIXED, PREFILL[:1]):
         scene = make_scene(cpu, heads, spans)
@@ -230,7 +230,7 @@ def test_rotate_and_store(record: ErrorRecord, cpu: Operations, portable: CudaOp
         table = portable.fill_rotary(positions, heads.rotary_dim, heads.theta)
         record.compare("rotary table", np.hstack(table), np.hstack(scene.table), name)
         cache = poisoned_cache(heads, scene.cache.data.shape[2])
-        query = portable.rotate_and_store(scene.raw, scene.norms, scene.table, cache, scene.whole)
+        query = portable.rope_and_cache(scene.raw, scene.norms, scene.table, cache, scene.whole)
         record.compare("rotate: query, key", query, scene.whole_query, f"{name}, query")
         compare_pages(record, cache, scene.cache, name)
 
@@ -295,7 +295,7 @@ def test_attention_step(record: ErrorRecord, cpu: Operations, portable: CudaOper
     step = scene.newest()
     codes, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
     apart = scene.newest()
-    query = portable.rotate_and_store(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
+    query = portable.rope_and_cache(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
     attended = portable.attend(query, apart.cache, scene.step).reshape(codes.shape)
     expected_codes, expected_scales = portable.prepare(attended, 1, True)
     assert (codes == expected_codes[:, 0, : codes.shape[1]]).all()
