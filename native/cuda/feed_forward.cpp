@@ -85,7 +85,8 @@ void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& la
                       .width = backend.model.expert_width,
                       .hidden_size = backend.model.hidden_size,
                       .num_tokens = step.num_rows,
-                      .max_rows = step.num_rows * (backend.model.experts_per_token + 1)},
+                      .max_rows = step.num_rows * (backend.model.experts_per_token + 1),
+                      .streams_gate_up = step.streams_gate_up},
                      backend.stream);
   if (starts_next_after_wait(backend.model.hidden_size, step.num_rows)) step.hidden_is_settled = true;
   if (experts.holds_shared) return;

@@ -122,7 +122,7 @@ void choose_operations(const Backend& backend, StepState& step) {
   step.all_reduce = cuda::choose_all_reduce(backend, step.num_rows);
   step.gathers_async = step.all_reduce == cuda::AllReduce::kSequenceParallel && !step.is_captured;
   step.fuses_rope_and_attention = step.num_prefill_tasks == 0 && fits_fused_attention(backend);
-  step.streams_gate_up = cuda::hands_rows_over(step.num_rows);
+  step.streams_gate_up = cuda::streams_gate_up(step.num_rows);
 }
 
 void add_deferred_residual(Backend& backend, StepState& step) {

@@ -195,11 +195,12 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
           .width = layout_.width,
           .hidden_size = kHiddenSize,
           .num_tokens = grouped.num_tokens(),
-          .max_rows = grouped.num_tokens() * (kExpertsPerToken + 1)};
+          .max_rows = grouped.num_tokens() * (kExpertsPerToken + 1),
+          .streams_gate_up = hands_over(grouped)};
 }
 
 float* ExpertCase::hidden(const GroupedCase& grouped) const {
-  return hands_rows_over(grouped.num_tokens()) ? handed_.data() : hidden_.data();
+  return streams_gate_up(grouped.num_tokens()) ? handed_.data() : hidden_.data();
 }
 
 void ExpertCase::keep_hidden(const GroupedCase& grouped) {
