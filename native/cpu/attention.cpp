@@ -4,7 +4,6 @@
 
 #include "base/fp8.h"
 #include "cpu/operations.h"
-#include "cpu/rows.h"
 
 namespace glint::cpu {
 
@@ -82,8 +81,8 @@ void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const
   });
 }
 
-void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
-                      std::span<const BatchRequest> requests) {
+void rope_and_cache(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
+                    std::span<const BatchRequest> requests) {
   const int64_t query_width = call.heads.num_heads * call.heads.head_dim;
   const int64_t kv_width = call.heads.num_kv_heads * call.heads.head_dim;
   std::vector<int64_t>& ends = workers.task_ends();
@@ -106,8 +105,8 @@ void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout
   });
 }
 
-void attend(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
-            std::span<const BatchRequest> requests, const HeadShape& heads) {
+void attention(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
+               std::span<const BatchRequest> requests, const HeadShape& heads) {
   const int64_t group_heads = heads.num_heads / heads.num_kv_heads;
   const int64_t tile_rows = query_rows_per_tile(group_heads);
   const int64_t row_stride = heads.num_heads * heads.head_dim;

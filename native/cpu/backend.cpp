@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "base/contract.h"
-#include "base/rounded_pages.h"
 #include "cpu/machine.h"
-#include "cpu/projections.h"
+#include "cpu/layers.h"
 
 namespace glint {
 
@@ -45,7 +44,7 @@ cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_o
           .page_tokens = options.page_tokens};
 }
 
-uint64_t workspace_bytes_of_all(const cpu::Activations& first, const glint_model& model,
+uint64_t workspace_bytes_of_all(const cpu::Workspace& first, const glint_model& model,
                                 const glint_engine_options& options) {
   const uint64_t only_of_first = first.logits.byte_count();
   const uint64_t of_each =
@@ -67,20 +66,6 @@ uint64_t bytes_per_page(const glint_model& model, const cpu::PageLayout& layout)
   return 2 * static_cast<uint64_t>(model.num_layers) * static_cast<uint64_t>(layout.page_bytes());
 }
 
-void sample_all(Backend& backend, SampledRow* out, std::span<const SamplingRow> rows) {
-  const auto vocab_size = static_cast<size_t>(backend.model.vocab_size);
-  backend.workers.team().run(static_cast<int64_t>(rows.size()), [&](int64_t index, int thread) {
-    const SamplingRow& row = rows[static_cast<size_t>(index)];
-    const std::span logits(backend.activations.logits.data() + int64_t{row.logit_row} * backend.model.vocab_size,
-                           vocab_size);
-    if (row.has_given_token) {
-      cpu::logprobs_row(out[index], logits, row.given_token, row.settings->num_prompt_logprobs);
-    } else {
-      cpu::sample_row(out[index], logits, row, backend.workers.sampler(thread));
-    }
-  });
-}
-
 uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layout) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
   const uint64_t page_bytes = bytes_per_page(model, layout);
@@ -91,8 +76,6 @@ uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layo
 }
 
 }
-
-std::atomic<bool> cpu::defers_results = false;
 
 Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole,
                  World& world)
@@ -106,8 +89,8 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       heads{model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim},
       pages(page_layout(model, options)),
       page_memory(page_memory_bytes(model, pages)),
-      activations(slice, options),
-      workspace_bytes(workspace_bytes_of_all(activations, model, options)),
+      workspace(slice, options),
+      workspace_bytes(workspace_bytes_of_all(workspace, model, options)),
       collectives(world, slice.rank),
       workers(worker_options(model, options)) {
   pages.data = page_memory.data();
@@ -136,7 +119,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
       .memory_total = cpu::machine_memory(),
       .memory_free = cpu::available_memory(),
       .weight_bytes = 0,
-      .workspace_bytes = workspace_bytes_of_all(cpu::Activations(slice, options), slice.model, options),
+      .workspace_bytes = workspace_bytes_of_all(cpu::Workspace(slice, options), slice.model, options),
       .pinned_bytes = 0,
       .bytes_per_page = static_cast<uint64_t>(options.num_ranks) * bytes_per_page(slice.model, layout),
   };
@@ -146,7 +129,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
 
 const char* backend_name() { return "cpu"; }
 
-bool backend_checks_codes() { return false; }
+bool backend_checks_fp8_values() { return false; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
   stats.kernels = backend.workers.kernels().id;
@@ -161,21 +144,12 @@ void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
 
 namespace ops {
 
-bool keeps_sampled_tokens(const Backend&) { return cpu::defers_results; }
-
-bool replay_step(Backend&) { return false; }
-
-bool capture_step(Backend&, const std::function<void()>&) { return false; }
-
-void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
-  SampledRow* out = backend.activations.sampled.data() + slot * backend.max_step_items;
-  if (backend.slice.is_first()) sample_all(backend, out, rows);
-  if (!backend.has_peers()) return;
-  backend.collectives.broadcast(out, static_cast<int64_t>(rows.size() * sizeof(SampledRow)), 0);
+void read_logits(Backend& backend, float* out, int64_t count) {
+  std::copy_n(backend.workspace.logits.data(), count * backend.model.vocab_size, out);
 }
 
-void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {
-  std::copy_n(backend.activations.sampled.data() + slot * backend.max_step_items, out.size(), out.data());
+void fill_pages(Backend& backend, std::byte value) {
+  std::fill_n(backend.page_memory.data(), backend.page_memory.byte_count(), value);
 }
 
 }

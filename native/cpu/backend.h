@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/memory.h"
-#include "cpu/activations.h"
+#include "cpu/workspace.h"
 #include "cpu/collectives.h"
 #include "cpu/operations.h"
 #include "cpu/workers.h"
@@ -17,21 +17,13 @@ namespace cpu {
 
 extern std::atomic<bool> defers_results;
 
-struct Shard {
-  int64_t row_first = 0;
-  int64_t row_count = 0;
-  int64_t rows_per_rank = 0;
-  bool is_whole = true;
-};
-
 }
 
 class Backend {
  public:
   Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole, World& world);
 
-  int64_t count() const { return static_cast<int64_t>(batch.tokens.size()); }
-  bool has_codes() const { return model.weight_scale_kind != GLINT_SCALE_NONE; }
+  bool is_fp8() const { return model.weight_scale_kind != GLINT_SCALE_NONE; }
   bool splits_experts() const { return expert_layout == GLINT_EXPERT_LAYOUT_TP; }
   bool has_peers() const { return slice.num_ranks > 1; }
   const LayerWeights& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
@@ -46,11 +38,9 @@ class Backend {
   const cpu::HeadShape heads;
   cpu::PageLayout pages;
   ZeroedMemory page_memory;
-  cpu::Activations activations;
+  cpu::Workspace workspace;
   const uint64_t workspace_bytes;
   std::vector<cpu::ProductCall> calls;
-  StepBatch batch;
-  cpu::Shard shard;
   cpu::Collectives collectives;
   std::atomic<uint64_t> experts_read = 0;
   cpu::Workers workers;

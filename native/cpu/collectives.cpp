@@ -8,7 +8,7 @@
 
 namespace glint {
 
-World::World(int32_t num_ranks) : shown_(static_cast<size_t>(num_ranks)) { why_.reserve(kMaxFailureBytes); }
+World::World(int32_t num_ranks) : published_(static_cast<size_t>(num_ranks)) { why_.reserve(kMaxFailureBytes); }
 
 void World::wait_for_all() {
   constexpr int kSpins = 2000;
@@ -68,9 +68,9 @@ Collectives::Collectives(World& world, int32_t rank)
     : world_(world), rank_(rank), sums_(static_cast<size_t>(world.num_ranks() * kSumFloats)) {}
 
 template <typename Copy>
-void Collectives::exchange(const void* shown, int64_t bytes_sent, Copy copy) {
-  pass_fault_place(FaultPlace::kCollective, rank_);
-  world_.show(rank_, shown);
+void Collectives::exchange(const void* published, int64_t bytes_sent, Copy copy) {
+  pass_fault_point(FaultPoint::kCollective, rank_);
+  world_.publish(rank_, published);
   world_.wait_for_all();
   copy();
   world_.wait_for_all();
@@ -82,7 +82,7 @@ void Collectives::all_gather(void* data, int64_t piece_bytes, int64_t total_byte
   const auto bytes_of = [&](int64_t rank) { return std::clamp<int64_t>(total_bytes - rank * piece_bytes, 0, piece_bytes); };
   exchange(data, bytes_of(rank_) * (world_.num_ranks() - 1), [&] {
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      copy_bytes(piece(data, rank, piece_bytes), piece(world_.shown(rank), rank, piece_bytes), bytes_of(rank));
+      copy_bytes(piece(data, rank, piece_bytes), piece(world_.published(rank), rank, piece_bytes), bytes_of(rank));
     }
   });
 }
@@ -90,14 +90,14 @@ void Collectives::all_gather(void* data, int64_t piece_bytes, int64_t total_byte
 void Collectives::all_to_all(void* out, const void* in, int64_t piece_bytes) {
   exchange(in, piece_bytes * (world_.num_ranks() - 1), [&] {
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      copy_bytes(piece(out, rank, piece_bytes), piece(world_.shown(rank), rank_, piece_bytes), piece_bytes);
+      copy_bytes(piece(out, rank, piece_bytes), piece(world_.published(rank), rank_, piece_bytes), piece_bytes);
     }
   });
 }
 
 void Collectives::broadcast(void* data, int64_t byte_count, int32_t root) {
   exchange(data, rank_ == root ? byte_count * (world_.num_ranks() - 1) : 0, [&] {
-    if (rank_ != root) copy_bytes(piece(data, 0, 0), piece(world_.shown(root), 0, 0), byte_count);
+    if (rank_ != root) copy_bytes(piece(data, 0, 0), piece(world_.published(root), 0, 0), byte_count);
   });
 }
 
@@ -106,7 +106,8 @@ void Collectives::sum_over_ranks(float* out, int64_t first, int64_t count) {
   for (int64_t done = 0; done < count; done += kSumFloats) {
     const int64_t floats = std::min(kSumFloats, count - done);
     for (int32_t rank = 0; rank < num_ranks; ++rank) {
-      std::copy_n(static_cast<const float*>(world_.shown(rank)) + first + done, floats, sums_.data() + rank * kSumFloats);
+      const auto* part = static_cast<const float*>(world_.published(rank));
+      std::copy_n(part + first + done, floats, sums_.data() + rank * kSumFloats);
     }
     for (int32_t width = 1; width < num_ranks; width *= 2) {
       for (int32_t rank = 0; rank + width < num_ranks; rank += 2 * width) {
@@ -135,7 +136,8 @@ void Collectives::gather_columns(float* out, const float* in, int64_t rows, int6
     if (rank_ != root) return;
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
       for (int64_t row = 0; row < rows; ++row) {
-        copy_bytes(piece(out, row * world_.num_ranks() + rank, bytes), piece(world_.shown(rank), row, bytes), bytes);
+        const std::byte* source = piece(world_.published(rank), row, bytes);
+        copy_bytes(piece(out, row * world_.num_ranks() + rank, bytes), source, bytes);
       }
     }
   });

@@ -17,16 +17,16 @@ class World {
  public:
   explicit World(int32_t num_ranks);
 
-  int32_t num_ranks() const { return static_cast<int32_t>(shown_.size()); }
-  void show(int32_t rank, const void* place) { shown_[static_cast<size_t>(rank)] = place; }
-  const void* shown(int32_t rank) const { return shown_[static_cast<size_t>(rank)]; }
+  int32_t num_ranks() const { return static_cast<int32_t>(published_.size()); }
+  void publish(int32_t rank, const void* place) { published_[static_cast<size_t>(rank)] = place; }
+  const void* published(int32_t rank) const { return published_[static_cast<size_t>(rank)]; }
   void wait_for_all();
   void stop(const std::string& why);
 
  private:
   bool has_left(uint32_t round) const { return round_.load(std::memory_order_acquire) != round; }
 
-  std::vector<const void*> shown_;
+  std::vector<const void*> published_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int32_t> num_arrived_ = 0;
@@ -53,7 +53,7 @@ class Collectives {
 
  private:
   template <typename Copy>
-  void exchange(const void* shown, int64_t bytes_sent, Copy copy);
+  void exchange(const void* published, int64_t bytes_sent, Copy copy);
   void sum_over_ranks(float* out, int64_t first, int64_t count);
 
   World& world_;

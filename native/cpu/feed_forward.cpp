@@ -1,24 +1,24 @@
 #include <algorithm>
 
-#include "cpu/projections.h"
+#include "cpu/layers.h"
 
 namespace glint {
 
 namespace {
 
 int64_t num_expert_rows(const Backend& backend) {
-  return backend.activations.expert_first[backend.slice.num_experts()];
+  return backend.workspace.expert_first[backend.slice.num_experts()];
 }
 
 int32_t local_expert(const Backend& backend, int64_t index) {
-  const int32_t expert = backend.activations.experts[index];
+  const int32_t expert = backend.workspace.experts[index];
   return expert < backend.slice.expert_last ? expert - backend.slice.expert_first : -1;
 }
 
-void group_by_expert(Backend& backend) {
-  const cpu::Activations& rows = backend.activations;
+void group_by_expert(Backend& backend, const StepState& step) {
+  const cpu::Workspace& rows = backend.workspace;
   const std::span<int32_t> first = rows.expert_first.span();
-  const int64_t num_choices = backend.count() * backend.model.experts_per_token;
+  const int64_t num_choices = step.num_rows() * backend.model.experts_per_token;
   std::ranges::fill(first, 0);
   for (int64_t index = 0; index < num_choices; ++index) {
     const int32_t expert = local_expert(backend, index);
@@ -42,15 +42,15 @@ template <typename Visit>
 void for_each_read_expert(const Backend& backend, const LayerWeights& layer, Visit visit) {
   for (size_t expert = 0; expert < layer.experts.size(); ++expert) {
     const auto index = static_cast<int64_t>(expert);
-    const int64_t first = backend.activations.expert_first[index];
-    const int64_t count = backend.activations.expert_first[index + 1] - first;
+    const int64_t first = backend.workspace.expert_first[index];
+    const int64_t count = backend.workspace.expert_first[index + 1] - first;
     if (count > 0) visit(layer.experts[expert], first, count);
   }
 }
 
-void run_gate_and_up(Backend& backend, const LayerWeights& layer) {
-  const cpu::Activations& rows = backend.activations;
-  const cpu::ProductInput input = cpu::prepare_normed(backend);
+void run_gate_and_up(Backend& backend, const StepState& step, const LayerWeights& layer) {
+  const cpu::Workspace& rows = backend.workspace;
+  const cpu::ProductInput input = cpu::prepare_normed(backend, step.num_rows());
   for_each_read_expert(backend, layer, [&](const FeedForwardWeights& expert, int64_t first, int64_t count) {
     const auto project = [&](float* out, const Weight& weight) {
       cpu::add_product(backend, out + first * weight.rows, input, count, weight, nullptr);
@@ -59,19 +59,19 @@ void run_gate_and_up(Backend& backend, const LayerWeights& layer) {
     project(rows.gate.data(), expert.gate);
     project(rows.up.data(), expert.up);
   });
-  cpu::add_product(backend, rows.shared_gate.data(), input, backend.count(), layer.shared.gate, nullptr);
-  cpu::add_product(backend, rows.shared_up.data(), input, backend.count(), layer.shared.up, nullptr);
+  cpu::add_product(backend, rows.shared_gate.data(), input, step.num_rows(), layer.shared.gate, nullptr);
+  cpu::add_product(backend, rows.shared_up.data(), input, step.num_rows(), layer.shared.up, nullptr);
   cpu::run_calls(backend);
   cpu::swiglu(backend.workers, rows.gate.data(), rows.gate.data(), rows.up.data(),
               num_expert_rows(backend) * backend.model.expert_width);
   cpu::swiglu(backend.workers, rows.shared_gate.data(), rows.shared_gate.data(), rows.shared_up.data(),
-              backend.count() * backend.model.shared_width);
+              step.num_rows() * backend.model.shared_width);
 }
 
-void run_down(Backend& backend, const LayerWeights& layer) {
-  const cpu::Activations& rows = backend.activations;
+void run_down(Backend& backend, const StepState& step, const LayerWeights& layer) {
+  const cpu::Workspace& rows = backend.workspace;
   const int64_t num_rows = num_expert_rows(backend);
-  const int64_t num_tokens = backend.count();
+  const int64_t num_tokens = step.num_rows();
   const int32_t slices = backend.row_slices;
   const int32_t expert_slices = backend.splits_experts() ? slices : 1;
   const cpu::ProductInput routed =
@@ -101,10 +101,10 @@ void run_down(Backend& backend, const LayerWeights& layer) {
   cpu::run_calls(backend);
 }
 
-void combine_experts(Backend& backend) {
-  const cpu::Activations& rows = backend.activations;
+void combine_experts(Backend& backend, const StepState& step) {
+  const cpu::Workspace& rows = backend.workspace;
   const int64_t width = backend.model.hidden_size;
-  const int64_t count = backend.count();
+  const int64_t count = step.num_rows();
   const bool is_tp = backend.splits_experts();
   const int32_t group_experts = backend.slice.num_experts() / backend.row_slices;
   for (int32_t slice = 0; slice < backend.row_slices; ++slice) {
@@ -128,38 +128,41 @@ void combine_experts(Backend& backend) {
 
 namespace ops {
 
-void dense_feed_forward(Backend& backend, int64_t layer) {
+void dense_feed_forward(Backend& backend, StepState& step, int64_t layer) {
   const FeedForwardWeights& dense = backend.layer(layer).dense;
-  const cpu::Activations& rows = backend.activations;
-  const cpu::ProductInput input = cpu::prepare_normed(backend);
-  cpu::add_product(backend, rows.gate.data(), input, backend.count(), dense.gate, nullptr);
-  cpu::add_product(backend, rows.up.data(), input, backend.count(), dense.up, nullptr);
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t count = step.num_rows();
+  const cpu::ProductInput input = cpu::prepare_normed(backend, count);
+  cpu::add_product(backend, rows.gate.data(), input, count, dense.gate, nullptr);
+  cpu::add_product(backend, rows.up.data(), input, count, dense.up, nullptr);
   cpu::run_calls(backend);
-  cpu::swiglu(backend.workers, rows.gate.data(), rows.gate.data(), rows.up.data(),
-              backend.count() * backend.model.dense_width);
-  cpu::project_to_parts(backend, rows.gate.data(), backend.model.dense_width, dense.down);
+  cpu::swiglu(backend.workers, rows.gate.data(), rows.gate.data(), rows.up.data(), count * backend.model.dense_width);
+  cpu::project_to_parts(backend, rows.gate.data(), count, backend.model.dense_width, dense.down);
 }
 
-void route(Backend& backend, int64_t layer) {
+void router(Backend& backend, StepState& step, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
-  const cpu::Activations& rows = backend.activations;
-  const cpu::ProductInput input = cpu::prepare_normed_floats(backend, backend.count());
-  cpu::add_product(backend, rows.router_logits.data(), input, backend.count(), weights.router, nullptr);
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t count = step.num_rows();
+  const cpu::ProductInput input = cpu::prepare_normed_floats(backend, count);
+  cpu::add_product(backend, rows.router_logits.data(), input, count, weights.router, nullptr);
   cpu::run_calls(backend);
   cpu::route(backend.workers, {.experts = rows.experts.data(),
                                .weights = rows.expert_weights.data(),
                                .logits = rows.router_logits.data(),
                                .bias = weights.router_bias,
-                               .count = backend.count(),
+                               .count = count,
                                .model = &backend.model});
 }
 
-void expert_feed_forward(Backend& backend, int64_t layer) {
+void shared_expert(Backend&, StepState&, int64_t) {}
+
+void routed_experts(Backend& backend, StepState& step, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
-  group_by_expert(backend);
-  run_gate_and_up(backend, weights);
-  run_down(backend, weights);
-  combine_experts(backend);
+  group_by_expert(backend, step);
+  run_gate_and_up(backend, step, weights);
+  run_down(backend, step, weights);
+  combine_experts(backend, step);
 }
 
 }

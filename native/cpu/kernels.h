@@ -52,8 +52,8 @@ enum class OperandForm { kFloat, kBf16 };
 struct KernelSet {
   const char* name;
   int32_t id;
-  OperandForm code_form;
-  void (*product_codes)(const ProductTile& tile, std::byte* scratch);
+  OperandForm fp8_form;
+  void (*product_fp8)(const ProductTile& tile, std::byte* scratch);
   void (*product_floats)(const ProductTile& tile, std::byte* scratch);
   void (*attend)(const AttentionTile& tile, std::byte* scratch);
   void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);

@@ -1,5 +1,5 @@
 #include "cpu/x86_avx512.h"
-#include "cpu/x86_code_tiles.h"
+#include "cpu/x86_fp8_tiles.h"
 
 namespace glint {
 
@@ -55,9 +55,9 @@ struct Step {
   int64_t col;
 };
 
-class CodeProduct {
+class Fp8Product {
  public:
-  CodeProduct(const ProductTile& tile, int64_t row, int64_t rows, std::byte* scratch)
+  Fp8Product(const ProductTile& tile, int64_t row, int64_t rows, std::byte* scratch)
       : tile_(tile),
         weight_(*tile.weight),
         row_(row),
@@ -157,12 +157,12 @@ class CodeProduct {
           _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight_.stride), _MM_HINT_T1);
         }
       }
-      write_code_tile(target + half * kTileBytes,
-                      CodeWindow{.source = source,
-                                 .stride = weight_.stride,
-                                 .rows = rows,
-                                 .first = std::max<int64_t>(0, step.piece_first - step.col),
-                                 .last = std::min(kStepCols, step.piece_last - step.col)});
+      write_fp8_tile(target + half * kTileBytes,
+                     Fp8Window{.source = source,
+                               .stride = weight_.stride,
+                               .rows = rows,
+                               .first = std::max<int64_t>(0, step.piece_first - step.col),
+                               .last = std::min(kStepCols, step.piece_last - step.col)});
     }
   }
 
@@ -246,10 +246,10 @@ class CodeProduct {
   alignas(64) float biases_[kBlockRows] = {};
 };
 
-void multiply_codes(const ProductTile& tile, std::byte* scratch) {
+void multiply_fp8(const ProductTile& tile, std::byte* scratch) {
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
-    CodeProduct(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
+    Fp8Product(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
   }
   _tile_release();
 }
@@ -259,8 +259,8 @@ void multiply_codes(const ProductTile& tile, std::byte* scratch) {
 const KernelSet& amx_kernels() {
   static constexpr KernelSet kernels{.name = "amx",
                                      .id = GLINT_KERNELS_AMX,
-                                     .code_form = OperandForm::kBf16,
-                                     .product_codes = multiply_codes,
+                                     .fp8_form = OperandForm::kBf16,
+                                     .product_fp8 = multiply_fp8,
                                      .product_floats = LaneProducts<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,

@@ -10,11 +10,11 @@ namespace {
 
 struct Avx2Isa {
   static constexpr int kLanes = 8;
-  static constexpr int kCodeVectors = 2;
+  static constexpr int kFp8Vectors = 2;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 2;
   static constexpr int kDirectRows = 4;
-  static constexpr float kCodeFactor = 0x1p-8F;
+  static constexpr float kFp8Factor = 0x1p-8F;
 
   static __m256 multiply_add(__m256 left, __m256 right, __m256 sum) { return _mm256_fmadd_ps(left, right, sum); }
 
@@ -31,7 +31,7 @@ struct Avx2Isa {
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   }
 
-  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
+  static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
     const __m256i clear_copied_sign = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
     const __m256i nan_magnitude = _mm256_set1_epi16(static_cast<int16_t>(0xfe00));
     const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
@@ -47,8 +47,8 @@ struct Avx2Isa {
 const KernelSet& avx2_kernels() {
   static constexpr KernelSet kernels{.name = "avx2",
                                      .id = GLINT_KERNELS_AVX2,
-                                     .code_form = OperandForm::kFloat,
-                                     .product_codes = LaneProducts<Avx2Isa>::codes,
+                                     .fp8_form = OperandForm::kFloat,
+                                     .product_fp8 = LaneProducts<Avx2Isa>::fp8,
                                      .product_floats = LaneProducts<Avx2Isa>::floats,
                                      .attend = LaneAttention<Avx2Isa>::attend,
                                      .swiglu = lane_swiglu<Avx2Isa>,

@@ -5,8 +5,8 @@ namespace glint {
 const KernelSet& avx512_kernels() {
   static constexpr KernelSet kernels{.name = "avx512",
                                      .id = GLINT_KERNELS_AVX512,
-                                     .code_form = OperandForm::kFloat,
-                                     .product_codes = LaneProducts<Avx512Isa>::codes,
+                                     .fp8_form = OperandForm::kFloat,
+                                     .product_fp8 = LaneProducts<Avx512Isa>::fp8,
                                      .product_floats = LaneProducts<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,

@@ -152,8 +152,8 @@ float quantise_exact(std::byte* out, const float* in, int64_t count) {
 const KernelSet& exact_kernels() {
   static const KernelSet kernels{.name = "exact",
                                  .id = GLINT_KERNELS_EXACT,
-                                 .code_form = OperandForm::kFloat,
-                                 .product_codes = product_exact,
+                                 .fp8_form = OperandForm::kFloat,
+                                 .product_fp8 = product_exact,
                                  .product_floats = product_exact,
                                  .attend = attend_exact,
                                  .swiglu = swiglu_exact,

@@ -10,11 +10,11 @@ namespace {
 
 struct NeonIsa {
   static constexpr int kLanes = 4;
-  static constexpr int kCodeVectors = 4;
+  static constexpr int kFp8Vectors = 4;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;
   static constexpr int kDirectRows = 4;
-  static constexpr float kCodeFactor = 0x1p-120F;
+  static constexpr float kFp8Factor = 0x1p-120F;
   static constexpr uint32_t kValueBits = 0x87f0;
 
   static float32x4_t multiply_add(float32x4_t left, float32x4_t right, float32x4_t sum) {
@@ -29,19 +29,19 @@ struct NeonIsa {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(source)), 16));
   }
 
-  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
-    const int8x16_t codes = vld1q_s8(reinterpret_cast<const int8_t*>(source));
+  static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
+    const int8x16_t values = vld1q_s8(reinterpret_cast<const int8_t*>(source));
     const int16x8_t value_bits = vdupq_n_s16(static_cast<int16_t>(kValueBits));
     const int16x8_t zeros = vdupq_n_s16(0);
-    const int16x8_t low = vandq_s16(vshll_n_s8(vget_low_s8(codes), 4), value_bits);
-    const int16x8_t high = vandq_s16(vshll_high_n_s8(codes, 4), value_bits);
+    const int16x8_t low = vandq_s16(vshll_n_s8(vget_low_s8(values), 4), value_bits);
+    const int16x8_t high = vandq_s16(vshll_high_n_s8(values, 4), value_bits);
     return {widen(vzip1q_s16(zeros, low)), widen(vzip2q_s16(zeros, low)), widen(vzip1q_s16(zeros, high)),
             widen(vzip2q_s16(zeros, high))};
   }
 
-  static void sum_codes(Lanes<kLanes>::Floats (&sums)[kDirectRows][1], const std::byte* codes, int64_t stride,
-                        const float* input, int64_t steps) {
-    const std::byte* rows[kDirectRows] = {codes, codes + stride, codes + 2 * stride, codes + 3 * stride};
+  static void sum_fp8(Lanes<kLanes>::Floats (&sums)[kDirectRows][1], const std::byte* values, int64_t stride,
+                      const float* input, int64_t steps) {
+    const std::byte* rows[kDirectRows] = {values, values + stride, values + 2 * stride, values + 3 * stride};
     auto* out = reinterpret_cast<float*>(sums);
     asm volatile(
         "dup v31.8h, %w[bits]\n movi v30.4s, #0\n"
@@ -131,8 +131,8 @@ struct NeonIsa {
 const KernelSet& neon_kernels() {
   static const KernelSet kernels{.name = "neon",
                                  .id = GLINT_KERNELS_NEON,
-                                 .code_form = OperandForm::kFloat,
-                                 .product_codes = LaneProducts<NeonIsa>::codes,
+                                 .fp8_form = OperandForm::kFloat,
+                                 .product_fp8 = LaneProducts<NeonIsa>::fp8,
                                  .product_floats = LaneProducts<NeonIsa>::floats,
                                  .attend = LaneAttention<NeonIsa>::attend,
                                  .swiglu = lane_swiglu<NeonIsa>,

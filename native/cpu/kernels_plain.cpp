@@ -8,11 +8,11 @@ namespace {
 
 struct PlainIsa {
   static constexpr int kLanes = 4;
-  static constexpr int kCodeVectors = 1;
+  static constexpr int kFp8Vectors = 1;
   static constexpr int kRows = 2;
   static constexpr int kTokens = 4;
   static constexpr int kDirectRows = 4;
-  static constexpr float kCodeFactor = 1.0F;
+  static constexpr float kFp8Factor = 1.0F;
 
   static Lanes<kLanes>::Floats multiply_add(Lanes<kLanes>::Floats left, Lanes<kLanes>::Floats right,
                                             Lanes<kLanes>::Floats sum) {
@@ -31,7 +31,7 @@ struct PlainIsa {
     return values;
   }
 
-  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
+  static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
     const std::array<float, 256>& table = e4m3_table();
     Lanes<kLanes>::Floats values = {};
     for (int lane = 0; lane < kLanes; ++lane) values[lane] = table[std::to_integer<uint8_t>(source[lane])];
@@ -44,8 +44,8 @@ struct PlainIsa {
 const KernelSet& plain_kernels() {
   static const KernelSet kernels{.name = "plain",
                                  .id = GLINT_KERNELS_PLAIN,
-                                 .code_form = OperandForm::kFloat,
-                                 .product_codes = LaneProducts<PlainIsa>::codes,
+                                 .fp8_form = OperandForm::kFloat,
+                                 .product_fp8 = LaneProducts<PlainIsa>::fp8,
                                  .product_floats = LaneProducts<PlainIsa>::floats,
                                  .attend = LaneAttention<PlainIsa>::attend,
                                  .swiglu = lane_swiglu<PlainIsa>,

@@ -14,9 +14,9 @@ class LaneProducts {
   using Lane = Lanes<Isa::kLanes>;
   using Floats = typename Lane::Floats;
   static constexpr int64_t kPanelRows = 16;
-  static constexpr float kCodeUnit = 1.0F / Isa::kCodeFactor;
+  static constexpr float kFp8Unit = 1.0F / Isa::kFp8Factor;
 
-  static void codes(const ProductTile& tile, std::byte* scratch) { multiply<CodeReader>(tile, scratch); }
+  static void fp8(const ProductTile& tile, std::byte* scratch) { multiply<Fp8Reader>(tile, scratch); }
   static void floats(const ProductTile& tile, std::byte* scratch) { multiply<Bf16Reader>(tile, scratch); }
 
  private:
@@ -54,23 +54,23 @@ class LaneProducts {
     }
   };
 
-  struct CodeReader {
-    static constexpr int kVectors = Isa::kCodeVectors;
+  struct Fp8Reader {
+    static constexpr int kVectors = Isa::kFp8Vectors;
     const std::byte* data;
     int64_t stride;
     std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      return Isa::decode_codes(data + row * stride + col);
+      return Isa::decode_fp8(data + row * stride + col);
     }
     void prefetch(int64_t row, int64_t col) const { __builtin_prefetch(data + row * stride + col); }
     static void decode(float* out, const std::byte* source, int64_t count) {
       constexpr int64_t kStep = Isa::kLanes * kVectors;
       int64_t index = 0;
       for (; index + kStep <= count; index += kStep) {
-        const std::array<Floats, kVectors> values = Isa::decode_codes(source + index);
+        const std::array<Floats, kVectors> values = Isa::decode_fp8(source + index);
         for (int part = 0; part < kVectors; ++part) Lane::store(out + index + part * Isa::kLanes, values[part]);
       }
       for (; index < count; ++index) {
-        out[index] = e4m3_table()[std::to_integer<uint8_t>(source[index])] * Isa::kCodeFactor;
+        out[index] = e4m3_table()[std::to_integer<uint8_t>(source[index])] * Isa::kFp8Factor;
       }
     }
   };
@@ -122,7 +122,7 @@ class LaneProducts {
       const int64_t tile_end = ((weight.col_first + col) / kScaleTile + 1) * kScaleTile - weight.col_first;
       const int64_t end = std::min(tile_end, weight.cols);
       const float scale = weight.scale_at(row, col);
-      for (; col < end; ++col) out[col] = out[col] * kCodeUnit * scale;
+      for (; col < end; ++col) out[col] = out[col] * kFp8Unit * scale;
     }
   }
 
@@ -148,11 +148,11 @@ class LaneProducts {
     Floats sums[kRows][kTokens] = {};
     const int64_t cols = kIsPanel ? round_up(tile.weight->cols, kStep) : tile.weight->cols / kStep * kStep;
     constexpr bool kIsWholePanel = kIsPanel && kRows == Isa::kRows && kTokens == Isa::kTokens;
-    constexpr bool kIsWholeDirect = std::is_same_v<Reader, CodeReader> && kRows == Isa::kDirectRows;
+    constexpr bool kIsWholeDirect = std::is_same_v<Reader, Fp8Reader> && kRows == Isa::kDirectRows;
     if constexpr (kIsWholePanel && requires { &Isa::sum_panel; }) {
       Isa::sum_panel(sums, reader.panel + reader_row * reader.stride, reader.stride, inputs, tile.weight->cols);
-    } else if constexpr (kIsWholeDirect && requires { &Isa::sum_codes; }) {
-      if (cols > 0) Isa::sum_codes(sums, tile.weight->row(row), tile.weight->stride, inputs[0], cols / kStep);
+    } else if constexpr (kIsWholeDirect && requires { &Isa::sum_fp8; }) {
+      if (cols > 0) Isa::sum_fp8(sums, tile.weight->row(row), tile.weight->stride, inputs[0], cols / kStep);
     } else {
       for (int64_t col = 0; col < cols; col += kStep) {
         add_step<kRows, kTokens>(sums, reader, reader_row, inputs, col);
@@ -200,7 +200,7 @@ class LaneProducts {
   static void finish(const ProductTile& tile, const Floats (&sums)[kRows][kTokens], int64_t row, int64_t token) {
     const Weight& weight = *tile.weight;
     const bool has_unit = weight.dtype == GLINT_DTYPE_F8_E4M3 && weight.scale_kind != GLINT_SCALE_TILE;
-    const float unit = has_unit ? kCodeUnit : 1.0F;
+    const float unit = has_unit ? kFp8Unit : 1.0F;
     const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
     float row_scales[kRows];
     float biases[kRows];

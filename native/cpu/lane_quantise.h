@@ -18,14 +18,14 @@ class LaneQuantise {
   static float to_floats(std::byte* out, const float* in, int64_t count) {
     const float scale = row_scale(in, count);
     auto* target = reinterpret_cast<float*>(out);
-    write_codes(in, count, scale, [target](int64_t index, Floats values) { Lane::store(target + index, values); });
+    write_fp8(in, count, scale, [target](int64_t index, Floats values) { Lane::store(target + index, values); });
     return scale;
   }
 
   static float to_bf16(std::byte* out, const float* in, int64_t count) {
     const float scale = row_scale(in, count);
     auto* target = reinterpret_cast<uint16_t*>(out);
-    write_codes(in, count, scale, [target](int64_t index, Floats values) { Isa::store_bf16(target + index, values); });
+    write_fp8(in, count, scale, [target](int64_t index, Floats values) { Isa::store_bf16(target + index, values); });
     return scale;
   }
 
@@ -56,7 +56,7 @@ class LaneQuantise {
   }
 
   template <typename Write>
-  static void write_codes(const float* in, int64_t count, float scale, const Write& write) {
+  static void write_fp8(const float* in, int64_t count, float scale, const Write& write) {
     int64_t index = 0;
     for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
       write(index, round_to_e4m3(Lane::load(in + index) / scale));

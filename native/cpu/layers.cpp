@@ -1,103 +1,182 @@
-#include <algorithm>
+#include "cpu/layers.h"
 
-#include "base/contract.h"
-#include "cpu/exchange.h"
-#include "cpu/projections.h"
+#include <algorithm>
 
 namespace glint {
 
-namespace ops {
+namespace cpu {
 
-void begin_step(Backend& backend, const StepBatch& batch, int32_t slot) {
-  const int64_t previous_slot = (slot + 1) % GLINT_MAX_STEPS_IN_FLIGHT;
-  const SampledRow* sampled = backend.activations.sampled.data() + previous_slot * backend.max_step_items;
-  const auto known_token = [sampled](int32_t token) { return token >= 0 ? token : sampled[sampled_row(token)].token; };
-  int32_t* tokens = backend.activations.step_tokens.data();
-  std::ranges::transform(batch.tokens, tokens, known_token);
-  backend.batch = batch;
-  backend.batch.tokens = {tokens, batch.tokens.size()};
-  backend.calls.clear();
-  backend.shard = cpu::choose_shard(backend, backend.count());
+int64_t max_product_calls(const glint_model& model, int32_t row_slices) {
+  return (int64_t{model.num_experts} + 1) * std::max(2, row_slices) + 3;
 }
 
-void embed(Backend& backend) {
-  const cpu::Activations& rows = backend.activations;
-  cpu::embed(backend.workers, rows.hidden.data(), backend.weights.embedding, backend.batch.tokens);
-  cpu::fill_rotary(backend.workers, rows.cosines.data(), rows.sines.data(), backend.batch.positions,
+ProductInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
+                     int32_t slices) {
+  const int64_t stride = operand_stride(width, slices);
+  if (!backend.is_fp8()) {
+    prepare_floats(backend.workers, buffer, in, count, width, slices);
+    return {buffer.operand, nullptr, stride};
+  }
+  prepare_fp8(backend.workers, buffer, in, count, width, slices);
+  return {buffer.operand, buffer.scales, stride};
+}
+
+ProductInput prepare_normed(Backend& backend, int64_t count) {
+  const Workspace& rows = backend.workspace;
+  return prepare(backend, {rows.operand.data(), rows.operand_scales.data()}, rows.normed.data(), count,
+                 backend.model.hidden_size, 1);
+}
+
+ProductInput prepare_normed_floats(Backend& backend, int64_t count) {
+  const Workspace& rows = backend.workspace;
+  const int64_t width = backend.model.hidden_size;
+  prepare_floats(backend.workers, {rows.float_operand.data(), nullptr}, rows.normed.data(), count, width, 1);
+  return {rows.float_operand.data(), nullptr, operand_stride(width, 1)};
+}
+
+void add_product(Backend& backend, float* out, const ProductInput& input, int64_t count, const Weight& weight,
+                 const float* bias) {
+  backend.calls.push_back({.out = out,
+                           .out_stride = weight.rows,
+                           .input = input,
+                           .input_rows = nullptr,
+                           .count = count,
+                           .weight = weight,
+                           .bias = bias});
+}
+
+void add_sliced_product(Backend& backend, const SlicedProduct& product) {
+  const int64_t width = product.weight.cols / product.slices;
+  const int64_t slice_stride = product.input.stride / product.slices;
+  const int64_t element_bytes = backend.is_fp8() ? fp8_element_bytes(backend.workers) : kOperandElementBytes;
+  for (int32_t slice = 0; slice < product.slices; ++slice) {
+    const int64_t offset = product.input_first * product.input.stride + slice * slice_stride;
+    const float* scales = product.input.scales == nullptr
+                              ? nullptr
+                              : product.input.scales + slice * product.input_count + product.input_first;
+    add_product(backend, product.out + slice * product.part_stride + product.input_first * product.weight.rows,
+                {product.input.operand + offset * element_bytes, scales, product.input.stride}, product.count,
+                product.weight.col_slice(slice * width, width), nullptr);
+  }
+}
+
+void run_calls(Backend& backend) {
+  products(backend.workers, backend.calls);
+  backend.calls.clear();
+}
+
+void project_to_parts(Backend& backend, const float* in, int64_t count, int64_t width, const Weight& weight) {
+  const Workspace& rows = backend.workspace;
+  const int32_t slices = backend.row_slices;
+  const ProductInput input =
+      prepare(backend, {rows.operand.data(), rows.operand_scales.data()}, in, count, width, slices);
+  add_sliced_product(backend, {.out = rows.parts.data(),
+                               .part_stride = count * backend.model.hidden_size,
+                               .input = input,
+                               .input_count = count,
+                               .input_first = 0,
+                               .count = count,
+                               .weight = weight,
+                               .slices = slices});
+  run_calls(backend);
+}
+
+}
+
+namespace {
+
+void run_norm(Backend& backend, StepState& step, const float* weight) {
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t width = backend.model.hidden_size;
+  const int64_t offset = step.shard.row_first * width;
+  cpu::rms_norm(backend.workers, rows.normed.data() + offset, rows.hidden.data() + offset, weight,
+                step.shard.row_count, width, backend.model.norm_epsilon);
+  if (!step.shard.is_whole) cpu::all_gather_rows(backend, step, rows.normed.data());
+}
+
+}
+
+namespace ops {
+
+void rope_table(Backend& backend, StepState& step) {
+  const cpu::Workspace& rows = backend.workspace;
+  cpu::fill_rotary(backend.workers, rows.cosines.data(), rows.sines.data(), step.batch.positions,
                    backend.heads.rotary_dim, backend.model.rope_theta);
 }
 
-void norm_before_attention(Backend& backend, int64_t layer) {
-  cpu::norm_hidden(backend, backend.layer(layer).input_norm);
+void embed(Backend& backend, StepState& step) {
+  cpu::embed(backend.workers, backend.workspace.hidden.data(), backend.weights.embedding, step.batch.tokens);
 }
 
-void project_query_key_value(Backend& backend, int64_t layer) {
+void attention_norm(Backend& backend, StepState& step, int64_t layer) {
+  run_norm(backend, step, backend.layer(layer).input_norm);
+}
+
+void qkv_proj(Backend& backend, StepState& step, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
-  const cpu::Activations& rows = backend.activations;
-  const cpu::ProductInput input = cpu::prepare_normed(backend);
-  cpu::add_product(backend, rows.query.data(), input, backend.count(), weights.query, weights.query_bias);
-  cpu::add_product(backend, rows.key.data(), input, backend.count(), weights.key, weights.key_bias);
-  cpu::add_product(backend, rows.value.data(), input, backend.count(), weights.value, weights.value_bias);
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t count = step.num_rows();
+  const cpu::ProductInput input = cpu::prepare_normed(backend, count);
+  cpu::add_product(backend, rows.query.data(), input, count, weights.query, weights.query_bias);
+  cpu::add_product(backend, rows.key.data(), input, count, weights.key, weights.key_bias);
+  cpu::add_product(backend, rows.value.data(), input, count, weights.value, weights.value_bias);
   cpu::run_calls(backend);
 }
 
-void rotate_and_store(Backend& backend, int64_t layer) {
+void rope_and_cache(Backend& backend, StepState& step, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
-  const cpu::Activations& rows = backend.activations;
-  cpu::rotate_and_store(backend.workers,
-                        {.query = rows.query.data(),
-                         .key = rows.key.data(),
-                         .value = rows.value.data(),
-                         .query_norm = weights.query_norm,
-                         .key_norm = weights.key_norm,
-                         .cosines = rows.cosines.data(),
-                         .sines = rows.sines.data(),
-                         .heads = backend.heads,
-                         .norm_epsilon = backend.model.norm_epsilon},
-                        backend.pages, layer, backend.batch.requests);
+  const cpu::Workspace& rows = backend.workspace;
+  cpu::rope_and_cache(backend.workers,
+                      {.query = rows.query.data(),
+                       .key = rows.key.data(),
+                       .value = rows.value.data(),
+                       .query_norm = weights.query_norm,
+                       .key_norm = weights.key_norm,
+                       .cosines = rows.cosines.data(),
+                       .sines = rows.sines.data(),
+                       .heads = backend.heads,
+                       .norm_epsilon = backend.model.norm_epsilon},
+                      backend.pages, layer, step.batch.requests);
 }
 
-void attend(Backend& backend, int64_t layer) {
-  const cpu::Activations& rows = backend.activations;
-  cpu::attend(backend.workers, rows.attended.data(), rows.query.data(), backend.pages, layer, backend.batch.requests,
-              backend.heads);
+void attention(Backend& backend, StepState& step, int64_t layer) {
+  const cpu::Workspace& rows = backend.workspace;
+  cpu::attention(backend.workers, rows.attention_output.data(), rows.query.data(), backend.pages, layer,
+                 step.batch.requests, backend.heads);
 }
 
-void project_attended(Backend& backend, int64_t layer) {
-  cpu::project_to_parts(backend, backend.activations.attended.data(),
-                         backend.heads.num_heads * backend.heads.head_dim, backend.layer(layer).output);
+void o_proj(Backend& backend, StepState& step, int64_t layer) {
+  cpu::project_to_parts(backend, backend.workspace.attention_output.data(), step.num_rows(),
+                        backend.heads.num_heads * backend.heads.head_dim, backend.layer(layer).output);
 }
 
-void norm_before_feed_forward(Backend& backend, int64_t layer) {
-  cpu::norm_hidden(backend, backend.layer(layer).post_attention_norm);
+void feed_forward_norm(Backend& backend, StepState& step, int64_t layer) {
+  run_norm(backend, step, backend.layer(layer).post_attention_norm);
 }
 
-void compute_logits(Backend& backend, std::span<const int32_t> rows) {
-  const auto count = static_cast<int64_t>(rows.size());
+void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows) {
   const int64_t width = backend.model.hidden_size;
-  float* normed = backend.activations.normed.data();
-  cpu::share_hidden(backend);
-  cpu::gather_rows(backend.workers, normed, backend.activations.hidden.data(), rows, width);
-  cpu::rms_norm(backend.workers, normed, normed, backend.weights.final_norm, count, width,
+  float* hidden = backend.workspace.hidden.data();
+  float* normed = backend.workspace.normed.data();
+  step.num_logit_rows = static_cast<int64_t>(rows.size());
+  if (!step.shard.is_whole) {
+    cpu::all_gather_rows(backend, step, hidden);
+    step.shard = {.row_first = 0, .row_count = step.num_rows(), .rows_per_rank = step.num_rows(), .is_whole = true};
+  }
+  cpu::gather_rows(backend.workers, normed, hidden, rows, width);
+  cpu::rms_norm(backend.workers, normed, normed, backend.weights.final_norm, step.num_logit_rows, width,
                 backend.model.norm_epsilon);
+}
+
+void lm_head(Backend& backend, StepState& step) {
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t count = step.num_logit_rows;
+  float* out = backend.has_peers() ? rows.rank_logits.data() : rows.logits.data();
   const cpu::ProductInput input = cpu::prepare_normed_floats(backend, count);
-  cpu::project_logits(backend, input, count);
-}
-
-void read_hidden(Backend& backend, float* out) {
-  std::copy_n(backend.activations.hidden.data(), backend.count() * backend.model.hidden_size, out);
-}
-
-void write_hidden(Backend& backend, const float* in) {
-  std::copy_n(in, backend.count() * backend.model.hidden_size, backend.activations.hidden.data());
-}
-
-void read_logits(Backend& backend, float* out, int64_t count) {
-  std::copy_n(backend.activations.logits.data(), count * backend.model.vocab_size, out);
-}
-
-void fill_pages(Backend& backend, std::byte value) {
-  std::fill_n(backend.page_memory.data(), backend.page_memory.byte_count(), value);
+  cpu::add_product(backend, out, input, count, backend.weights.lm_head, nullptr);
+  cpu::run_calls(backend);
+  if (!backend.has_peers()) return;
+  backend.collectives.gather_columns(rows.logits.data(), out, count, backend.slice.vocab_size(), 0);
 }
 
 }

@@ -8,7 +8,12 @@
 #include "model/ops.h"
 #include "model/weights.h"
 
-namespace glint::cpu {
+namespace glint {
+
+double sum_of_squares(const float* values, int64_t count);
+void norm_row(float* out, const float* in, const float* weight, int64_t width, double epsilon);
+
+namespace cpu {
 
 struct PageLayout {
   std::byte* data = nullptr;
@@ -92,7 +97,7 @@ struct CombineCall {
 inline constexpr int64_t kOperandElementBytes = sizeof(float);
 
 int64_t operand_stride(int64_t width, int32_t row_slices);
-int64_t code_element_bytes(const Workers& workers);
+int64_t fp8_element_bytes(const Workers& workers);
 
 void embed(Workers& workers, float* hidden, const Weight& table, std::span<const int32_t> tokens);
 void rms_norm(Workers& workers, float* out, const float* in, const float* weight, int64_t count, int64_t width,
@@ -101,18 +106,20 @@ void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const
                  int64_t rotary_dim, double theta);
 void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                     int32_t row_slices);
-void prepare_codes(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
+void prepare_fp8(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                    int32_t row_slices);
 void products(Workers& workers, std::span<const ProductCall> calls);
-void rotate_and_store(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
-                      std::span<const BatchRequest> requests);
-void attend(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
-            std::span<const BatchRequest> requests, const HeadShape& heads);
+void rope_and_cache(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
+                    std::span<const BatchRequest> requests);
+void attention(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
+               std::span<const BatchRequest> requests, const HeadShape& heads);
 void swiglu(Workers& workers, float* out, const float* gate, const float* up, int64_t count);
 void route(Workers& workers, const RouteCall& call);
 void combine(Workers& workers, const CombineCall& call);
 void join_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
 void add_rows(Workers& workers, float* hidden, const float* update, int64_t count);
 void gather_rows(Workers& workers, float* out, const float* in, std::span<const int32_t> rows, int64_t width);
+
+}
 
 }

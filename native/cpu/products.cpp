@@ -38,7 +38,7 @@ void products(Workers& workers, std::span<const ProductCall> calls) {
     const ProductCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
     const auto multiply =
-        call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.product_codes : kernels.product_floats;
+        call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.product_fp8 : kernels.product_floats;
     multiply(tile_of(call, task - first), workers.scratch(thread));
   });
 }

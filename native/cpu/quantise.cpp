@@ -22,8 +22,8 @@ int64_t operand_stride(int64_t width, int32_t row_slices) {
   return row_slices * slice_shape(width, row_slices).stride;
 }
 
-int64_t code_element_bytes(const Workers& workers) {
-  return workers.kernels().code_form == OperandForm::kBf16 ? sizeof(uint16_t) : sizeof(float);
+int64_t fp8_element_bytes(const Workers& workers) {
+  return workers.kernels().fp8_form == OperandForm::kBf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
 void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
@@ -40,11 +40,11 @@ void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_
   });
 }
 
-void prepare_codes(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
+void prepare_fp8(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                    int32_t row_slices) {
   const SliceShape shape = slice_shape(width, row_slices);
   const KernelSet& kernels = workers.kernels();
-  const int64_t element_bytes = code_element_bytes(workers);
+  const int64_t element_bytes = fp8_element_bytes(workers);
   workers.team().run(count, [&](int64_t row, int) {
     for (int32_t slice = 0; slice < row_slices; ++slice) {
       const float* source = in + row * width + slice * shape.width;

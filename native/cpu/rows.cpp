@@ -4,7 +4,6 @@
 
 #include "base/fp8.h"
 #include "cpu/operations.h"
-#include "cpu/rows.h"
 
 namespace glint {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/contract.h"
-#include "cpu/processor.h"
+#include "cpu/machine.h"
 
 namespace glint {
 

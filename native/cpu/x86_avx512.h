@@ -12,11 +12,11 @@ namespace {
 
 struct Avx512Isa {
   static constexpr int kLanes = 16;
-  static constexpr int kCodeVectors = 2;
+  static constexpr int kFp8Vectors = 2;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;
   static constexpr int kDirectRows = 4;
-  static constexpr float kCodeFactor = 0x1p-8F;
+  static constexpr float kFp8Factor = 0x1p-8F;
 
   static __m512 multiply_add(__m512 left, __m512 right, __m512 sum) { return _mm512_fmadd_ps(left, right, sum); }
 
@@ -39,7 +39,7 @@ struct Avx512Isa {
     return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
   }
 
-  static std::array<Lanes<kLanes>::Floats, kCodeVectors> decode_codes(const std::byte* source) {
+  static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
     const __m512i clear_copied_sign = _mm512_set1_epi16(static_cast<int16_t>(0xbfff));
     const __m512i nan_magnitude = _mm512_set1_epi16(static_cast<int16_t>(0xfe00));
     const __m512i half_nan = _mm512_set1_epi16(0x7e00);

@@ -1,15 +1,16 @@
 #include "cuda/backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
 
-#include "base/rounded_pages.h"
+#include "base/contract.h"
 #include "cuda/bandwidth.h"
 #include "cuda/check.h"
-#include "cuda/layers.h"
-#include "cuda/weights/loader.h"
+#include "cuda/comm/nccl.h"
 #include "cuda/kernels/router/router.h"
+#include "cuda/weights/loader.h"
+#include "model/load_progress.h"
 
 namespace glint {
 
@@ -17,21 +18,10 @@ namespace cuda {
 
 namespace {
 
-constexpr int32_t kHopperMajor = 9;
-constexpr size_t kNeededSharedBytes = cuda::kSharedLimitBytes;
 constexpr int32_t kWidestNorm = 8192;
-constexpr int32_t kWidestCodes = 12288;
+constexpr int32_t kWidestInput = 12288;
 constexpr int64_t kGatheredRows = 16;
 constexpr int64_t kPeerRows = 64;
-
-int32_t choose_kernels(int32_t requested, int32_t compute_major) {
-  const bool is_hopper = compute_major == kHopperMajor;
-  if (requested == GLINT_KERNELS_AUTO) return is_hopper ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE;
-  require(requested == GLINT_KERNELS_PORTABLE || (requested == GLINT_KERNELS_HOPPER && is_hopper),
-          GLINT_STATUS_UNSUPPORTED, "options.kernels is ", requested,
-          ", which this GPU cannot run: CUDA has the kernels portable, and hopper on compute capability 9");
-  return requested;
-}
 
 int32_t local_experts(const glint_model& model, const glint_engine_options& options) {
   require_argument(options.local_experts >= 0 && options.local_experts <= model.num_experts,
@@ -48,7 +38,7 @@ RankSlice device_slice(const glint_model& model, const glint_engine_options& opt
   return slice;
 }
 
-PlacementOptions placement_options(const RankSlice& slice, const DeviceFacts& device) {
+PlacementOptions placement_options(const RankSlice& slice, const DeviceProperties& device) {
   return {.kernels = device.kernels,
           .num_local_experts = slice.num_experts(),
           .vocab_rows = slice.vocab_size(),
@@ -72,10 +62,10 @@ void check_experts(const RankSlice& slice, const glint_engine_options& options) 
   require_argument(std::max(options.max_step_tokens, options.max_step_items) <= most_tokens,
                    "options.max_step_tokens is ", options.max_step_tokens, " and max_step_items ",
                    options.max_step_items, "; with ", num_local, " experts a step on CUDA has at most ", most_tokens,
-                   " tokens: lower --max-num-batched-tokens");
+                   " tokens: lower options.max_step_tokens");
 }
 
-bool has_shared_apart(const PlacedWeights& weights) {
+bool has_separate_shared(const PlacedWeights& weights) {
   return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.shared.width > 0; });
 }
 
@@ -91,11 +81,11 @@ int64_t most_peer_rows(const glint_engine_options& options, int64_t max_tokens) 
 }
 
 void check_widths(const glint_model& model) {
-  const int32_t codes = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
-                                  model.shared_width});
-  require(model.hidden_size <= kWidestNorm && codes <= kWidestCodes, GLINT_STATUS_UNSUPPORTED, "hidden_size ",
-          model.hidden_size, " and a product's input of ", codes, ": CUDA takes up to ", kWidestNorm, " and ",
-          kWidestCodes);
+  const int32_t widest = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
+                                   model.shared_width});
+  require(model.hidden_size <= kWidestNorm && widest <= kWidestInput, GLINT_STATUS_UNSUPPORTED, "hidden_size ",
+          model.hidden_size, " and a GEMM's input of ", widest, ": CUDA takes up to ", kWidestNorm, " and ",
+          kWidestInput);
   require(model.head_dim % 2 == 0, GLINT_STATUS_UNSUPPORTED, "head_dim ", model.head_dim,
           " is odd: CUDA attention takes even ones");
 }
@@ -111,10 +101,10 @@ void check_ranks(const glint_engine_options& options) {
           options.num_ranks, ": one rank with random weights stands for up to ", kMaxParts, "; use 0");
   require(options.exchange != GLINT_EXCHANGE_SHARDED || options.all_reduce != GLINT_ALL_REDUCE_CUSTOM,
           GLINT_STATUS_UNSUPPORTED, "options.exchange is sharded and options.all_reduce custom: shards go through NCCL; ",
-          "use --all-reduce auto or another --exchange");
+          "set options.all_reduce to auto or choose another options.exchange");
   require(options.shares_devices == 0 || options.kernels != GLINT_KERNELS_HOPPER, GLINT_STATUS_UNSUPPORTED,
           "options.shares_devices is ", options.shares_devices,
-          " with the Hopper kernels: they need a GPU of their own, use --kernels portable");
+          " with the Hopper kernels: they need a GPU of their own, set options.kernels to portable");
 }
 
 PageElement page_element(const glint_engine_options& options) {
@@ -129,7 +119,7 @@ int64_t layer_page_bytes(const glint_model& model, PageElement element) {
   return 2 * model.num_kv_heads * page_head_bytes(model.head_dim, element);
 }
 
-PagePool page_pool(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
+KvPages kv_pages(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
   const int64_t head_bytes = page_head_bytes(model.head_dim, element);
   const int64_t page_bytes = model.num_kv_heads * head_bytes;
   return {.keys = data,
@@ -162,11 +152,11 @@ uint64_t weight_bytes(const glint_model& model, const PlacementOptions& options)
 
 uint64_t workspace_bytes(const glint_model& model, const StepLimits& limits) {
   Arena arena;
-  lay_out_activations(model, limits, arena);
+  lay_out_workspace(model, limits, arena);
   return arena.used();
 }
 
-PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device,
+PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device,
                    const ModelWeights& source, std::byte* memory) {
   Arena arena(memory);
   PlacedWeights placed = place_weights(slice.model, placement_options(slice, device), arena);
@@ -180,47 +170,7 @@ PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, 
 
 }
 
-DeviceFacts find_device(const glint_engine_options& options, int32_t rank) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED, "no NVIDIA GPU can be used: ",
-          error == cudaSuccess ? "none is visible" : cudaGetErrorString(error),
-          "; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu");
-  cudaDeviceProp properties{};
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  require(options.num_ranks <= count || options.shares_devices != 0, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ",
-          options.num_ranks, " and ", count, " GPUs are visible: lower --tp, or check CUDA_VISIBLE_DEVICES");
-  const int device = rank % count;
-  GLINT_CHECK_CUDA(cudaSetDevice(device));
-  GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-  require(properties.major >= kHopperMajor && properties.sharedMemPerBlockOptin >= kNeededSharedBytes,
-          GLINT_STATUS_UNSUPPORTED, properties.name, " has compute capability ", properties.major, ".",
-          properties.minor, " and ", properties.sharedMemPerBlockOptin,
-          " bytes of shared memory for a thread block; the kernels need 9.0 (Hopper) or newer and ",
-          kNeededSharedBytes);
-  GLINT_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return {.name = properties.name,
-          .index = device,
-          .kernels = choose_kernels(options.shares_devices != 0 ? GLINT_KERNELS_PORTABLE : options.kernels,
-                                    properties.major),
-          .num_multiprocessors = properties.multiProcessorCount,
-          .memory_total = total_bytes,
-          .memory_free = free_bytes};
-}
-
-DeviceFacts fullest_device(const glint_engine_options& options) {
-  DeviceFacts fullest = find_device(options, 0);
-  for (int32_t rank = 1; rank < options.num_ranks; ++rank) {
-    const DeviceFacts facts = find_device(options, rank);
-    if (facts.memory_free < fullest.memory_free) fullest = facts;
-  }
-  GLINT_CHECK_CUDA(cudaSetDevice(0));
-  return fullest;
-}
-
-StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceFacts& device) {
+StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device) {
   Arena counter;
   const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device), counter);
   const int64_t max_tokens = std::max(options.max_step_tokens, options.max_step_items);
@@ -229,19 +179,56 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
           .max_context_tokens = options.max_context_tokens,
           .num_local_experts = slice.num_experts(),
           .has_hopper_experts = has_hopper_experts(weights),
-          .has_shared_apart = has_shared_apart(weights),
+          .has_separate_shared = has_separate_shared(weights),
           .num_ranks = std::max(slice.num_ranks, options.emulated_ranks),
           .vocab_rows = slice.vocab_size(),
           .gathered_rows = most_gathered_rows(options, max_tokens),
           .peer_rows = most_peer_rows(options, max_tokens),
-          .decides = slice.is_first()};
+          .samples = slice.is_first()};
 }
 
 int64_t bytes_per_page(const glint_model& model, PageElement element) {
-  const int64_t widened = holds_codes(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
+  const int64_t widened = holds_fp8(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
   return model.num_layers * layer_page_bytes(model, element) + widened;
 }
 
+}
+
+namespace {
+
+std::shared_ptr<const cuda::Nccl> load_nccl(const glint_engine_options& options) {
+  if (options.num_ranks == 1) return nullptr;
+  cuda::prepare_nccl_environment(options.shares_devices != 0);
+  return cuda::Nccl::load("");
+}
+
+}
+
+World::World(const glint_engine_options& options)
+    : group(options.num_ranks, options.shares_devices != 0, load_nccl(options)) {
+  load_progress().begin(0);
+}
+
+WorldOwner make_world(const glint_engine_options& options) { return WorldOwner(new World(options)); }
+
+void WorldDeleter::operator()(World* world) const { delete world; }
+
+void stop_world(World& world, const std::string& why) noexcept { world.group.abort(why); }
+
+void join_world(Backend& backend) {
+  if (!backend.has_peers()) return;
+  constexpr double kSeconds = 60.0;
+  backend.collectives->open({.scratch = reinterpret_cast<std::byte*>(backend.workspace.branch_output),
+                             .scratch_bytes = backend.branch_output_bytes(),
+                             .stream = backend.stream,
+                             .communication_stream = backend.communication->stream(),
+                             .deadline = cuda::deadline_after(kSeconds)});
+  if (!backend.peers.has_value()) return;
+  backend.peers->open(backend.stream, cuda::deadline_after(kSeconds));
+  require(backend.peers->is_available() || backend.all_reduce != GLINT_ALL_REDUCE_CUSTOM, GLINT_STATUS_UNSUPPORTED,
+          "options.all_reduce is custom, which cannot be used: ", backend.peers->refusal(),
+          "; set options.all_reduce to auto or nccl");
+  if (!backend.peers->is_available()) backend.peers.reset();
 }
 
 Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options, const ModelWeights& whole,
@@ -260,18 +247,18 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       staging(model, limits),
       graphs(limits.max_items) {
   cuda::Arena arena(workspace_memory.data());
-  places = cuda::lay_out_activations(model, limits, arena);
+  workspace = cuda::lay_out_workspace(model, limits, arena);
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
-  if (limits.num_ranks > 1) side.emplace();
+  if (limits.num_ranks > 1) communication.emplace();
   if (has_peers()) collectives.emplace(world.group, slice.rank);
   if (has_peers() && limits.peer_rows > 0) {
-    peers.emplace(world.group, slice.rank, places.peers, limits.peer_rows, model.hidden_size);
+    peers.emplace(world.group, slice.rank, workspace.peers, limits.peer_rows, model.hidden_size);
   }
 }
 
-uint64_t Backend::update_bytes() const {
-  return static_cast<uint64_t>(cuda::update_floats(model, limits)) * sizeof(float);
+uint64_t Backend::branch_output_bytes() const {
+  return static_cast<uint64_t>(cuda::branch_output_floats(model, limits)) * sizeof(float);
 }
 
 Backend::~Backend() {
@@ -280,28 +267,28 @@ Backend::~Backend() {
   cudaStreamDestroy(stream);
 }
 
-cuda::PagePool Backend::pages(int64_t layer) const {
+cuda::KvPages Backend::pages(int64_t layer) const {
   std::byte* data = page_memory.data() + layer * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
-  return cuda::page_pool(data, model, num_pages + 1, page_element);
+  return cuda::kv_pages(data, model, num_pages + 1, page_element);
 }
 
-cuda::PagePool Backend::widened_pages() const {
+cuda::KvPages Backend::widened_pages() const {
   std::byte* data =
       page_memory.data() + model.num_layers * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
-  return cuda::page_pool(data, model, num_pages + 1, cuda::PageElement::kBf16);
+  return cuda::kv_pages(data, model, num_pages + 1, cuda::PageElement::kBf16);
 }
 
 cuda::Operand Backend::operand(int64_t width) const {
-  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
-  return {.rows = places.operand_rows,
-          .scales = has_codes ? places.operand_scales : nullptr,
+  const bool is_fp8 = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  return {.rows = workspace.operand_rows,
+          .scales = is_fp8 ? workspace.operand_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
 cuda::Operand Backend::gated_operand(int64_t width) const {
-  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
-  return {.rows = places.gated_rows,
-          .scales = has_codes ? places.gated_scales : nullptr,
+  const bool is_fp8 = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  return {.rows = workspace.gated_rows,
+          .scales = is_fp8 ? workspace.gated_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
@@ -318,7 +305,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   const RankSlice slice = cuda::device_slice(model, options, 0);
   cuda::check_options(slice, options);
   if (options.num_ranks > 1) cuda::prepare_nccl_environment(options.shares_devices != 0);
-  const DeviceFacts device = cuda::fullest_device(options);
+  const cuda::DeviceProperties device = cuda::fullest_device(options);
   const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
   const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model, cuda::page_element(options)));
   glint_engine_plan plan{};
@@ -336,7 +323,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
 
 const char* backend_name() { return "cuda"; }
 
-bool backend_checks_codes() { return true; }
+bool backend_checks_fp8_values() { return true; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
   stats.kernels = backend.device.kernels;
@@ -357,25 +344,9 @@ double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
   return cuda::measure_read(memory, backend.stream);
 }
 
-void read_hidden(Backend& backend, float* out) {
-  cuda::add_update(backend);
-  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.places.hidden,
-                              static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
-                              cudaMemcpyDeviceToHost));
-}
-
-void write_hidden(Backend& backend, const float* in) {
-  cuda::add_update(backend);
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(backend.places.hidden, in,
-                                   static_cast<size_t>(backend.num_rows * backend.model.hidden_size) * sizeof(float),
-                                   cudaMemcpyHostToDevice, backend.stream));
-  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-}
-
 void read_logits(Backend& backend, float* out, int64_t count) {
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
-  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.places.logits,
+  GLINT_CHECK_CUDA(cudaMemcpy(out, backend.workspace.logits,
                               static_cast<size_t>(count * backend.model.vocab_size) * sizeof(float),
                               cudaMemcpyDeviceToHost));
 }

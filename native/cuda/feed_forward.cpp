@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "cuda/layers.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/all_reduce.h"
 #include "cuda/kernels/gemm/quantise.h"
-#include "cuda/kernels/router/router.h"
 #include "cuda/kernels/norm/rows.h"
+#include "cuda/kernels/router/router.h"
+#include "cuda/layers.h"
 
 namespace glint {
 
@@ -12,38 +12,56 @@ namespace cuda {
 
 namespace {
 
-int64_t max_tiles(const Backend& backend) {
+int64_t max_tiles(const Backend& backend, const StepState& step) {
   const int64_t tiles =
-      max_token_tiles(backend.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);
-  return std::min(tiles, backend.num_rows * (backend.model.experts_per_token + 1));
+      max_token_tiles(step.num_rows, backend.model.experts_per_token, backend.limits.num_local_experts);
+  return std::min(tiles, step.num_rows * (backend.model.experts_per_token + 1));
 }
 
-void run_feed_forward(Backend& backend, const PlacedFeedForward& weights, float* out) {
-  run_sections(backend, weights.gate_up, backend.operand(backend.model.hidden_size), backend.places.gate_up,
+Operand prepare_gated(Backend& backend, const StepState& step, int64_t width) {
+  const Operand operand = backend.gated_operand(width);
+  const bool is_fp8 = weight_element(backend.model) == ProductElement::kE4m3;
+  launch_swiglu({.out = is_fp8 ? nullptr : backend.workspace.gated,
+                 .codes = is_fp8 ? operand.rows : nullptr,
+                 .scales = operand.scales,
+                 .gate = backend.workspace.gate_up,
+                 .up = backend.workspace.gate_up + width,
+                 .in_stride = 2 * width,
+                 .count = step.num_rows,
+                 .width = width,
+                 .row_slices = 1,
+                 .slice_stride = operand.stride_bytes},
+                backend.stream);
+  if (!is_fp8) prepare_rows(backend, step, backend.workspace.gated, width, operand);
+  return operand;
+}
+
+void run_feed_forward(Backend& backend, StepState& step, const PlacedFeedForward& weights, float* out) {
+  run_sections(backend, step, weights.gate_up, backend.operand(backend.model.hidden_size), backend.workspace.gate_up,
                2 * weights.width);
-  const Operand gated = prepare_gated(backend, weights.width);
-  run_product(backend, weights.down, nullptr, gated, out, backend.model.hidden_size, backend.num_rows);
+  const Operand gated = prepare_gated(backend, step, weights.width);
+  run_gemm(backend, step, weights.down, nullptr, gated, out, backend.model.hidden_size, step.num_rows);
 }
 
-GroupCall group_call(const Backend& backend, bool has_shared) {
-  return {.grouped = backend.places.moe.grouped,
-          .experts = backend.places.moe.experts,
-          .weights = backend.places.moe.weights,
-          .num_tokens = static_cast<int32_t>(backend.num_rows),
+GroupCall group_call(const Backend& backend, const StepState& step, bool has_shared) {
+  return {.grouped = backend.workspace.moe.grouped,
+          .experts = backend.workspace.moe.experts,
+          .weights = backend.workspace.moe.weights,
+          .num_tokens = static_cast<int32_t>(step.num_rows),
           .experts_per_token = backend.model.experts_per_token,
           .expert_first = backend.slice.expert_first,
           .expert_last = backend.slice.expert_last,
           .has_shared = has_shared ? 1 : 0,
-          .num_real_tokens = backend.places.step.counts + kRowCount,
-          .experts_touched = backend.places.moe.experts_touched};
+          .num_real_tokens = backend.workspace.step.counts + kRowCount,
+          .experts_touched = backend.workspace.moe.experts_touched};
 }
 
-void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) {
+void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& layer, float* out) {
   const PlacedExperts& experts = layer.experts;
-  const ExpertActivations& moe = backend.places.moe;
+  const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  float* hidden = hands_rows_over(backend.num_rows) ? moe.handed : moe.hidden;
-  launch_group_tokens(group_call(backend, experts.holds_shared), backend.stream);
+  float* hidden = step.streams_gate_up ? moe.streamed : moe.hidden;
+  launch_group_tokens(group_call(backend, step, experts.holds_shared), backend.stream);
   launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,
                          .packed_weights = experts.packed_gate_up,
@@ -53,8 +71,8 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                          .token_scales = operand.scales,
                          .width = backend.model.expert_width,
                          .k_bytes = backend.model.hidden_size,
-                         .num_tokens = backend.num_rows,
-                         .max_tiles = max_tiles(backend),
+                         .num_tokens = step.num_rows,
+                         .max_tiles = max_tiles(backend, step),
                          .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
@@ -66,17 +84,18 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                       .hidden = hidden,
                       .width = backend.model.expert_width,
                       .hidden_size = backend.model.hidden_size,
-                      .num_tokens = backend.num_rows,
-                      .max_rows = backend.num_rows * (backend.model.experts_per_token + 1)},
+                      .num_tokens = step.num_rows,
+                      .max_rows = step.num_rows * (backend.model.experts_per_token + 1),
+                      .streams_gate_up = step.streams_gate_up},
                      backend.stream);
-  if (starts_next_after_wait(backend.model.hidden_size, backend.num_rows)) backend.hidden_is_settled = true;
+  if (starts_next_after_wait(backend.model.hidden_size, step.num_rows)) step.hidden_is_settled = true;
   if (experts.holds_shared) return;
-  launch_add_rows(out, moe.shared, backend.num_rows * backend.model.hidden_size, backend.stream);
+  launch_add_rows(out, moe.shared, step.num_rows * backend.model.hidden_size, backend.stream);
 }
 
-void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& operand, const int32_t* row_tokens,
-                 float* out) {
-  const ExpertActivations& moe = backend.places.moe;
+void run_grouped(Backend& backend, const StepState& step, const PlacedWeight& weight, const Operand& operand,
+                 const int32_t* row_tokens, float* out) {
+  const ExpertBuffers& moe = backend.workspace.moe;
   launch_portable_product({.out = out,
                            .out_stride = weight.rows,
                            .weight = portable_weight(weight),
@@ -84,22 +103,22 @@ void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& op
                            .activations = operand.rows,
                            .activation_stride_bytes = operand.stride_bytes,
                            .token_scales = operand.scales,
-                           .num_tokens = backend.num_rows,
+                           .num_tokens = step.num_rows,
                            .row_tokens = row_tokens,
                            .tiles = moe.grouped.gate_up_tiles,
                            .num_tiles = moe.grouped.num_gate_up_tiles,
-                           .max_tiles = max_tiles(backend),
-                           .tile_tokens = plan_tiles(backend.num_rows).gate_up_tokens},
+                           .max_tiles = max_tiles(backend, step),
+                           .tile_tokens = plan_tiles(step.num_rows).gate_up_tokens},
                           backend.stream);
 }
 
-Operand gate_expert_rows(Backend& backend) {
-  const ExpertActivations& moe = backend.places.moe;
+Operand gate_expert_rows(Backend& backend, const StepState& step) {
+  const ExpertBuffers& moe = backend.workspace.moe;
   const int64_t width = backend.model.expert_width;
-  const int64_t rows = backend.num_rows * backend.model.experts_per_token;
-  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
-  launch_swiglu({.out = has_codes ? nullptr : moe.gate,
-                 .codes = has_codes ? moe.operand.rows : nullptr,
+  const int64_t rows = step.num_rows * backend.model.experts_per_token;
+  const bool is_fp8 = weight_element(backend.model) == ProductElement::kE4m3;
+  launch_swiglu({.out = is_fp8 ? nullptr : moe.gate,
+                 .codes = is_fp8 ? moe.operand.rows : nullptr,
                  .scales = moe.operand.scales,
                  .gate = moe.gate,
                  .up = moe.up,
@@ -109,7 +128,7 @@ Operand gate_expert_rows(Backend& backend) {
                  .row_slices = 1,
                  .slice_stride = moe.operand.stride_bytes},
                 backend.stream);
-  if (has_codes) return moe.operand;
+  if (is_fp8) return moe.operand;
   launch_to_bf16({.out = moe.operand.rows,
                   .in = moe.gate,
                   .in_stride = width,
@@ -120,13 +139,13 @@ Operand gate_expert_rows(Backend& backend) {
   return {.rows = moe.operand.rows, .scales = nullptr, .stride_bytes = moe.operand.stride_bytes};
 }
 
-void combine_rows(Backend& backend, float* out) {
-  const ExpertActivations& moe = backend.places.moe;
+void combine_rows(Backend& backend, const StepState& step, float* out) {
+  const ExpertBuffers& moe = backend.workspace.moe;
   launch_place_rows({.token_rows = moe.token_rows,
                      .row_tokens = moe.grouped.row_tokens,
                      .tiles = moe.grouped.gate_up_tiles,
                      .num_tiles = moe.grouped.num_gate_up_tiles,
-                     .max_tiles = max_tiles(backend),
+                     .max_tiles = max_tiles(backend, step),
                      .experts = moe.experts,
                      .experts_per_token = backend.model.experts_per_token,
                      .expert_first = backend.slice.expert_first,
@@ -138,24 +157,24 @@ void combine_rows(Backend& backend, float* out) {
                        .token_rows = moe.token_rows,
                        .experts = moe.experts,
                        .shared = moe.shared,
-                       .num_tokens = backend.num_rows,
+                       .num_tokens = step.num_rows,
                        .hidden_size = backend.model.hidden_size,
                        .experts_per_token = backend.model.experts_per_token,
                        .expert_first = backend.slice.expert_first,
                        .expert_last = backend.slice.expert_last,
                        .has_shared = 0,
-                       .num_real_tokens = backend.places.step.counts + kRowCount},
+                       .num_real_tokens = backend.workspace.step.counts + kRowCount},
                       backend.stream);
 }
 
-void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out) {
-  const ExpertActivations& moe = backend.places.moe;
+void run_portable_experts(Backend& backend, const StepState& step, const PlacedLayer& layer, float* out) {
+  const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  launch_group_tokens(group_call(backend, layer.experts.holds_shared), backend.stream);
-  run_grouped(backend, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
-  run_grouped(backend, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
-  run_grouped(backend, layer.experts.down, gate_expert_rows(backend), nullptr, moe.routed);
-  combine_rows(backend, out);
+  launch_group_tokens(group_call(backend, step, layer.experts.holds_shared), backend.stream);
+  run_grouped(backend, step, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
+  run_grouped(backend, step, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
+  run_grouped(backend, step, layer.experts.down, gate_expert_rows(backend, step), nullptr, moe.routed);
+  combine_rows(backend, step, out);
 }
 
 }
@@ -164,20 +183,20 @@ void run_portable_experts(Backend& backend, const PlacedLayer& layer, float* out
 
 namespace ops {
 
-void dense_feed_forward(Backend& backend, int64_t layer) {
-  cuda::run_feed_forward(backend, backend.layer(layer).dense,
-                         cuda::update_target(backend, cuda::UpdateSource::kFeedForward));
+void dense_feed_forward(Backend& backend, StepState& step, int64_t layer) {
+  cuda::run_feed_forward(backend, step, backend.layer(layer).dense,
+                         cuda::branch_output(backend, step, cuda::Branch::kFeedForward));
 }
 
-void route(Backend& backend, int64_t layer) {
+void router(Backend& backend, StepState& step, int64_t layer) {
   const glint_model& model = backend.model;
-  const cuda::ExpertActivations& moe = backend.places.moe;
-  const cuda::RowRange rows = cuda::own_rows(backend);
+  const cuda::ExpertBuffers& moe = backend.workspace.moe;
+  const cuda::RowRange rows = cuda::own_rows(backend, step);
   const int64_t first_choice = rows.first * model.experts_per_token;
   cuda::launch_router({.experts = moe.experts + first_choice,
                        .weights = moe.weights + first_choice,
                        .pieces = moe.router_pieces,
-                       .in = backend.places.normed + rows.first * model.hidden_size,
+                       .in = backend.workspace.normed + rows.first * model.hidden_size,
                        .weight = backend.layer(layer).router,
                        .bias = backend.layer(layer).router_bias,
                        .count = rows.count,
@@ -188,19 +207,25 @@ void route(Backend& backend, int64_t layer) {
                        .normalises = model.normalise_weights != 0},
                       backend.stream);
   const auto choice_bytes = model.experts_per_token * static_cast<int64_t>(sizeof(float));
-  cuda::share_rows_aside(backend, {moe.experts, choice_bytes, moe.weights, choice_bytes}, cuda::Arrival::kChoices);
+  cuda::async_all_gather_rows(backend, step, {moe.experts, choice_bytes, moe.weights, choice_bytes},
+                              cuda::AsyncGather::kExperts);
 }
 
-void expert_feed_forward(Backend& backend, int64_t layer) {
+void shared_expert(Backend& backend, StepState& step, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
-  float* out = cuda::update_target(backend, cuda::UpdateSource::kFeedForward);
-  cuda::await_rows(backend, cuda::Arrival::kRows);
-  if (!weights.experts.holds_shared) cuda::run_feed_forward(backend, weights.shared, backend.places.moe.shared);
-  cuda::await_rows(backend, cuda::Arrival::kChoices);
+  cuda::await_rows(backend, step, cuda::AsyncGather::kRows);
+  if (weights.experts.holds_shared) return;
+  cuda::run_feed_forward(backend, step, weights.shared, backend.workspace.moe.shared);
+}
+
+void routed_experts(Backend& backend, StepState& step, int64_t layer) {
+  const cuda::PlacedLayer& weights = backend.layer(layer);
+  float* out = cuda::branch_output(backend, step, cuda::Branch::kFeedForward);
+  cuda::await_rows(backend, step, cuda::AsyncGather::kExperts);
   if (weights.experts.is_hopper) {
-    cuda::run_hopper_experts(backend, weights, out);
+    cuda::run_hopper_experts(backend, step, weights, out);
   } else {
-    cuda::run_portable_experts(backend, weights, out);
+    cuda::run_portable_experts(backend, step, weights, out);
   }
 }
 

@@ -1,11 +1,13 @@
 #include "cuda/layers.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "cuda/all_reduce.h"
 #include "cuda/check.h"
-#include "cuda/kernels/gemm/portable.h"
 #include "cuda/kernels/gemm/quantise.h"
 #include "cuda/kernels/norm/rows.h"
+#include "cuda/memory/copies.h"
 
 namespace glint {
 
@@ -23,45 +25,39 @@ void round_rows(Backend& backend, const float* in, const Operand& operand, const
                  backend.stream);
 }
 
-void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
+void run_norm(Backend& backend, StepState& step, const float* weight, bool keeps_normed) {
   const glint_model& model = backend.model;
-  const Activations& places = backend.places;
+  const Workspace& workspace = backend.workspace;
   const Operand operand = backend.operand(model.hidden_size);
-  const RowRange rows = own_rows(backend);
+  const RowRange rows = own_rows(backend, step);
   const int64_t offset = rows.first * model.hidden_size;
-  const bool has_codes = weight_element(model) == ProductElement::kE4m3;
-  norm_update(backend, {.hidden = places.hidden + offset,
-                        .normed = keeps_normed || !has_codes ? places.normed + offset : nullptr,
-                        .codes = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
-                        .scales = has_codes ? operand.scales + rows.first : nullptr,
-                        .code_stride = operand.stride_bytes,
-                        .parts = nullptr,
-                        .part_stride = 0,
-                        .num_parts = 0,
-                        .weight = weight,
-                        .count = rows.count,
-                        .width = model.hidden_size,
-                        .epsilon = static_cast<float>(model.norm_epsilon)});
-  if (!has_codes) round_rows(backend, places.normed + offset, operand, rows);
-  const SharedRows shared = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
-  if (!keeps_normed) return share_rows(backend, shared);
-  share_rows_aside(backend, shared, Arrival::kRows);
+  const bool is_fp8 = weight_element(model) == ProductElement::kE4m3;
+  norm_residual(backend, step,
+                {.hidden = workspace.hidden + offset,
+                 .normed = keeps_normed || !is_fp8 ? workspace.normed + offset : nullptr,
+                 .codes = is_fp8 ? operand.rows + rows.first * operand.stride_bytes : nullptr,
+                 .scales = is_fp8 ? operand.scales + rows.first : nullptr,
+                 .code_stride = operand.stride_bytes,
+                 .parts = nullptr,
+                 .part_stride = 0,
+                 .num_parts = 0,
+                 .weight = weight,
+                 .count = rows.count,
+                 .width = model.hidden_size,
+                 .epsilon = static_cast<float>(model.norm_epsilon)});
+  if (!is_fp8) round_rows(backend, workspace.normed + offset, operand, rows);
+  const GatheredRows gathered = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
+  if (!keeps_normed) return all_gather_rows(backend, step, gathered);
+  async_all_gather_rows(backend, step, gathered, AsyncGather::kRows);
 }
 
-bool attends_in_one_kernel(const Backend& backend) {
-  const glint_model& model = backend.model;
-  return (backend.is_capturing || backend.num_prefill_tasks == 0) && weight_element(model) == ProductElement::kE4m3 &&
-         backend.page_element == PageElement::kBf16 &&
-         fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
-}
-
-RotateCall rotate_call(const Backend& backend, int64_t layer) {
+RotateCall rotate_call(const Backend& backend, const StepState& step, int64_t layer) {
   const glint_model& model = backend.model;
   const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
   const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
   const int64_t stride = query_width + 2 * kv_width;
-  const float* query = backend.places.query_key_value;
-  return {.query_out = backend.places.query,
+  const float* query = backend.workspace.qkv;
+  return {.query_out = backend.workspace.query,
           .pages = backend.pages(layer),
           .query = query,
           .key = query + query_width,
@@ -70,10 +66,10 @@ RotateCall rotate_call(const Backend& backend, int64_t layer) {
           .key_stride = stride,
           .query_norm = backend.layer(layer).query_norm,
           .key_norm = backend.layer(layer).key_norm,
-          .cosines = backend.places.cosines,
-          .sines = backend.places.sines,
-          .slots = backend.places.step.slots,
-          .count = backend.num_rows,
+          .cosines = backend.workspace.cosines,
+          .sines = backend.workspace.sines,
+          .slots = step.rows.slots,
+          .count = step.num_rows,
           .num_heads = model.num_heads,
           .num_kv_heads = model.num_kv_heads,
           .head_dim = model.head_dim,
@@ -82,74 +78,97 @@ RotateCall rotate_call(const Backend& backend, int64_t layer) {
 }
 
 DecodeCall decode_call(const Backend& backend, int64_t layer) {
-  const StepPlaces& step = backend.places.step;
-  return {.attend = {.out = backend.places.attended,
-                     .query = backend.places.query,
+  const StepBuffers& buffers = backend.workspace.step;
+  return {.attend = {.out = backend.workspace.attention_output,
+                     .query = backend.workspace.query,
                      .pages = backend.pages(layer),
-                     .page_table = step.page_table,
+                     .page_table = buffers.page_table,
                      .num_heads = backend.model.num_heads,
                      .num_kv_heads = backend.model.num_kv_heads,
                      .head_dim = backend.model.head_dim},
-          .tasks = step.decode_tasks,
-          .num_tasks = step.counts + kDecodeCount,
+          .tasks = buffers.decode_tasks,
+          .num_tasks = buffers.counts + kDecodeCount,
           .max_tasks = static_cast<int32_t>(backend.limits.max_decode_tasks()),
-          .partials = backend.places.partials,
-          .arrivals = backend.places.arrivals};
+          .partials = backend.workspace.partials,
+          .arrivals = backend.workspace.arrivals};
 }
 
-void finish_logits(Backend& backend, int64_t count) {
-  const int64_t hidden = backend.model.hidden_size;
-  const Operand operand = {.rows = backend.places.logit_operand,
-                           .scales = nullptr,
-                           .stride_bytes = portable_row_bytes(hidden, ProductElement::kBf16)};
-  launch_to_bf16({.out = operand.rows,
-                  .in = backend.places.logit_normed,
-                  .in_stride = hidden,
-                  .count = count,
-                  .width = hidden,
-                  .out_stride_bytes = operand.stride_bytes},
-                 backend.stream);
-  run_product(backend, backend.weights.lm_head, nullptr, operand,
-              backend.has_peers() ? backend.places.rank_logits : backend.places.logits, backend.slice.vocab_size(),
-              count);
-  gather_logits(backend, count);
+void norm_final_rows(Backend& backend, StepState& step, float* hidden, float* normed, int64_t count) {
+  norm_residual(backend, step,
+                {.hidden = hidden,
+                 .normed = normed,
+                 .codes = nullptr,
+                 .scales = nullptr,
+                 .code_stride = 0,
+                 .parts = nullptr,
+                 .part_stride = 0,
+                 .num_parts = 0,
+                 .weight = backend.weights.final_norm,
+                 .count = count,
+                 .width = backend.model.hidden_size,
+                 .epsilon = static_cast<float>(backend.model.norm_epsilon)});
 }
 
-void norm_for_logits(Backend& backend, float* hidden, float* normed, int64_t count) {
-  norm_update(backend, {.hidden = hidden,
-                        .normed = normed,
-                        .codes = nullptr,
-                        .scales = nullptr,
-                        .code_stride = 0,
-                        .parts = nullptr,
-                        .part_stride = 0,
-                        .num_parts = 0,
-                        .weight = backend.weights.final_norm,
-                        .count = count,
-                        .width = backend.model.hidden_size,
-                        .epsilon = static_cast<float>(backend.model.norm_epsilon)});
-}
-
-void share_final_rows(Backend& backend) {
-  const RowRange rows = own_rows(backend);
+void gather_final_rows(Backend& backend, StepState& step) {
+  const Workspace& workspace = backend.workspace;
+  const RowRange rows = own_rows(backend, step);
   const int64_t offset = rows.first * backend.model.hidden_size;
-  norm_for_logits(backend, backend.places.hidden + offset, backend.places.normed + offset, rows.count);
-  share_rows(backend, {backend.places.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float))});
+  norm_final_rows(backend, step, workspace.hidden + offset, workspace.normed + offset, rows.count);
+  all_gather_rows(backend, step, {workspace.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float))});
 }
 
-void copy_rows(Backend& backend, float* out, const float* in, int64_t count) {
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(out, in, static_cast<size_t>(count * backend.model.hidden_size) * sizeof(float),
+void select_logit_rows(Backend& backend, const StepState& step, float* out, const float* in, const float* residual) {
+  launch_gather_rows({.out = out,
+                      .in = in,
+                      .rows = backend.workspace.step.logit_rows,
+                      .count = step.num_logit_rows,
+                      .width = backend.model.hidden_size,
+                      .update = residual},
+                     backend.stream);
+}
+
+void norm_all_rows(Backend& backend, StepState& step) {
+  const Workspace& workspace = backend.workspace;
+  if (step.all_reduce != AllReduce::kSequenceParallel) {
+    return norm_final_rows(backend, step, workspace.hidden, workspace.logit_normed, step.num_rows);
+  }
+  gather_final_rows(backend, step);
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(workspace.logit_normed, workspace.normed,
+                                   static_cast<size_t>(step.num_rows * backend.model.hidden_size) * sizeof(float),
                                    cudaMemcpyDeviceToDevice, backend.stream));
 }
 
-void gather_logit_rows(Backend& backend, float* out, const float* in, const float* update, int64_t count) {
-  launch_gather_rows({.out = out,
-                      .in = in,
-                      .rows = backend.places.step.logit_rows,
-                      .count = count,
-                      .width = backend.model.hidden_size,
-                      .update = update},
+void norm_logit_rows(Backend& backend, StepState& step) {
+  const Workspace& workspace = backend.workspace;
+  if (backend.has_peers()) {
+    gather_final_rows(backend, step);
+    return select_logit_rows(backend, step, workspace.logit_normed, workspace.normed, nullptr);
+  }
+  select_logit_rows(backend, step, workspace.logit_hidden, workspace.hidden, step.deferred.parts);
+  const DeferredResidual deferred = std::exchange(step.deferred, {});
+  norm_final_rows(backend, step, workspace.logit_hidden, workspace.logit_normed, step.num_logit_rows);
+  step.deferred = deferred;
+}
+
+void upload_logit_rows(Backend& backend, const StepState& step, std::span<const int32_t> rows) {
+  const StepBuffers& host = backend.staging.steps[step.slot];
+  std::ranges::copy(rows, host.logit_rows);
+  Copies uploads(CopyDirection::kToDevice, backend.stream);
+  uploads.add(backend.workspace.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
+  uploads.send();
+}
+
+KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pages) {
+  if (!holds_fp8(pages.element)) return pages;
+  const KvPages widened = backend.widened_pages();
+  launch_widen_pages({.codes = pages,
+                      .widened = widened,
+                      .page_table = backend.workspace.step.page_table,
+                      .num_pages = step.num_prefill_pages,
+                      .num_kv_heads = backend.model.num_kv_heads,
+                      .head_dim = backend.model.head_dim},
                      backend.stream);
+  return widened;
 }
 
 }
@@ -166,8 +185,8 @@ PortableWeight portable_weight(const PlacedWeight& weight) {
           .matrix_scales = weight.matrix_scales};
 }
 
-void run_product(Backend& backend, const PlacedWeight& weight, const float* bias, const Operand& operand, float* out,
-                 int64_t out_stride, int64_t count) {
+void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, const float* bias, const Operand& operand,
+              float* out, int64_t out_stride, int64_t count) {
   if (weight.is_hopper) {
     launch_dense_product({.out = out,
                           .out_stride = out_stride,
@@ -181,7 +200,7 @@ void run_product(Backend& backend, const PlacedWeight& weight, const float* bias
                           .num_tokens = count,
                           .element = weight.element},
                          backend.stream);
-    if (starts_next_after_wait(operand.stride_bytes, count)) backend.hidden_is_settled = true;
+    if (starts_next_after_wait(operand.stride_bytes, count)) step.hidden_is_settled = true;
     return;
   }
   launch_portable_product({.out = out,
@@ -200,20 +219,20 @@ void run_product(Backend& backend, const PlacedWeight& weight, const float* bias
                           backend.stream);
 }
 
-void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, const Operand& operand, float* out,
-                  int64_t out_stride) {
+void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSection>& sections,
+                  const Operand& operand, float* out, int64_t out_stride) {
   for (const PlacedSection& section : sections) {
-    run_product(backend, section.weight, section.bias, operand, out + section.out_first, out_stride, backend.num_rows);
+    run_gemm(backend, step, section.weight, section.bias, operand, out + section.out_first, out_stride, step.num_rows);
   }
 }
 
-void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand) {
+void prepare_rows(Backend& backend, const StepState& step, const float* rows, int64_t width, const Operand& operand) {
   if (weight_element(backend.model) == ProductElement::kE4m3) {
     launch_quantise({.codes = operand.rows,
                      .scales = operand.scales,
                      .in = rows,
                      .in_stride = width,
-                     .count = backend.num_rows,
+                     .count = step.num_rows,
                      .width = width,
                      .row_slices = 1,
                      .slice_stride = operand.stride_bytes},
@@ -222,144 +241,112 @@ void prepare_rows(Backend& backend, const float* rows, int64_t width, const Oper
     launch_to_bf16({.out = operand.rows,
                     .in = rows,
                     .in_stride = width,
-                    .count = backend.num_rows,
+                    .count = step.num_rows,
                     .width = width,
                     .out_stride_bytes = operand.stride_bytes},
                    backend.stream);
   }
 }
 
-Operand prepare_gated(Backend& backend, int64_t width) {
-  const Operand operand = backend.gated_operand(width);
-  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
-  launch_swiglu({.out = has_codes ? nullptr : backend.places.gated,
-                 .codes = has_codes ? operand.rows : nullptr,
-                 .scales = operand.scales,
-                 .gate = backend.places.gate_up,
-                 .up = backend.places.gate_up + width,
-                 .in_stride = 2 * width,
-                 .count = backend.num_rows,
-                 .width = width,
-                 .row_slices = 1,
-                 .slice_stride = operand.stride_bytes},
-                backend.stream);
-  if (!has_codes) prepare_rows(backend, backend.places.gated, width, operand);
-  return operand;
-}
-
-void add_update(Backend& backend) {
-  if (backend.pending.num_parts == 0) return;
-  launch_add_rows(backend.places.hidden, backend.pending.parts, backend.num_rows * backend.model.hidden_size,
-                  backend.stream);
-  backend.pending = {};
-}
-
-void compute_all_logits(Backend& backend) {
-  if (backend.exchange == Exchange::kSharded) {
-    share_final_rows(backend);
-    copy_rows(backend, backend.places.logit_normed, backend.places.normed, backend.num_rows);
-  } else {
-    norm_for_logits(backend, backend.places.hidden, backend.places.logit_normed, backend.num_rows);
-  }
-  finish_logits(backend, backend.num_rows);
-}
-
-void compute_row_logits(Backend& backend, int64_t count) {
-  const Activations& places = backend.places;
-  if (backend.has_peers()) {
-    share_final_rows(backend);
-    gather_logit_rows(backend, places.logit_normed, places.normed, nullptr, count);
-  } else {
-    gather_logit_rows(backend, places.logit_hidden, places.hidden, backend.pending.parts, count);
-    const PendingUpdate pending = std::exchange(backend.pending, {});
-    norm_for_logits(backend, places.logit_hidden, places.logit_normed, count);
-    backend.pending = pending;
-  }
-  finish_logits(backend, count);
-}
-
-PagePool prefill_pages(Backend& backend, const PagePool& pages) {
-  if (!holds_codes(pages.element)) return pages;
-  const PagePool widened = backend.widened_pages();
-  launch_widen_pages({.codes = pages,
-                      .widened = widened,
-                      .page_table = backend.places.step.page_table,
-                      .num_pages = backend.num_prefill_pages,
-                      .num_kv_heads = backend.model.num_kv_heads,
-                      .head_dim = backend.model.head_dim},
-                     backend.stream);
-  return widened;
-}
-
 }
 
 namespace ops {
 
-void embed(Backend& backend) {
-  const cuda::StepPlaces& step = backend.places.step;
-  cuda::launch_rotary_table({.cosines = backend.places.cosines,
-                             .sines = backend.places.sines,
-                             .positions = step.positions,
-                             .count = backend.num_rows,
+void rope_table(Backend& backend, StepState& step) {
+  cuda::launch_rotary_table({.cosines = backend.workspace.cosines,
+                             .sines = backend.workspace.sines,
+                             .positions = step.rows.positions,
+                             .count = step.num_rows,
                              .rotary_dim = backend.model.rotary_dim,
                              .theta = backend.model.rope_theta},
                             backend.stream);
-  cuda::launch_embed({.hidden = backend.places.hidden,
+}
+
+void embed(Backend& backend, StepState& step) {
+  cuda::launch_embed({.hidden = backend.workspace.hidden,
                       .table = backend.weights.embedding,
-                      .tokens = step.tokens,
-                      .count = backend.num_rows,
+                      .tokens = step.rows.tokens,
+                      .sampled_rows = step.rows.sampled_rows,
+                      .count = step.num_rows,
                       .width = backend.model.hidden_size,
-                      .sampled = backend.places.sampling.results[0],
+                      .sampled = backend.workspace.sampling.results[0],
                       .vocab_size = backend.model.vocab_size},
                      backend.stream);
 }
 
-void norm_before_attention(Backend& backend, int64_t layer) {
-  cuda::run_norm(backend, backend.layer(layer).input_norm, false);
+void attention_norm(Backend& backend, StepState& step, int64_t layer) {
+  cuda::run_norm(backend, step, backend.layer(layer).input_norm, false);
 }
 
-void project_query_key_value(Backend& backend, int64_t layer) {
+void qkv_proj(Backend& backend, StepState& step, int64_t layer) {
   const int64_t width = (int64_t{backend.model.num_heads} + 2 * backend.model.num_kv_heads) * backend.model.head_dim;
-  cuda::run_sections(backend, backend.layer(layer).query_key_value, backend.operand(backend.model.hidden_size),
-                     backend.places.query_key_value, width);
+  cuda::run_sections(backend, step, backend.layer(layer).qkv, backend.operand(backend.model.hidden_size),
+                     backend.workspace.qkv, width);
 }
 
-void rotate_and_store(Backend& backend, int64_t layer) {
-  if (cuda::attends_in_one_kernel(backend)) return;
-  cuda::launch_rotate_and_store(cuda::rotate_call(backend, layer), backend.stream);
+void rope_and_cache(Backend& backend, StepState& step, int64_t layer) {
+  if (step.fuses_rope_and_attention) return;
+  cuda::launch_rope_and_cache(cuda::rotate_call(backend, step, layer), backend.stream);
 }
 
-void attend(Backend& backend, int64_t layer) {
+void attention(Backend& backend, StepState& step, int64_t layer) {
   const cuda::DecodeCall decode = cuda::decode_call(backend, layer);
-  if (cuda::attends_in_one_kernel(backend)) {
-    const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
-    const cuda::Operand operand = backend.operand(width);
-    return cuda::launch_attention_step(
-        {decode, cuda::rotate_call(backend, layer), operand.rows, operand.scales, operand.stride_bytes},
-        backend.stream);
-  }
-  if (backend.is_capturing || backend.num_decode_tasks > 0) cuda::launch_attention_decode(decode, backend.stream);
-  if (!backend.is_capturing && backend.num_prefill_tasks > 0) {
-    cuda::AttendCall attend = decode.attend;
-    attend.pages = cuda::prefill_pages(backend, attend.pages);
-    cuda::launch_attention_prefill({.attend = attend,
-                                    .tasks = backend.places.step.prefill_tasks,
-                                    .num_tasks = backend.places.step.counts + cuda::kPrefillCount},
-                                   backend.stream);
-  }
-}
-
-void project_attended(Backend& backend, int64_t layer) {
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
   const cuda::Operand operand = backend.operand(width);
-  if (!cuda::attends_in_one_kernel(backend)) cuda::prepare_rows(backend, backend.places.attended, width, operand);
-  cuda::run_product(backend, backend.layer(layer).output, nullptr, operand,
-                    cuda::update_target(backend, cuda::UpdateSource::kAttention), backend.model.hidden_size,
-                    backend.num_rows);
+  if (step.fuses_rope_and_attention) {
+    return cuda::launch_attention_step(
+        {decode, cuda::rotate_call(backend, step, layer), operand.rows, operand.scales, operand.stride_bytes},
+        backend.stream);
+  }
+  if (step.is_captured || step.num_decode_tasks > 0) cuda::launch_attention_decode(decode, backend.stream);
+  if (step.num_prefill_tasks > 0) {
+    cuda::AttendCall attend = decode.attend;
+    attend.pages = cuda::prefill_pages(backend, step, attend.pages);
+    cuda::launch_attention_prefill({.attend = attend,
+                                    .tasks = backend.workspace.step.prefill_tasks,
+                                    .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount},
+                                   backend.stream);
+  }
+  cuda::prepare_rows(backend, step, backend.workspace.attention_output, width, operand);
 }
 
-void norm_before_feed_forward(Backend& backend, int64_t layer) {
-  cuda::run_norm(backend, backend.layer(layer).post_attention_norm, layer >= backend.model.num_dense_layers);
+void o_proj(Backend& backend, StepState& step, int64_t layer) {
+  cuda::run_gemm(backend, step, backend.layer(layer).output, nullptr,
+                 backend.operand(int64_t{backend.model.num_heads} * backend.model.head_dim),
+                 cuda::branch_output(backend, step, cuda::Branch::kAttention), backend.model.hidden_size,
+                 step.num_rows);
+}
+
+void feed_forward_norm(Backend& backend, StepState& step, int64_t layer) {
+  cuda::run_norm(backend, step, backend.layer(layer).post_attention_norm, layer >= backend.model.num_dense_layers);
+}
+
+void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows) {
+  if (step.has_logits) return;
+  if (step.is_captured) return cuda::norm_all_rows(backend, step);
+  step.num_logit_rows = static_cast<int64_t>(rows.size());
+  cuda::upload_logit_rows(backend, step, rows);
+  cuda::norm_logit_rows(backend, step);
+}
+
+void lm_head(Backend& backend, StepState& step) {
+  if (step.has_logits) return;
+  const cuda::Workspace& workspace = backend.workspace;
+  const int64_t hidden = backend.model.hidden_size;
+  const cuda::Operand operand = {.rows = workspace.logit_operand,
+                                 .scales = nullptr,
+                                 .stride_bytes = cuda::portable_row_bytes(hidden, cuda::ProductElement::kBf16)};
+  cuda::launch_to_bf16({.out = operand.rows,
+                        .in = workspace.logit_normed,
+                        .in_stride = hidden,
+                        .count = step.num_logit_rows,
+                        .width = hidden,
+                        .out_stride_bytes = operand.stride_bytes},
+                       backend.stream);
+  cuda::run_gemm(backend, step, backend.weights.lm_head, nullptr, operand,
+                 backend.has_peers() ? workspace.rank_logits : workspace.logits, backend.slice.vocab_size(),
+                 step.num_logit_rows);
+  cuda::gather_logits(backend, step.num_logit_rows);
 }
 
 }

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
@@ -8,7 +10,7 @@ namespace glint {
 
 namespace {
 
-using cuda::SamplePlaces;
+using cuda::SampleBuffers;
 using cuda::SampleResult;
 using cuda::SampleSettings;
 
@@ -19,8 +21,8 @@ bool has_penalties(const SamplingSettings& settings) {
 
 struct SampleWriter {
   Backend& backend;
-  const SamplePlaces& host;
-  const SamplePlaces& device;
+  const SampleBuffers& host;
+  const SampleBuffers& device;
   int64_t num_rows = 0;
   int64_t num_mask_words = 0;
   int64_t num_biases = 0;
@@ -58,7 +60,7 @@ struct SampleWriter {
     const int64_t bias_first = is_biased ? add_bias(settings.bias) : 0;
     any_penalties = any_penalties || is_penalised;
     host.settings[num_rows++] = {
-        .logits = backend.places.logits + int64_t{row.logit_row} * backend.model.vocab_size,
+        .logits = backend.workspace.logits + int64_t{row.logit_row} * backend.model.vocab_size,
         .history = is_penalised ? add_history(row.history) : nullptr,
         .allowed_words = add_mask(row.allowed_words),
         .bias_tokens = device.bias_tokens + bias_first,
@@ -94,19 +96,40 @@ struct SampleWriter {
 };
 
 void start_sampling(Backend& backend, SampleResult* results, std::span<const SamplingRow> rows) {
-  SampleWriter writer{backend, backend.staging.sampling, backend.places.sampling};
+  SampleWriter writer{backend, backend.staging.sampling, backend.workspace.sampling};
   for (const SamplingRow& row : rows) writer.add(row);
   writer.send();
   cuda::launch_sample_rows({.results = results,
-                            .rows = backend.places.sampling.settings,
+                            .rows = backend.workspace.sampling.settings,
                             .count = static_cast<int32_t>(rows.size()),
                             .vocab_size = backend.model.vocab_size,
                             .has_penalties = writer.any_penalties},
                            backend.stream);
 }
 
+void broadcast_results(Backend& backend, void* results, int64_t byte_count) {
+  if (!backend.has_peers() || byte_count == 0) return;
+  backend.collectives->broadcast(results, static_cast<uint64_t>(byte_count), 0, backend.stream);
+}
+
+void wait_for_event(Backend& backend, cudaEvent_t event) {
+  if (!backend.has_peers()) {
+    GLINT_CHECK_CUDA(cudaEventSynchronize(event));
+    return;
+  }
+  constexpr auto kPause = std::chrono::microseconds(20);
+  for (;;) {
+    const cudaError_t state = cudaEventQuery(event);
+    backend.collectives->check_async();
+    if (backend.peers.has_value()) backend.peers->check_async();
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) cuda::check(state, "cudaEventQuery");
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 SampleResult* device_results(const Backend& backend, int32_t slot) {
-  return backend.places.sampling.results[slot == kPromptSlot ? kPromptSlot : 0];
+  return backend.workspace.sampling.results[slot == kPromptSlot ? kPromptSlot : 0];
 }
 
 }
@@ -118,17 +141,17 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
   if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
   if (backend.slice.is_first()) start_sampling(backend, results, rows);
   if (slot != kPromptSlot) {
-    cuda::share_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
+    broadcast_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
   }
   cuda::Copies downloads(cuda::CopyDirection::kToHost, backend.stream);
   downloads.add(backend.staging.sampling.results[slot], results, static_cast<int64_t>(rows.size()));
-  downloads.add(backend.staging.experts_touched[slot], backend.places.moe.experts_touched, 1);
+  downloads.add(backend.staging.experts_touched[slot], backend.workspace.moe.experts_touched, 1);
   downloads.send();
   GLINT_CHECK_CUDA(cudaEventRecord(backend.staging.sampled[slot], backend.stream));
 }
 
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {
-  cuda::wait_for_event(backend, backend.staging.sampled[slot]);
+  wait_for_event(backend, backend.staging.sampled[slot]);
   backend.experts_read = *backend.staging.experts_touched[slot];
   const SampleResult* results = backend.staging.sampling.results[slot];
   for (size_t row = 0; row < out.size(); ++row) {

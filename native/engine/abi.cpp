@@ -6,7 +6,7 @@
 
 #include "base/contract.h"
 #include "engine/engine.h"
-#include "engine/handle.h"
+#include "engine/engine.h"
 #include "model/load_progress.h"
 
 namespace {

@@ -94,7 +94,7 @@ glint_engine_plan plan_engine(const glint_engine_options& options) {
 Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor> tensors)
     : model_(checked_model(options)),
       limits_(checked_limits(options)),
-      store_(model_, checked_files(options, tensors.size()), tensors, !backend_checks_codes()),
+      store_(model_, checked_files(options, tensors.size()), tensors, !backend_checks_fp8_values()),
       ranks_(model_, options, store_.weights()),
       pool_(options.num_pages, options.page_tokens),
       requests_(limits_) {

@@ -80,5 +80,10 @@ class Engine {
 };
 
 glint_engine_plan plan_engine(const glint_engine_options& options);
+std::shared_ptr<Engine> engine_of(glint_engine* handle);
 
 }
+
+struct glint_engine {
+  std::shared_ptr<glint::Engine> engine;
+};

@@ -76,7 +76,7 @@ Ranks::Ranks(const glint_model& model, const glint_engine_options& options, cons
 
 void Ranks::load(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights) {
   run([&](Rank& rank) {
-    pass_fault_place(FaultPlace::kLoad, rank.index);
+    pass_fault_point(FaultPoint::kLoad, rank.index);
     rank.backend = make_backend(model, options, weights, *world_, rank.index);
     rank.forward.emplace(*rank.backend, model);
   });

@@ -64,15 +64,15 @@ class RequestTable {
   int32_t count() const { return count_; }
 
  private:
-  struct Place {
+  struct Slot {
     Request request;
     uint32_t generation = 0;
     bool is_used = false;
   };
 
   EngineLimits limits_;
-  std::vector<Place> places_;
-  std::vector<int32_t> free_places_;
+  std::vector<Slot> slots_;
+  std::vector<int32_t> free_slots_;
   int32_t count_ = 0;
 };
 

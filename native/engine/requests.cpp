@@ -84,41 +84,42 @@ void check_request(const glint_request& source, const EngineLimits& limits) {
   require_argument(problem.empty(), "request.sampling: ", problem);
 }
 
-RequestTable::RequestTable(const EngineLimits& limits) : limits_(limits), places_(static_cast<size_t>(limits.max_requests)) {
-  free_places_.reserve(places_.size());
-  for (int32_t place = limits.max_requests - 1; place >= 0; --place) free_places_.push_back(place);
+RequestTable::RequestTable(const EngineLimits& limits)
+    : limits_(limits), slots_(static_cast<size_t>(limits.max_requests)) {
+  free_slots_.reserve(slots_.size());
+  for (int32_t slot = limits.max_requests - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
 uint64_t RequestTable::add(const glint_request& source) {
   check_request(source, limits_);
-  require(!free_places_.empty(), GLINT_STATUS_BUSY, "all ", limits_.max_requests,
-          " request places are taken: free finished requests or raise max_requests");
+  require(!free_slots_.empty(), GLINT_STATUS_BUSY, "all ", limits_.max_requests,
+          " request slots are taken: free finished requests or raise max_requests");
   Request request = copy_request(source, limits_);
-  const int32_t index = free_places_.back();
-  Place& place = places_[static_cast<size_t>(index)];
-  request.id = uint64_t{place.generation + 1} << 32U | static_cast<uint32_t>(index);
-  free_places_.pop_back();
-  ++place.generation;
-  place.request = std::move(request);
-  place.is_used = true;
+  const int32_t index = free_slots_.back();
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  request.id = uint64_t{slot.generation + 1} << 32U | static_cast<uint32_t>(index);
+  free_slots_.pop_back();
+  ++slot.generation;
+  slot.request = std::move(request);
+  slot.is_used = true;
   ++count_;
-  return place.request.id;
+  return slot.request.id;
 }
 
 Request& RequestTable::find(uint64_t id) {
   const auto index = static_cast<uint32_t>(id);
   const auto generation = static_cast<uint32_t>(id >> 32U);
-  const bool is_known = index < places_.size() && places_[index].is_used && places_[index].generation == generation;
+  const bool is_known = index < slots_.size() && slots_[index].is_used && slots_[index].generation == generation;
   require(is_known, GLINT_STATUS_UNKNOWN_REQUEST, "no request has the id ", id);
-  return places_[index].request;
+  return slots_[index].request;
 }
 
 void RequestTable::erase(uint64_t id) {
   find(id);
-  Place& place = places_[static_cast<uint32_t>(id)];
-  place.request = Request{};
-  place.is_used = false;
-  free_places_.push_back(static_cast<int32_t>(static_cast<uint32_t>(id)));
+  Slot& slot = slots_[static_cast<uint32_t>(id)];
+  slot.request = Request{};
+  slot.is_used = false;
+  free_slots_.push_back(static_cast<int32_t>(static_cast<uint32_t>(id)));
   --count_;
 }
 

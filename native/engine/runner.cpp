@@ -44,6 +44,7 @@ StepRunner::StepRunner(Ranks& ranks, const EngineLimits& limits)
   const auto max_items = static_cast<size_t>(limits.max_step_items);
   queue_.reserve(GLINT_MAX_STEPS_IN_FLIGHT);
   tokens_.reserve(max_tokens);
+  token_rows_.reserve(max_tokens);
   positions_.reserve(max_tokens);
   requests_.reserve(max_items);
   row_firsts_.reserve(max_items);
@@ -152,13 +153,16 @@ void StepRunner::add_to_batch(const PlannedItem& item) {
                        .pages = item.request->pages.data()});
   for (int32_t position = item.first_position; position < item.first_position + item.count; ++position) {
     const auto index = static_cast<size_t>(position);
-    tokens_.push_back(index < progress.history.size() ? progress.history[index] : sampled_token(progress.sampled_row));
+    const bool is_known = index < progress.history.size();
+    tokens_.push_back(is_known ? progress.history[index] : 0);
+    token_rows_.push_back(is_known ? kNoSampledRow : progress.sampled_row);
     positions_.push_back(position);
   }
 }
 
 void StepRunner::run_forward(Step& step) {
   tokens_.clear();
+  token_rows_.clear();
   positions_.clear();
   requests_.clear();
   row_firsts_.clear();
@@ -174,10 +178,13 @@ void StepRunner::run_forward(Step& step) {
     step.logit_items.push_back(static_cast<int32_t>(index));
   }
   if (tokens_.empty()) return;
-  const StepBatch batch{
-      .tokens = tokens_, .positions = positions_, .requests = requests_, .logit_rows = logit_rows_};
+  const StepBatch batch{.tokens = tokens_,
+                        .sampled_rows = token_rows_,
+                        .positions = positions_,
+                        .requests = requests_,
+                        .logit_rows = logit_rows_};
   ranks_.run([&](Rank& rank) {
-    pass_fault_place(FaultPlace::kStep, rank.index);
+    pass_fault_point(FaultPoint::kStep, rank.index);
     rank.forward->run(batch, step.slot());
   });
   report_prompt_logprobs(step);
@@ -185,7 +192,7 @@ void StepRunner::run_forward(Step& step) {
 }
 
 void StepRunner::compute_logits(std::span<const int32_t> rows) {
-  ranks_.run([&](Rank& rank) { ops::compute_logits(*rank.backend, rows); });
+  ranks_.run([&](Rank& rank) { rank.forward->compute_logits(rows); });
 }
 
 void StepRunner::sample_rows(int32_t slot) {

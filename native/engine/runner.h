@@ -50,6 +50,7 @@ class StepRunner {
   bool is_stopping_ = false;
 
   std::vector<int32_t> tokens_;
+  std::vector<int32_t> token_rows_;
   std::vector<int32_t> positions_;
   std::vector<BatchRequest> requests_;
   std::vector<int32_t> row_firsts_;

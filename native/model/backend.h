@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,9 +13,11 @@ namespace glint {
 
 inline constexpr int64_t kSplitPositions = 1024;
 inline constexpr size_t kMaxFailureBytes = 2048;
+inline std::atomic<bool> rounds_new_pages = false;
 
 class Backend;
 class World;
+struct StepState;
 
 struct BackendDeleter {
   void operator()(Backend* backend) const;
@@ -24,8 +27,13 @@ struct WorldDeleter {
   void operator()(World* world) const;
 };
 
+struct StepDeleter {
+  void operator()(StepState* step) const;
+};
+
 using BackendOwner = std::unique_ptr<Backend, BackendDeleter>;
 using WorldOwner = std::unique_ptr<World, WorldDeleter>;
+using StepOwner = std::unique_ptr<StepState, StepDeleter>;
 
 WorldOwner make_world(const glint_engine_options& options);
 void stop_world(World& world, const std::string& why) noexcept;
@@ -33,9 +41,10 @@ void stop_world(World& world, const std::string& why) noexcept;
 BackendOwner make_backend(const glint_model& model, const glint_engine_options& options, const ModelWeights& weights,
                           World& world, int32_t rank);
 void join_world(Backend& backend);
+StepOwner make_step();
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options);
 const char* backend_name();
-bool backend_checks_codes();
+bool backend_checks_fp8_values();
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats);
 
 }

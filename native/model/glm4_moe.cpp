@@ -3,22 +3,21 @@
 namespace glint {
 
 ForwardPass::ForwardPass(Backend& backend, const glint_model& model)
-    : backend_(backend), num_layers_(model.num_layers), num_dense_layers_(model.num_dense_layers) {}
+    : backend_(backend),
+      step_(make_step()),
+      num_layers_(model.num_layers),
+      num_dense_layers_(model.num_dense_layers) {}
 
 void ForwardPass::run(const StepBatch& batch, int32_t slot) {
   count_ = static_cast<int64_t>(batch.tokens.size());
-  ops::begin_step(backend_, batch, slot);
-  if (!tap_ && ops::replay_step(backend_)) return;
+  ops::begin_step(backend_, *step_, batch, slot);
+  if (!tap_ && ops::replay_step(backend_, *step_)) return;
   run_layers();
 }
 
-void ForwardPass::capture() {
-  bool has_more = true;
-  while (has_more) has_more = ops::capture_step(backend_, [this] { run_layers(); });
-}
-
 void ForwardPass::run_layers() {
-  ops::embed(backend_);
+  ops::rope_table(backend_, *step_);
+  ops::embed(backend_, *step_);
   for (int64_t layer = 0; layer < num_layers_; ++layer) {
     tap(layer);
     attention(layer);
@@ -28,27 +27,42 @@ void ForwardPass::run_layers() {
 }
 
 void ForwardPass::attention(int64_t layer) {
-  ops::norm_before_attention(backend_, layer);
-  ops::project_query_key_value(backend_, layer);
-  ops::rotate_and_store(backend_, layer);
-  ops::attend(backend_, layer);
-  ops::project_attended(backend_, layer);
-  ops::exchange_update(backend_);
+  ops::attention_norm(backend_, *step_, layer);
+  ops::qkv_proj(backend_, *step_, layer);
+  ops::rope_and_cache(backend_, *step_, layer);
+  ops::attention(backend_, *step_, layer);
+  ops::o_proj(backend_, *step_, layer);
+  ops::all_reduce_residual(backend_, *step_);
 }
 
 void ForwardPass::feed_forward(int64_t layer) {
-  ops::norm_before_feed_forward(backend_, layer);
+  ops::feed_forward_norm(backend_, *step_, layer);
   if (layer < num_dense_layers_) {
-    ops::dense_feed_forward(backend_, layer);
+    ops::dense_feed_forward(backend_, *step_, layer);
   } else {
-    ops::route(backend_, layer);
-    ops::expert_feed_forward(backend_, layer);
+    ops::router(backend_, *step_, layer);
+    ops::shared_expert(backend_, *step_, layer);
+    ops::routed_experts(backend_, *step_, layer);
   }
-  ops::exchange_update(backend_);
+  ops::all_reduce_residual(backend_, *step_);
+}
+
+void ForwardPass::compute_logits(std::span<const int32_t> rows) {
+  ops::final_norm(backend_, *step_, rows);
+  ops::lm_head(backend_, *step_);
+}
+
+void ForwardPass::capture() {
+  const auto run_all_rows = [this] {
+    run_layers();
+    compute_logits({});
+  };
+  while (ops::capture_step(backend_, *step_, run_all_rows)) {
+  }
 }
 
 void ForwardPass::tap(int64_t layer) const {
-  if (tap_) tap_(layer, count_);
+  if (tap_) tap_(*step_, layer, count_);
 }
 
 }

@@ -7,15 +7,17 @@
 
 namespace glint {
 
-using HiddenTap = std::function<void(int64_t layer, int64_t count)>;
+using HiddenTap = std::function<void(StepState& step, int64_t layer, int64_t count)>;
 
 class ForwardPass {
  public:
   ForwardPass(Backend& backend, const glint_model& model);
 
   void run(const StepBatch& batch, int32_t slot);
+  void compute_logits(std::span<const int32_t> rows);
   void capture();
   void set_tap(HiddenTap tap) { tap_ = std::move(tap); }
+  StepState& step() { return *step_; }
 
  private:
   void run_layers();
@@ -24,6 +26,7 @@ class ForwardPass {
   void feed_forward(int64_t layer);
 
   Backend& backend_;
+  StepOwner step_;
   int64_t num_layers_;
   int64_t num_dense_layers_;
   int64_t count_ = 0;

@@ -19,6 +19,7 @@ struct BatchRequest {
 
 struct StepBatch {
   std::span<const int32_t> tokens;
+  std::span<const int32_t> sampled_rows;
   std::span<const int32_t> positions;
   std::span<const BatchRequest> requests;
   std::span<const int32_t> logit_rows;
@@ -27,36 +28,36 @@ struct StepBatch {
 inline constexpr int32_t kSampleSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
 inline constexpr int32_t kPromptSlot = GLINT_MAX_STEPS_IN_FLIGHT;
 
-constexpr int32_t sampled_token(int32_t row) { return -1 - row; }
-constexpr int32_t sampled_row(int32_t token) { return -1 - token; }
-
 namespace ops {
 
 bool keeps_sampled_tokens(const Backend& backend);
-void begin_step(Backend& backend, const StepBatch& batch, int32_t slot);
-bool replay_step(Backend& backend);
-bool capture_step(Backend& backend, const std::function<void()>& run_layers);
+void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32_t slot);
+bool replay_step(Backend& backend, StepState& step);
+bool capture_step(Backend& backend, StepState& step, const std::function<void()>& run);
 
-void embed(Backend& backend);
-void norm_before_attention(Backend& backend, int64_t layer);
-void project_query_key_value(Backend& backend, int64_t layer);
-void rotate_and_store(Backend& backend, int64_t layer);
-void attend(Backend& backend, int64_t layer);
-void project_attended(Backend& backend, int64_t layer);
-void exchange_update(Backend& backend);
-void norm_before_feed_forward(Backend& backend, int64_t layer);
-void dense_feed_forward(Backend& backend, int64_t layer);
-void route(Backend& backend, int64_t layer);
-void expert_feed_forward(Backend& backend, int64_t layer);
-void compute_logits(Backend& backend, std::span<const int32_t> rows);
+void rope_table(Backend& backend, StepState& step);
+void embed(Backend& backend, StepState& step);
+void attention_norm(Backend& backend, StepState& step, int64_t layer);
+void qkv_proj(Backend& backend, StepState& step, int64_t layer);
+void rope_and_cache(Backend& backend, StepState& step, int64_t layer);
+void attention(Backend& backend, StepState& step, int64_t layer);
+void o_proj(Backend& backend, StepState& step, int64_t layer);
+void all_reduce_residual(Backend& backend, StepState& step);
+void feed_forward_norm(Backend& backend, StepState& step, int64_t layer);
+void dense_feed_forward(Backend& backend, StepState& step, int64_t layer);
+void router(Backend& backend, StepState& step, int64_t layer);
+void shared_expert(Backend& backend, StepState& step, int64_t layer);
+void routed_experts(Backend& backend, StepState& step, int64_t layer);
+void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows);
+void lm_head(Backend& backend, StepState& step);
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows);
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out);
 
 double read_bytes_per_second(Backend& backend, uint64_t byte_count);
 
-void read_hidden(Backend& backend, float* out);
-void write_hidden(Backend& backend, const float* in);
+void read_hidden(Backend& backend, StepState& step, float* out);
+void write_hidden(Backend& backend, StepState& step, const float* in);
 void read_logits(Backend& backend, float* out, int64_t count);
 void fill_pages(Backend& backend, std::byte value);
 

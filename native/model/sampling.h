@@ -14,6 +14,7 @@ namespace glint {
 
 inline constexpr int32_t kMaxBiasCount = 1024;
 inline constexpr float kMaxBiasValue = 100.0F;
+inline constexpr int32_t kNoSampledRow = -1;
 
 struct TokenBias {
   int32_t token;

@@ -31,16 +31,17 @@ void check_layout(const glint_engine_options& options) {
 
 void check_heads(const glint_model& model, int32_t num_ranks) {
   require_argument(model.num_heads % num_ranks == 0, "num_attention_heads ", model.num_heads,
-                   " cannot be split over ", num_ranks, " ranks; choose another --tp");
+                   " cannot be split over ", num_ranks, " ranks; choose another options.num_ranks");
   require_argument(model.num_kv_heads % num_ranks == 0 || num_ranks % model.num_kv_heads == 0,
                    "num_key_value_heads ", model.num_kv_heads, " can neither be split over ", num_ranks,
-                   " ranks nor be duplicated evenly; choose another --tp");
+                   " ranks nor be duplicated evenly; choose another options.num_ranks");
 }
 
 void check_tiles(const glint_model& model, const glint_engine_options& options, int64_t share, const char* name) {
   require_argument(model.weight_scale_kind != GLINT_SCALE_TILE || options.num_ranks == 1 || share % kScaleTile == 0,
                    "a rank's share of the ", name, " is ", share, ", and the scales are for tiles of ", kScaleTile,
-                   ": a slice must begin where a tile begins; choose another --tp or --expert-layout");
+                   ": a slice must begin where a tile begins; choose another options.num_ranks or ",
+                   "options.expert_layout");
 }
 
 Weight row_share(const Weight& weight, int64_t index, int64_t shares) {
@@ -89,11 +90,11 @@ void check_slices(const glint_model& model, const glint_engine_options& options)
   check_heads(model, options.num_ranks);
   require_argument(model.vocab_size % options.num_ranks == 0, "options.num_ranks is ", options.num_ranks,
                    ": the vocabulary of ", model.vocab_size, " cannot be cut into ", options.num_ranks,
-                   " equal slices; choose another --tp");
+                   " equal slices; choose another options.num_ranks");
   const auto divides = [&](int64_t size, const char* name) {
     require_argument(size % options.row_slices == 0, "options.row_slices is ", options.row_slices, ": the ", name, " ",
                      size, " cannot be cut into ", options.row_slices,
-                     " equal slices; choose another --tp or --row-slices");
+                     " equal slices; choose another options.num_ranks or options.row_slices");
   };
   divides(int64_t{model.num_heads} * model.head_dim, "attention width");
   check_tiles(model, options, int64_t{model.num_heads} / options.num_ranks * model.head_dim, "attention width");

@@ -75,10 +75,10 @@ void check_tensor(const glint_tensor& tensor, int64_t index, std::span<const gli
 
 }
 
-bool has_nan_code(const std::byte* codes, uint64_t count) {
+bool has_fp8_nan(const std::byte* values, uint64_t count) {
   unsigned found = 0;
   for (uint64_t index = 0; index < count; ++index) {
-    found |= static_cast<unsigned>((std::to_integer<uint8_t>(codes[index]) & 0x7fU) == 0x7fU);
+    found |= static_cast<unsigned>((std::to_integer<uint8_t>(values[index]) & 0x7fU) == 0x7fU);
   }
   return found != 0;
 }
@@ -91,8 +91,8 @@ LoadProgress& load_progress() {
 class WeightStore::Table {
  public:
   Table(WeightStore& store, std::span<const glint_tensor> tensors, std::span<const glint_file> files,
-        int32_t scale_kind, bool checks_codes)
-      : store_(store), scale_kind_(scale_kind), checks_codes_(checks_codes) {
+        int32_t scale_kind, bool checks_fp8_values)
+      : store_(store), scale_kind_(scale_kind), checks_fp8_values_(checks_fp8_values) {
     entries_.reserve(tensors.size());
     for (size_t index = 0; index < tensors.size(); ++index) {
       const glint_tensor& tensor = tensors[index];
@@ -128,8 +128,8 @@ class WeightStore::Table {
                   .scale_kind = is_scaled ? scale_kind_ : GLINT_SCALE_NONE};
     if (is_scaled) {
       weight.scales = scales(role, layer, expert, rows, cols);
-      require_argument(!checks_codes_ || !has_nan_code(weight.data, tensor.byte_count), "the E4M3 weight of role ", role, ", layer ",
-                       layer, ", expert ", expert, " holds a NaN code (0x7f or 0xff): the file is damaged");
+      require_argument(!checks_fp8_values_ || !has_fp8_nan(weight.data, tensor.byte_count), "the E4M3 weight of role ",
+                       role, ", layer ", layer, ", expert ", expert, " holds a NaN code (0x7f or 0xff): the file is damaged");
     }
     return weight;
   }
@@ -175,7 +175,7 @@ class WeightStore::Table {
   const std::byte* as_elements(const glint_tensor& tensor) const {
     const std::byte* source = mapped(tensor);
     store_.bytes_mapped_ += tensor.byte_count;
-    if (checks_codes_) load_progress().bytes_done += tensor.byte_count;
+    if (checks_fp8_values_) load_progress().bytes_done += tensor.byte_count;
     const auto alignment = static_cast<uintptr_t>(dtype_bytes(tensor.dtype));
     if (reinterpret_cast<uintptr_t>(source) % alignment == 0) return source;
     ZeroedMemory& copy = store_.copies_.emplace_back(tensor.byte_count);
@@ -203,7 +203,7 @@ class WeightStore::Table {
 
   WeightStore& store_;
   int32_t scale_kind_;
-  bool checks_codes_;
+  bool checks_fp8_values_;
   std::unordered_map<uint64_t, const glint_tensor*> entries_;
   mutable size_t num_used_ = 0;
 };
@@ -241,7 +241,7 @@ void WeightStore::place_layer(const Table& table, const glint_model& model, int3
 }
 
 WeightStore::WeightStore(const glint_model& model, std::span<const glint_file> files,
-                         std::span<const glint_tensor> tensors, bool checks_codes) {
+                         std::span<const glint_tensor> tensors, bool checks_fp8_values) {
   if (tensors.empty()) return;
   uint64_t total = 0;
   for (const glint_tensor& tensor : tensors) total += tensor.byte_count;
@@ -251,7 +251,7 @@ WeightStore::WeightStore(const glint_model& model, std::span<const glint_file> f
     require_struct(&file, "file");
     files_.emplace_back(file.path, file.byte_count);
   }
-  const Table table(*this, tensors, files, model.weight_scale_kind, checks_codes);
+  const Table table(*this, tensors, files, model.weight_scale_kind, checks_fp8_values);
   weights_.embedding = table.weight(GLINT_ROLE_EMBEDDING, -1, -1, model.vocab_size, model.hidden_size, false);
   weights_.lm_head = table.weight(GLINT_ROLE_LM_HEAD, -1, -1, model.vocab_size, model.hidden_size, false);
   weights_.final_norm = table.floats(GLINT_ROLE_FINAL_NORM, GLINT_PART_WEIGHT, -1, model.hidden_size);

@@ -71,7 +71,7 @@ struct ModelWeights {
 class WeightStore {
  public:
   WeightStore(const glint_model& model, std::span<const glint_file> files, std::span<const glint_tensor> tensors,
-              bool checks_codes);
+              bool checks_fp8_values);
 
   const ModelWeights& weights() const { return weights_; }
   uint64_t bytes_mapped() const { return bytes_mapped_; }
@@ -89,6 +89,6 @@ class WeightStore {
 };
 
 void check_model(const glint_model& model);
-bool has_nan_code(const std::byte* codes, uint64_t count);
+bool has_fp8_nan(const std::byte* values, uint64_t count);
 
 }

@@ -22,7 +22,7 @@ std::atomic<int32_t> failing_place = 0;
 std::atomic<uint64_t> failing_ranks = 0;
 std::atomic<bool> starves_ranks = false;
 
-void fail_asked_ranks(glint::FaultPlace place, int32_t rank) {
+void fail_asked_ranks(glint::FaultPoint place, int32_t rank) {
   const bool is_asked = (failing_ranks.load() >> static_cast<uint32_t>(rank) & 1U) != 0;
   if (!is_asked || static_cast<int32_t>(place) != failing_place.load()) return;
   glint::Failure failure(GLINT_STATUS_INTERNAL, glint::text("rank ", rank, " is one of those asked to fail"));

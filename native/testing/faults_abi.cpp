@@ -10,7 +10,7 @@
 namespace {
 
 struct Fault {
-  glint::FaultPlace place;
+  glint::FaultPoint place;
   int32_t rank;
   int32_t passes;
 };
@@ -25,7 +25,7 @@ Fault asked_fault(const std::string& asked) {
   const size_t passes_at = asked.find(':', rank_at + 1);
   for (size_t place = 0; place < kPlaces.size(); ++place) {
     if (passes_at != std::string::npos && asked.substr(0, rank_at) == kPlaces[place]) {
-      return {static_cast<glint::FaultPlace>(place), std::stoi(asked.substr(rank_at + 1)),
+      return {static_cast<glint::FaultPoint>(place), std::stoi(asked.substr(rank_at + 1)),
               std::stoi(asked.substr(passes_at + 1))};
     }
   }
@@ -33,7 +33,7 @@ Fault asked_fault(const std::string& asked) {
                        glint::text("$", kVariable, " is '", asked, "', expected load|step|collective|capture:RANK:PASSES"));
 }
 
-void fail_where_asked(glint::FaultPlace place, int32_t rank) {
+void fail_where_asked(glint::FaultPoint place, int32_t rank) {
   const char* asked = std::getenv(kVariable);
   if (asked == nullptr) return;
   const Fault fault = asked_fault(asked);

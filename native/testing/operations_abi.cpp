@@ -70,14 +70,14 @@ Operand prepare(Workers& workers, const TestOperand& source) {
   Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
                   stride};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
-  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_codes : glint::cpu::prepare_floats;
+  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
   fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
        source.row_slices);
   return operand;
 }
 
 float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_codes) {
-  if (has_codes && workers.kernels().code_form == glint::OperandForm::kBf16) {
+  if (has_codes && workers.kernels().fp8_form == glint::OperandForm::kBf16) {
     return glint::float_from_bf16(reinterpret_cast<const uint16_t*>(operand.data.data())[index]);
   }
   return reinterpret_cast<const float*>(operand.data.data())[index];
@@ -205,8 +205,8 @@ GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float
   glint::cpu::fill_rotary(*workers, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta);
 }
 
-GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
-  glint::cpu::rotate_and_store(*workers,
+GLINT_API void glint_testing_rope_and_cache(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
+  glint::cpu::rope_and_cache(*workers,
                                {.query = rotation->query,
                                 .key = rotation->key,
                                 .value = rotation->value,
@@ -220,7 +220,7 @@ GLINT_API void glint_testing_rotate_and_store(Workers* workers, const TestRotati
 }
 
 GLINT_API void glint_testing_attend(Workers* workers, float* out, const float* query, const TestPages* pages) {
-  glint::cpu::attend(*workers, out, query, layout_of(*pages), pages->layer, pages->request_span(), heads_of(*pages));
+  glint::cpu::attention(*workers, out, query, layout_of(*pages), pages->layer, pages->request_span(), heads_of(*pages));
 }
 
 GLINT_API void glint_testing_swiglu(Workers* workers, float* out, const float* gate, const float* up, int64_t count) {

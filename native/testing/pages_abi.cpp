@@ -2,9 +2,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/rounded_pages.h"
 #include "engine/pages.h"
 #include "include/glint.h"
+#include "model/backend.h"
 
 namespace glint {
 

@@ -6,7 +6,7 @@
 
 #include "base/contract.h"
 #include "cpu/backend.h"
-#include "engine/handle.h"
+#include "engine/engine.h"
 #include "include/glint.h"
 #include "model/ops.h"
 #include "testing/guarded.h"
@@ -119,7 +119,7 @@ GLINT_API int32_t glint_testing_rank_logits(glint_engine* handle, float* out, co
   return guarded([&] {
     glint::Ranks& ranks = glint::engine_of(handle)->ranks();
     ranks.run([&](glint::Rank& rank) {
-      glint::ops::compute_logits(*rank.backend, {rows, static_cast<size_t>(count)});
+      rank.forward->compute_logits({rows, static_cast<size_t>(count)});
     });
     glint::ops::read_logits(ranks.first_backend(), out, count);
   });

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/contract.h"
-#include "engine/handle.h"
+#include "engine/engine.h"
 #include "include/glint.h"
 #include "model/ops.h"
 #include "testing/guarded.h"
@@ -25,18 +25,18 @@ class HiddenRecord {
   HiddenRecord(int64_t num_layers, int64_t hidden_size)
       : layers_(static_cast<size_t>(num_layers) + 1), hidden_size_(static_cast<size_t>(hidden_size)) {}
 
-  void take(glint::Backend& backend, int64_t layer, int64_t count) {
+  void take(glint::Backend& backend, glint::StepState& step, int64_t layer, int64_t count) {
     LayerRows& rows = layers_.at(static_cast<size_t>(layer));
     const size_t floats = static_cast<size_t>(count) * hidden_size_;
     const size_t first = rows.seen.size();
     rows.seen.resize(first + floats);
-    glint::ops::read_hidden(backend, rows.seen.data() + first);
+    glint::ops::read_hidden(backend, step, rows.seen.data() + first);
     if (rows.replacement.empty()) return;
     if (first + floats > rows.replacement.size()) {
       throw std::out_of_range(glint::text("layer ", layer, " has ", rows.replacement.size() / hidden_size_,
                                           " rows to put in, but ", (first + floats) / hidden_size_, " came by"));
     }
-    glint::ops::write_hidden(backend, rows.replacement.data() + first);
+    glint::ops::write_hidden(backend, step, rows.replacement.data() + first);
   }
 
   void replace(int64_t layer, const float* rows, int64_t count) {
@@ -73,8 +73,9 @@ GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
   guarded([&] {
     const std::shared_ptr<glint::Engine> engine = one_rank_engine(handle);
     auto record = std::make_shared<HiddenRecord>(engine->model().num_layers, engine->model().hidden_size);
-    engine->forward().set_tap([record, &backend = engine->backend()](int64_t layer, int64_t count) {
-      record->take(backend, layer, count);
+    engine->forward().set_tap([record, &backend = engine->backend()](glint::StepState& step, int64_t layer,
+                                                                     int64_t count) {
+      record->take(backend, step, layer, count);
     });
     tap = std::make_unique<TestTap>(TestTap{std::move(record)});
   });
@@ -102,7 +103,7 @@ GLINT_API void glint_testing_tap_read(TestTap* tap, int64_t layer, float* rows) 
 GLINT_API int32_t glint_testing_logits(glint_engine* handle, float* out, const int32_t* rows, int64_t count) {
   return guarded([&] {
     const std::shared_ptr<glint::Engine> engine = one_rank_engine(handle);
-    glint::ops::compute_logits(engine->backend(), {rows, static_cast<size_t>(count)});
+    engine->forward().compute_logits({rows, static_cast<size_t>(count)});
     glint::ops::read_logits(engine->backend(), out, count);
   });
 }

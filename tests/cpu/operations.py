@@ -276,7 +276,7 @@ class Operations:
         self._call("glint_testing_fill_rotary", kinds, *arguments)
         return cosines, sines
 
-    def rotate_and_store(
+    def rope_and_cache(
         self,
         heads: tuple[FloatArray, FloatArray, FloatArray],
         norms: tuple[FloatArray, FloatArray] | None,
@@ -292,7 +292,7 @@ class Operations:
         rotation = RotationCall(*map(pointer, parts), epsilon)
         pages, alive = cache.native(layer, requests)
         kinds = (POINTER(RotationCall), POINTER(PagesCall))
-        self._call("glint_testing_rotate_and_store", kinds, byref(rotation), byref(pages))
+        self._call("glint_testing_rope_and_cache", kinds, byref(rotation), byref(pages))
         del alive
         return query
 

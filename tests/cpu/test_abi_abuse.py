@@ -278,7 +278,7 @@ def test_full_table_is_refused_and_ids_stay_distinct(engine: RawEngine) -> None:
     ids = [engine.add(CONTROL) for _ in range(MAX_REQUESTS)]
     assert len(set(ids)) == MAX_REQUESTS
     request = native_request(CONTROL)
-    engine.refuses(BUSY, f"all {MAX_REQUESTS} request places", "glint_add_request", request, ctypes.c_uint64())
+    engine.refuses(BUSY, f"all {MAX_REQUESTS} request slots", "glint_add_request", request, ctypes.c_uint64())
     for request_id in ids:
         engine.succeeds("glint_free_request", request_id)
     again = [engine.add(CONTROL) for _ in range(MAX_REQUESTS)]

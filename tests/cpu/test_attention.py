@@ -117,7 +117,7 @@ def make_scene(name: str, dtype: str, has_norms: bool, spans: tuple[tuple[int, i
     positions = np.concatenate([np.arange(total) for total in totals])
     with Operations("plain", 2) as writer:
         table = writer.fill_rotary(positions, heads.rotary_dim, heads.theta)
-        query = writer.rotate_and_store(raw, norms, table, page_cache, 1, whole, EPSILON)
+        query = writer.rope_and_cache(raw, norms, table, page_cache, 1, whole, EPSILON)
     return Scene(heads, page_cache, step, raw, norms, positions, query)
 
 

@@ -62,7 +62,7 @@ def test_a_page_keeps_what_torch_rounds(dtype: type, kernels: str, numbers: Call
         def store(
             heads: tuple[FloatArray, FloatArray, FloatArray], cache: PageCache, requests: list[PagedRequest]
         ) -> None:
-            operations.rotate_and_store(heads, None, nothing, cache, 1, requests)
+            operations.rope_and_cache(heads, None, nothing, cache, 1, requests)
 
         kept = stored(store, keys, values, 16, dtype, "rounded")
         plain = stored(store, keys, values, 16, dtype, "none")

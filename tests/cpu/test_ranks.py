@@ -96,7 +96,7 @@ def test_tiles_that_share_a_scale(layout: str, num_ranks: int, exchange: str) ->
 
 
 def test_tiles_cut_by_a_slice_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"share of the expert width is 64.*tiles of 128.*--expert-layout"):
+    with pytest.raises(InvalidArgument, match=r"share of the expert width is 64.*tiles of 128.*expert.layout"):
         open_engine(rank_model("fp8_block", **TILE_SHAPE), num_ranks=4, row_slices=4)
 
 

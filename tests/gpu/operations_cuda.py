@@ -35,7 +35,7 @@ class _Embed(Structure):
     _fields_ = [
         ("out", _FLOATS),
         ("table", POINTER(c_uint16)),
-        *((name, _INTS) for name in ("tokens", "sampled")),
+        *((name, _INTS) for name in ("tokens", "sampled_rows", "sampled")),
         *((name, c_int64) for name in ("count", "width", "vocab_size", "sampled_count")),
     ]
 
@@ -135,11 +135,20 @@ class CudaOperations:
     def __exit__(self, *failure: object) -> None:
         declare("glint_testing_backend_free", None, c_void_p, device="cuda")(self._backend)
 
-    def embed(self, table: NDArray[np.uint16], tokens: NDArray[np.int32], sampled: NDArray[np.int32]) -> FloatArray:
-        """Rows of a bfloat16 table; the token -1 - i stands for sampled[i]."""
+    def embed(
+        self,
+        table: NDArray[np.uint16],
+        tokens: NDArray[np.int32],
+        sampled_rows: NDArray[np.int32],
+        sampled: NDArray[np.int32],
+    ) -> FloatArray:
+        """Rows of a bfloat16 table; a row whose sampled_rows is not -1 takes sampled[sampled_rows] as its token."""
         out = poisoned(len(tokens), table.shape[1])
         case = _Embed(
-            pointer(out), pointer(table, POINTER(c_uint16)), pointer(tokens, _INTS), pointer(sampled, _INTS), *out.shape
+            pointer(out),
+            pointer(table, POINTER(c_uint16)),
+            *(pointer(numbers, _INTS) for numbers in (tokens, sampled_rows, sampled)),
+            *out.shape,
         )
         case.vocab_size, case.sampled_count = len(table), len(sampled)
         self.call("glint_testing_embed", case)
@@ -228,7 +237,7 @@ class CudaOperations:
         self._check(run(self._backend, *places, len(positions), rotary_dim, theta), "glint_testing_fill_rotary")
         return cosines, sines
 
-    def rotate_and_store(
+    def rope_and_cache(
         self,
         heads: tuple[FloatArray, FloatArray, FloatArray],
         norms: tuple[FloatArray, FloatArray] | None,
@@ -241,7 +250,7 @@ class CudaOperations:
         query, key, value = (part.copy() for part in heads)
         rotation = RotationCall(*map(pointer, (query, key, value, *(norms or (None, None)), *table)), epsilon)
         pages, alive = cache.native(1, requests)
-        self.call("glint_testing_rotate_and_store", rotation, pages)
+        self.call("glint_testing_rope_and_cache", rotation, pages)
         del alive
         return query
 

@@ -142,7 +142,7 @@ def make_scene(operations: Operations, heads: Heads, spans: tuple[tuple[int, int
         norms = (first, second)
     positions = np.concatenate([np.arange(total, dtype=np.int32) for total in totals])
     table = operations.fill_rotary(positions, heads.rotary_dim, heads.theta)
-    rotated = operations.rotate_and_store((query, key, value), norms, table, cache, 1, whole)
+    rotated = operations.rope_and_cache((query, key, value), norms, table, cache, 1, whole)
     step_rows = np.concatenate(
         [np.arange(row_firsts[i] + first, row_firsts[i + 1]) for i, (first, _) in enumerate(spans)]
     )

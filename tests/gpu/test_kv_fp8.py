@@ -140,7 +140,7 @@ def store_in_pages(keys: FloatArray, values: FloatArray, rounding: Rounding) -> 
         def store(
             heads: tuple[FloatArray, FloatArray, FloatArray], cache: PageCache, requests: list[PagedRequest]
         ) -> None:
-            cuda.rotate_and_store(heads, None, nothing, cache, requests)
+            cuda.rope_and_cache(heads, None, nothing, cache, requests)
 
         return stored(store, keys, values, PAGE_TOKENS, np.uint16, rounding)
 

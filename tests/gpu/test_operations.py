@@ -112,14 +112,14 @@ def test_rows_by_index(record: ErrorRecord, cpu: Operations, width: int) -> None
     table = bf16_bits(numbers.standard_normal((1003, width), np.float32))
     for count in FEW_COUNTS:
         tokens, sampled = numbers.integers(0, 1003, count, np.int32), numbers.integers(0, 1003, 5, np.int32)
-        given = np.where(numbers.random(count) < 0.3, -1 - numbers.integers(0, 5, count), tokens).astype(np.int32)
-        meant = np.where(given < 0, sampled[np.clip(-1 - given, 0, 4)], given).astype(np.int32)
+        sampled_rows = np.where(numbers.random(count) < 0.3, numbers.integers(0, 5, count), -1).astype(np.int32)
+        meant = np.where(sampled_rows < 0, tokens, sampled[sampled_rows]).astype(np.int32)
         rows, update = normal_rows(numbers, 2 * count, width), normal_rows(numbers, 2 * count, width)
         chosen = numbers.permutation(2 * count)[:count].astype(np.int32)
         added = cpu.add_rows(rows.ravel(), update.ravel()).reshape(rows.shape)
         with open_for(count) as cuda:
             what = f"{count} rows of {width}"
-            record.compare("embed", cuda.embed(table, given, sampled), cpu.embed(table, meant), what)
+            record.compare("embed", cuda.embed(table, tokens, sampled_rows, sampled), cpu.embed(table, meant), what)
             record.compare("gather rows", cuda.gather_rows(rows, chosen, None), cpu.gather_rows(rows, chosen), what)
             gathered = cuda.gather_rows(rows, chosen, update)
             record.compare("gather rows", gathered, cpu.gather_rows(added, chosen), f"{what}, with update")
@@ -200,7 +200,7 @@ def test_row_of_a_product_is_the_same_for_every_row_count(kernels: Kernels, name
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_rotate_and_store(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str) -> None:
+def test_rope_and_cache(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str) -> None:
     heads = HEADS[name]
     for spans in (MIXED, PREFILL[:1]):
         scene = make_scene(cpu, heads, spans)
@@ -208,7 +208,7 @@ def test_rotate_and_store(record: ErrorRecord, cpu: Operations, portable: CudaOp
         table = portable.fill_rotary(positions, heads.rotary_dim, heads.theta)
         record.compare("rotary table", np.hstack(table), np.hstack(scene.table), name)
         cache = poisoned_cache(heads, scene.cache.data.shape[2])
-        query = portable.rotate_and_store(scene.raw, scene.norms, scene.table, cache, scene.whole)
+        query = portable.rope_and_cache(scene.raw, scene.norms, scene.table, cache, scene.whole)
         record.compare("rotate: query, key", query, scene.whole_query, f"{name}, query")
         compare_pages(record, cache, scene.cache, name)
 
@@ -273,7 +273,7 @@ def test_attention_step(record: ErrorRecord, cpu: Operations, portable: CudaOper
     step = scene.newest()
     codes, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
     apart = scene.newest()
-    query = portable.rotate_and_store(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
+    query = portable.rope_and_cache(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
     attended = portable.attend(query, apart.cache, scene.step).reshape(codes.shape)
     expected_codes, expected_scales = portable.prepare(attended, 1, True)
     assert (codes == expected_codes[:, 0, : codes.shape[1]]).all()

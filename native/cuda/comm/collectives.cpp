@@ -65,7 +65,7 @@ class Collectives::Group {
 
 Collectives::Collectives(RankGroup& group, int32_t rank) : group_(group), nccl_(group.nccl()), rank_(rank) {
   require_argument(nccl_ != nullptr, "rank ", rank, " has no NCCL library: make the group with Nccl::load");
-  group_.enrol(*this);
+  group_.add(*this);
 }
 
 Collectives::~Collectives() {

@@ -24,7 +24,7 @@ struct OpenCall {
   std::byte* scratch;
   uint64_t scratch_bytes;
   cudaStream_t stream;
-  cudaStream_t side_stream;
+  cudaStream_t communication_stream;
   Deadline deadline;
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
-#include "cuda/comm/exchange.h"
+#include "base/contract.h"
+#include "cuda/comm/columns.h"
 #include "cuda/kernels/ptx/dependent.cuh"
 #include "cuda/launch.h"
 
@@ -22,29 +23,29 @@ __global__ void __launch_bounds__(kThreads) join_columns_kernel(const JoinColumn
   }
 }
 
-__device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t num_pieces) {
+__device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t num_ranks) {
   auto* g_words = static_cast<uint32_t*>(rows);
   for (int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x; word < words; word += int64_t{gridDim.x} * kThreads) {
     const uint32_t value = g_words[word];
-    for (int32_t piece = 1; piece < num_pieces; ++piece) g_words[piece * words + word] = value;
+    for (int32_t rank = 1; rank < num_ranks; ++rank) g_words[rank * words + word] = value;
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    repeat_rows_kernel(const SharedRows shared, int64_t rows_per_piece, int32_t num_pieces) {
+    repeat_rows_kernel(const GatheredRows rows, int64_t rows_per_rank, int32_t num_ranks) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   constexpr int64_t kWordBytes = sizeof(uint32_t);
-  repeat_words(shared.first, rows_per_piece * shared.row_bytes / kWordBytes, num_pieces);
-  if (shared.second == nullptr) return;
-  repeat_words(shared.second, rows_per_piece * shared.second_row_bytes / kWordBytes, num_pieces);
+  repeat_words(rows.first, rows_per_rank * rows.row_bytes / kWordBytes, num_ranks);
+  if (rows.second == nullptr) return;
+  repeat_words(rows.second, rows_per_rank * rows.second_row_bytes / kWordBytes, num_ranks);
 }
 
 }
 
-void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream) {
+void launch_repeat_rows(const GatheredRows& rows, int64_t rows_per_rank, int32_t num_ranks, cudaStream_t stream) {
   constexpr unsigned kBlocks = 264;
-  launch_dependent(repeat_rows_kernel, {kBlocks, kThreads, 0}, stream, shared, rows_per_piece, num_pieces);
+  launch_dependent(repeat_rows_kernel, {kBlocks, kThreads, 0}, stream, rows, rows_per_rank, num_ranks);
 }
 
 void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream) {

@@ -18,7 +18,7 @@ std::string version_name(int32_t version) {
   return text(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-std::vector<std::string> places_to_try(const std::string& path) {
+std::vector<std::string> paths_to_try(const std::string& path) {
   if (!path.empty()) return {path};
   const char* variable = std::getenv(kPathVariable);
   if (variable != nullptr && *variable != '\0') return {variable};
@@ -32,7 +32,7 @@ struct OpenLibrary {
 
 OpenLibrary open_library(const std::string& path) {
   std::string reasons;
-  for (const std::string& place : places_to_try(path)) {
+  for (const std::string& place : paths_to_try(path)) {
     void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library != nullptr) return {library, place};
     const char* reason = dlerror();

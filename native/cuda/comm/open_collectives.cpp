@@ -79,21 +79,21 @@ void Collectives::test_link(const OpenCall& call, int32_t distance) {
 void Collectives::warm_up(const OpenCall& call, uint64_t bytes_per_rank, cudaStream_t stream) {
   const uint64_t total_bytes = bytes_per_rank * static_cast<uint64_t>(num_ranks());
   std::byte* upper = call.scratch + total_bytes;
-  const auto meet = [&] {
+  const auto synchronise = [&] {
     group_.wait_for_stream(stream);
     group_.wait(rank_, "the first collectives", call.deadline);
   };
   all_gather(call.scratch, 2 * bytes_per_rank, stream);
-  meet();
+  synchronise();
   all_gather({{call.scratch, bytes_per_rank}, {upper, bytes_per_rank}}, stream);
-  meet();
+  synchronise();
   all_to_all(upper, call.scratch, bytes_per_rank, total_bytes, stream);
-  meet();
+  synchronise();
   for (int32_t root = 0; root < num_ranks(); ++root) {
     broadcast(call.scratch, bytes_per_rank, root, stream);
-    meet();
+    synchronise();
     gather(upper, call.scratch, bytes_per_rank, root, stream);
-    meet();
+    synchronise();
   }
 }
 
@@ -115,7 +115,7 @@ void Collectives::open(const OpenCall& call) {
     warm_up(call, bytes, call.stream);
   }
   warm_up(call, most, call.stream);
-  warm_up(call, most, call.side_stream);
+  warm_up(call, most, call.communication_stream);
   group_.wait(rank_, "the end of the test of all links", call.deadline);
   collectives_run_ = 0;
   bytes_sent_ = 0;

@@ -41,27 +41,27 @@ float tree_of_tests(int32_t num_ranks, int64_t index, int32_t slot) {
 
 }
 
-PeerSumPlaces PeerSum::take_places(Arena& arena, int32_t num_ranks, int64_t max_rows, int64_t width) {
-  PeerSumPlaces places{};
-  for (float*& part : places.parts) part = arena.take<float>(max_rows * width);
-  places.share = arena.take<float>((max_rows + num_ranks - 1) / num_ranks * width);
-  places.state = arena.take<PeerSumState>(1);
-  return places;
+PeerSumBuffers PeerSum::take_buffers(Arena& arena, int32_t num_ranks, int64_t max_rows, int64_t width) {
+  PeerSumBuffers buffers{};
+  for (float*& part : buffers.parts) part = arena.take<float>(max_rows * width);
+  buffers.share = arena.take<float>((max_rows + num_ranks - 1) / num_ranks * width);
+  buffers.state = arena.take<PeerSumState>(1);
+  return buffers;
 }
 
-PeerSum::PeerSum(RankGroup& group, int32_t rank, const PeerSumPlaces& places, int64_t max_rows, int64_t width)
+PeerSum::PeerSum(RankGroup& group, int32_t rank, const PeerSumBuffers& buffers, int64_t max_rows, int64_t width)
     : group_(group),
       rank_(rank),
-      places_(places),
+      buffers_(buffers),
       max_rows_(max_rows),
       width_(width),
       pinned_(sizeof(PeerSumStatus)),
       refusal_("peer memory is not open yet") {
   require_argument(group.num_ranks() <= kMaxParts, "a peer sum joins at most ", kMaxParts, " ranks, not ",
-                   group.num_ranks(), ": use --all-reduce nccl");
+                   group.num_ranks(), ": set options.all_reduce to nccl");
   std::memset(pinned_.data(), 0, sizeof(PeerSumStatus));
-  GLINT_CHECK_CUDA(cudaMemset(places.state, 0, sizeof(PeerSumState)));
-  group_.enrol(*this);
+  GLINT_CHECK_CUDA(cudaMemset(buffers.state, 0, sizeof(PeerSumState)));
+  group_.add(*this);
 }
 
 PeerSum::~PeerSum() { group_.leave(*this); }
@@ -95,10 +95,10 @@ std::string PeerSum::reach_peers() const {
 void PeerSum::open(cudaStream_t stream, Deadline deadline) {
   PeerEntry& own = group_.peers[static_cast<size_t>(rank_)];
   GLINT_CHECK_CUDA(cudaGetDevice(&own.device));
-  own.parts[0] = places_.parts[0];
-  own.parts[1] = places_.parts[1];
-  own.share = places_.share;
-  own.flags = places_.state->flags;
+  own.parts[0] = buffers_.parts[0];
+  own.parts[1] = buffers_.parts[1];
+  own.share = buffers_.share;
+  own.flags = buffers_.state->flags;
   group_.wait(rank_, "the table of peer memory", deadline);
   own.refusal = reach_peers();
   group_.wait(rank_, "the opening of peer memory", deadline);
@@ -117,9 +117,9 @@ void PeerSum::test_slot(int32_t slot, cudaStream_t stream, Deadline deadline) {
   for (int64_t index = 0; index < count; ++index) {
     values[static_cast<size_t>(index)] = test_value(rank_, index, slot);
   }
-  float* hidden = places_.parts[1 - slot];
+  float* hidden = buffers_.parts[1 - slot];
   const uint64_t byte_count = values.size() * sizeof(float);
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(places_.parts[slot], values.data(), byte_count, cudaMemcpyHostToDevice, stream));
+  GLINT_CHECK_CUDA(cudaMemcpyAsync(buffers_.parts[slot], values.data(), byte_count, cudaMemcpyHostToDevice, stream));
   group_.wait_for_stream(stream);
   group_.wait(rank_, "the test of peer memory", deadline);
   GLINT_CHECK_CUDA(cudaMemsetAsync(hidden, 0, byte_count, stream));
@@ -136,7 +136,7 @@ void PeerSum::test_slot(int32_t slot, cudaStream_t stream, Deadline deadline) {
     const float wanted = 0.0F + tree_of_tests(group_.num_ranks(), index, slot);
     const float seen = values[static_cast<size_t>(index)];
     require(seen == wanted, GLINT_STATUS_RANK_FAILED, "rank ", rank_, " summed ", seen, " instead of ", wanted,
-            " over peer memory: start with --all-reduce nccl");
+            " over peer memory: set options.all_reduce to nccl");
   }
   group_.wait(rank_, "the end of a test of peer memory", deadline);
 }
@@ -144,12 +144,12 @@ void PeerSum::test_slot(int32_t slot, cudaStream_t stream, Deadline deadline) {
 void PeerSum::launch(const NormCall& norm, int32_t slot, cudaStream_t stream) {
   require(is_available(), GLINT_STATUS_UNSUPPORTED, "no sum over peer memory: ", refusal_);
   require_argument(norm.count <= max_rows_ && norm.width == width_, "a peer sum of ", norm.count, " rows of ",
-                   norm.width, " has places for ", max_rows_, " rows of ", width_);
+                   norm.width, " has buffers for ", max_rows_, " rows of ", width_);
   require_argument(slot == 0 || slot == 1, "a peer sum has slots 0 and 1, not ", slot);
   PeerSumCall call{};
   call.norm = norm;
   call.norm.num_parts = group_.num_ranks();
-  call.state = places_.state;
+  call.state = buffers_.state;
   call.status = status();
   call.wait_nanoseconds = static_cast<uint64_t>(wait_seconds_ * kNanoseconds);
   call.rank = rank_;

@@ -29,7 +29,7 @@ struct PeerSumStatus {
   uint32_t epoch;
 };
 
-struct PeerSumPlaces {
+struct PeerSumBuffers {
   float* parts[2];
   float* share;
   PeerSumState* state;
@@ -64,9 +64,9 @@ void launch_sum(const SumCall& call, cudaStream_t stream);
 
 class PeerSum final : public Abortable {
  public:
-  static PeerSumPlaces take_places(Arena& arena, int32_t num_ranks, int64_t max_rows, int64_t width);
+  static PeerSumBuffers take_buffers(Arena& arena, int32_t num_ranks, int64_t max_rows, int64_t width);
 
-  PeerSum(RankGroup& group, int32_t rank, const PeerSumPlaces& places, int64_t max_rows, int64_t width);
+  PeerSum(RankGroup& group, int32_t rank, const PeerSumBuffers& buffers, int64_t max_rows, int64_t width);
   ~PeerSum();
   PeerSum(const PeerSum&) = delete;
   PeerSum& operator=(const PeerSum&) = delete;
@@ -75,7 +75,7 @@ class PeerSum final : public Abortable {
   bool is_available() const { return refusal_.empty(); }
   const std::string& refusal() const { return refusal_; }
 
-  float* part(int32_t slot) const { return places_.parts[slot]; }
+  float* part(int32_t slot) const { return buffers_.parts[slot]; }
   void set_wait_seconds(double seconds);
   void launch(const NormCall& norm, int32_t slot, cudaStream_t stream);
   uint64_t bytes_read(int64_t rows) const;
@@ -91,7 +91,7 @@ class PeerSum final : public Abortable {
 
   RankGroup& group_;
   int32_t rank_;
-  PeerSumPlaces places_;
+  PeerSumBuffers buffers_;
   int64_t max_rows_;
   int64_t width_;
   PinnedMemory pinned_;

@@ -100,7 +100,7 @@ void RankGroup::wait_for_stream(cudaStream_t stream) const {
   require_whole();
 }
 
-void RankGroup::enrol(Abortable& part) {
+void RankGroup::add(Abortable& part) {
   const std::lock_guard lock(parts_mutex_);
   parts_.push_back(&part);
 }

@@ -54,7 +54,7 @@ class RankGroup {
   void wait_for_stream(cudaStream_t stream) const;
 
   void end_aside(std::function<void()> end) noexcept;
-  void enrol(Abortable& part);
+  void add(Abortable& part);
   void leave(Abortable& part) noexcept;
 
   NcclUniqueId unique_id;

@@ -25,7 +25,7 @@ DeviceMemory::DeviceMemory(uint64_t byte_count, const char* purpose) : byte_coun
                   text("the GPU has no room for ", static_cast<double>(byte_count) / kGibibyte, " GiB of ", purpose,
                        ": ", static_cast<double>(free_bytes) / kGibibyte, " of ",
                        static_cast<double>(total_bytes) / kGibibyte, " GiB are free (", cudaGetErrorString(error),
-                       "); lower --gpu-memory-utilization or --max-num-seqs"));
+                       "); lower options.num_pages or options.max_step_items"));
   }
   data_ = static_cast<std::byte*>(place);
   GLINT_CHECK_CUDA(cudaMemset(data_, 0, byte_count));

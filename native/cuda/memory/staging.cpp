@@ -8,10 +8,10 @@ namespace {
 
 void lay_out_staging(const glint_model& model, const StepLimits& limits, Staging* staging, Arena& arena) {
   for (int32_t slot = 0; slot < Staging::kStepSlots; ++slot) {
-    const StepPlaces places = lay_out_step(model, limits, arena);
-    if (staging != nullptr) staging->steps[slot] = places;
+    const StepBuffers buffers = lay_out_step(model, limits, arena);
+    if (staging != nullptr) staging->steps[slot] = buffers;
   }
-  const SamplePlaces sampling = lay_out_sampling(model, limits, arena);
+  const SampleBuffers sampling = lay_out_sampling(model, limits, arena);
   if (staging != nullptr) staging->sampling = sampling;
   for (int32_t slot = 0; slot < kSampleSlots; ++slot) {
     auto* touched = arena.take<uint64_t>(1);

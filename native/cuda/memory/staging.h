@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/memory/activations.h"
+#include "cuda/memory/workspace.h"
 
 namespace glint::cuda {
 
@@ -19,8 +19,8 @@ struct Staging {
   static uint64_t pinned_bytes(const glint_model& model, const StepLimits& limits);
 
   PinnedMemory memory;
-  StepPlaces steps[kStepSlots];
-  SamplePlaces sampling;
+  StepBuffers steps[kStepSlots];
+  SampleBuffers sampling;
   uint64_t* experts_touched[kSampleSlots] = {};
   cudaEvent_t sampled[kSampleSlots] = {};
 };

@@ -113,10 +113,10 @@ class TaskPlanner {
       copy_floats(placed.query_norm, source.query_norm, model_.head_dim, weight_name(GLINT_ROLE_QUERY_NORM));
       copy_floats(placed.key_norm, source.key_norm, model_.head_dim, weight_name(GLINT_ROLE_KEY_NORM));
     }
-    add_sections(placed.query_key_value, {{&source.query, weight_name(GLINT_ROLE_QUERY)},
+    add_sections(placed.qkv, {{&source.query, weight_name(GLINT_ROLE_QUERY)},
                                           {&source.key, weight_name(GLINT_ROLE_KEY)},
                                           {&source.value, weight_name(GLINT_ROLE_VALUE)}});
-    if (model_.has_attention_bias != 0) add_biases(placed.query_key_value, source);
+    if (model_.has_attention_bias != 0) add_biases(placed.qkv, source);
     add_weight(placed.output, 0, {{&source.output, weight_name(GLINT_ROLE_OUTPUT)}});
     if (layer < model_.num_dense_layers) {
       add_feed_forward(placed.dense, source.dense, GLINT_ROLE_GATE);

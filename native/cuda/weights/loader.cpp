@@ -33,8 +33,8 @@ uint64_t num_readers(int32_t num_ranks) {
 
 uint64_t staging_bytes(uint64_t readers) { return readers * kSlots * kStageBytes; }
 
-void check_codes(const std::byte* codes, uint64_t count, const SourcePiece& piece) {
-  require_argument(!has_nan_code(codes, count), "the E4M3 weight of role ", piece.name.role, ", layer ",
+void check_fp8_values(const std::byte* codes, uint64_t count, const SourcePiece& piece) {
+  require_argument(!has_fp8_nan(codes, count), "the E4M3 weight of role ", piece.name.role, ", layer ",
                    piece.name.layer, ", expert ", piece.name.expert,
                    " holds a NaN code (0x7f or 0xff): the file is damaged");
 }
@@ -46,7 +46,7 @@ void copy_rows(std::byte* target, const SourcePiece& piece) {
   for (uint64_t first = 0; first < piece.byte_count; first += run_bytes, source += run_stride) {
     const uint64_t count = std::min(run_bytes, piece.byte_count - first);
     std::memcpy(target + first, source, count);
-    if (piece.dtype == GLINT_DTYPE_F8_E4M3) check_codes(target + first, count, piece);
+    if (piece.dtype == GLINT_DTYPE_F8_E4M3) check_fp8_values(target + first, count, piece);
   }
 }
 

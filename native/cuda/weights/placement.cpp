@@ -49,7 +49,7 @@ class Placer {
     }
     const int64_t query_rows = int64_t{model_.num_heads} * model_.head_dim;
     const int64_t kv_rows = int64_t{model_.num_kv_heads} * model_.head_dim;
-    placed.query_key_value = place_sections({query_rows, kv_rows, kv_rows}, model_.has_attention_bias != 0);
+    placed.qkv = place_sections({query_rows, kv_rows, kv_rows}, model_.has_attention_bias != 0);
     placed.output = place_matrix(hidden_, query_rows, layer_element_);
     if (layer < model_.num_dense_layers) {
       placed.dense = place_feed_forward(model_.dense_width);

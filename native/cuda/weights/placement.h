@@ -54,7 +54,7 @@ struct PlacedLayer {
   float* post_attention_norm = nullptr;
   float* query_norm = nullptr;
   float* key_norm = nullptr;
-  std::vector<PlacedSection> query_key_value;
+  std::vector<PlacedSection> qkv;
   PlacedWeight output;
   PlacedFeedForward dense;
   PlacedFeedForward shared;

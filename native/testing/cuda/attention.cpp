@@ -78,7 +78,7 @@ class Rotation {
         sines_(test.sines, num_rows(pages) * pages.rotary_dim / 2),
         slots_(slots_of(pages)) {}
 
-  glint::cuda::RotateCall call(uint16_t* query_out, const glint::cuda::PagePool& pool) const {
+  glint::cuda::RotateCall call(uint16_t* query_out, const glint::cuda::KvPages& pool) const {
     return {.query_out = query_out,
             .pages = pool,
             .query = joined_.data(),
@@ -111,12 +111,12 @@ class Rotation {
   DeviceArray<int32_t> slots_;
 };
 
-void rotate_and_store(Runner& runner, const TestRotation& test, const TestPages& pages) {
+void rope_and_cache(Runner& runner, const TestRotation& test, const TestPages& pages) {
   const DevicePages device_pages(pages);
   const DeviceArray<uint16_t> query(num_rows(pages) * pages.num_heads * padded_dim(pages));
   const Rotation rotation(test, pages, padding_floats(pages));
   runner.run(
-      [&] { glint::cuda::launch_rotate_and_store(rotation.call(query.data(), device_pages.pool()), nullptr); },
+      [&] { glint::cuda::launch_rope_and_cache(rotation.call(query.data(), device_pages.pool()), nullptr); },
       {&query, &device_pages.keys(), &device_pages.values()});
   store_query(test.query, query, pages);
   device_pages.download();
@@ -338,8 +338,8 @@ GLINT_API int32_t glint_testing_fill_rotary(Runner* runner, float* cosines, floa
   });
 }
 
-GLINT_API int32_t glint_testing_rotate_and_store(Runner* runner, const TestRotation* rotation, const TestPages* pages) {
-  return guarded([&] { rotate_and_store(*runner, *rotation, *pages); });
+GLINT_API int32_t glint_testing_rope_and_cache(Runner* runner, const TestRotation* rotation, const TestPages* pages) {
+  return guarded([&] { rope_and_cache(*runner, *rotation, *pages); });
 }
 
 GLINT_API int32_t glint_testing_attention_step(Runner* runner, const TestOperand* result, const TestRotation* rotation,

@@ -98,7 +98,7 @@ class HopperExperts {
   }
 
  private:
-  bool hands_over(int64_t num_tokens) const { return glint::cuda::hands_rows_over(num_tokens); }
+  bool hands_over(int64_t num_tokens) const { return glint::cuda::streams_gate_up(num_tokens); }
 
   void launch_gate_up(int64_t num_tokens) const {
     grouping_.launch(num_tokens);
@@ -128,7 +128,8 @@ class HopperExperts {
                                      .width = test_.width,
                                      .hidden_size = test_.hidden_size,
                                      .num_tokens = num_tokens,
-                                     .max_rows = num_tokens * (test_.grouping->experts_per_token + 1)},
+                                     .max_rows = num_tokens * (test_.grouping->experts_per_token + 1),
+                                     .streams_gate_up = hands_over(num_tokens)},
                                     nullptr);
   }
 

@@ -15,6 +15,7 @@ struct TestEmbed {
   float* out;
   const uint16_t* table;
   const int32_t* tokens;
+  const int32_t* sampled_rows;
   const int32_t* sampled;
   int64_t count;
   int64_t width;
@@ -65,12 +66,14 @@ void embed(Runner& runner, const TestEmbed& test) {
   const DeviceArray<float> out(test.count * test.width);
   const DeviceArray<uint16_t> table(test.table, test.vocab_size * test.width);
   const DeviceArray<int32_t> tokens(test.tokens, test.count);
+  const DeviceArray<int32_t> sampled_rows(test.sampled_rows, test.count);
   const DeviceArray<glint::cuda::SampleResult> sampled(results);
   runner.run(
       [&] {
         glint::cuda::launch_embed({.hidden = out.data(),
                                    .table = table.data(),
                                    .tokens = tokens.data(),
+                                   .sampled_rows = sampled_rows.data(),
                                    .count = test.count,
                                    .width = test.width,
                                    .sampled = sampled.data(),

@@ -64,7 +64,7 @@ static void store_context(workers* writer, scene* made, const test_request* whol
   test_pages pages = made->pages;
   pages.requests = whole;
   glint_testing_fill_rotary(writer, cosines, sines, positions, rows, shape.rotary_dim, THETA);
-  glint_testing_rotate_and_store(writer, &rotation, &pages);
+  glint_testing_rope_and_cache(writer, &rotation, &pages);
   free(value);
   free(key);
   free(norms);

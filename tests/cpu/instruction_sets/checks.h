@@ -107,7 +107,7 @@ void glint_testing_prepare(workers* backend, const test_operand* source);
 int32_t glint_testing_products(workers* backend, const test_product* products, int32_t count);
 void glint_testing_fill_rotary(workers* backend, float* cosines, float* sines, const int32_t* positions, int64_t count,
                                int64_t rotary_dim, double theta);
-void glint_testing_rotate_and_store(workers* backend, const test_rotation* rotation, const test_pages* pages);
+void glint_testing_rope_and_cache(workers* backend, const test_rotation* rotation, const test_pages* pages);
 void glint_testing_attend(workers* backend, float* out, const float* query, const test_pages* pages);
 void glint_testing_swiglu(workers* backend, float* out, const float* gate, const float* up, int64_t count);
 void glint_testing_combine(workers* backend, const test_combine* call);

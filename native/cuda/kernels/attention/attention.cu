@@ -23,8 +23,8 @@ void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
                    " KV heads: a KV head serves a whole number of heads, at most ", kMaxGroupHeads);
 }
 
-void check_widened(const PagePool& pages) {
-  require_argument(!holds_codes(pages.element), "prefill attention reads BF16 pages; widen the E4M3 pages before it");
+void check_widened(const KvPages& pages) {
+  require_argument(!holds_fp8(pages.element), "prefill attention reads BF16 pages; widen the E4M3 pages before it");
 }
 
 bool is_one_slab(int32_t head_dim) { return padded_head_dim(head_dim) == kSlabDims; }
@@ -54,7 +54,7 @@ void start_rotate_of(const RotateCall& call, int64_t most_thread_blocks, cudaStr
   const int64_t row_tasks = (call.num_heads + kHeads - 1) / kHeads + call.num_kv_heads;
   const int64_t wanted = (call.count * row_tasks + kRotateWarps - 1) / kRotateWarps;
   const auto thread_blocks = static_cast<unsigned>(std::min(wanted, most_thread_blocks));
-  launch_dependent(rotate_and_store_kernel<kHeadDim, kHeads>, {thread_blocks, kRotateWarps * kWarpLanes, 0}, stream,
+  launch_dependent(rope_and_cache_kernel<kHeadDim, kHeads>, {thread_blocks, kRotateWarps * kWarpLanes, 0}, stream,
                    call);
 }
 
@@ -101,7 +101,7 @@ void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream) {
   GLINT_CHECK_CUDA(cudaGetLastError());
 }
 
-void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream) {
+void launch_rope_and_cache(const RotateCall& call, cudaStream_t stream) {
   check_heads(call.num_heads, call.num_kv_heads, call.head_dim);
   check_rotary(call);
   if (call.count == 0) return;
@@ -110,12 +110,12 @@ void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream) {
 
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
-  if (holds_codes(call.attend.pages.element)) return start_decode_of<CodeTile>(call, stream);
+  if (holds_fp8(call.attend.pages.element)) return start_decode_of<CodeTile>(call, stream);
   start_decode_of<Bf16Tile>(call, stream);
 }
 
 void launch_widen_pages(const WidenCall& call, cudaStream_t stream) {
-  require_argument(holds_codes(call.codes.element) && !holds_codes(call.widened.element),
+  require_argument(holds_fp8(call.codes.element) && !holds_fp8(call.widened.element),
                    "pages are widened from E4M3 to BF16 pages only; give the pool of codes and the widened one");
   if (call.num_pages == 0) return;
   is_one_slab(call.head_dim) ? start_widen<kSlabDims>(call, stream) : start_widen<kMaxHeadDim>(call, stream);

@@ -22,7 +22,7 @@ struct RotaryTableCall {
 
 struct RotateCall {
   uint16_t* query_out;
-  PagePool pages;
+  KvPages pages;
   const float* query;
   const float* key;
   const float* value;
@@ -76,7 +76,7 @@ struct PrefillTask {
 struct AttendCall {
   float* out;
   const uint16_t* query;
-  PagePool pages;
+  KvPages pages;
   const int32_t* page_table;
   int32_t num_heads;
   int32_t num_kv_heads;
@@ -106,8 +106,8 @@ struct PrefillCall {
 };
 
 struct WidenCall {
-  PagePool codes;
-  PagePool widened;
+  KvPages codes;
+  KvPages widened;
   const int32_t* page_table;
   int64_t num_pages;
   int32_t num_kv_heads;
@@ -123,7 +123,7 @@ constexpr bool fits_attention_step(int32_t num_heads, int32_t num_kv_heads, int3
 }
 
 void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
-void launch_rotate_and_store(const RotateCall& call, cudaStream_t stream);
+void launch_rope_and_cache(const RotateCall& call, cudaStream_t stream);
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream);
 void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream);
 void launch_widen_pages(const WidenCall& call, cudaStream_t stream);

@@ -17,12 +17,12 @@ constexpr int64_t padded_head_dim(int64_t head_dim) { return head_dim <= kSlabDi
 
 enum class PageElement : int32_t { kBf16, kE4m3, kBf16OfE4m3 };
 
-constexpr bool holds_codes(PageElement element) { return element == PageElement::kE4m3; }
+constexpr bool holds_fp8(PageElement element) { return element == PageElement::kE4m3; }
 constexpr int64_t page_head_bytes(int64_t head_dim, PageElement element) {
-  return kPageTokens * padded_head_dim(head_dim) * (holds_codes(element) ? 1 : 2);
+  return kPageTokens * padded_head_dim(head_dim) * (holds_fp8(element) ? 1 : 2);
 }
 
-struct PagePool {
+struct KvPages {
   std::byte* keys;
   std::byte* values;
   int64_t page_bytes;

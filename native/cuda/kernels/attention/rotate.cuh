@@ -265,7 +265,7 @@ struct KeyValueRow {
 
   __device__ __forceinline__ void store(const RotateCall& call, int64_t, int kv_head, const HeadNorm<kPaddedDim>& norm,
                                         float* s_head) {
-    const PagePool& pages = call.pages;
+    const KvPages& pages = call.pages;
     const int64_t offset = slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
     HeadLane<kPaddedDim>& key = keys[0];
     norm.apply(keys, call.epsilon);
@@ -285,10 +285,10 @@ struct KeyValueRow {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const PagePool& pages,
+  __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const KvPages& pages,
                                                 std::byte* g_page, float* s_head) const {
     const int page_row = static_cast<int>(slot % kPageTokens);
-    if (holds_codes(pages.element)) return lane.store_codes(g_page, page_row, s_head);
+    if (holds_fp8(pages.element)) return lane.store_codes(g_page, page_row, s_head);
     lane.store(g_page + swizzled_offset(page_row, HeadLane<kPaddedDim>::first_dim()));
   }
 };
@@ -309,7 +309,7 @@ __device__ __forceinline__ void rotate_rows(const HeadRows& rows, int64_t first_
 
 template <int kPaddedDim, int kHeads>
 __global__ void __launch_bounds__(kRotateWarps* kWarpLanes, kRotateBlocks)
-    rotate_and_store_kernel(const RotateCall call) {
+    rope_and_cache_kernel(const RotateCall call) {
   __shared__ float s_heads[kRotateWarps][kPaddedDim];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int query_tasks = (call.num_heads + kHeads - 1) / kHeads;

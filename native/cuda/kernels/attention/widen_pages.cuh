@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kWidenThreads) widen_pages_kernel(const WidenC
   const int64_t page = call.page_table[blockIdx.x];
   const int64_t kv_head = blockIdx.y / 2;
   const bool is_key = blockIdx.y % 2 == 0;
-  const PagePool& from = call.codes;
-  const PagePool& to = call.widened;
+  const KvPages& from = call.codes;
+  const KvPages& to = call.widened;
   const std::byte* g_codes = (is_key ? from.keys : from.values) + page * from.page_bytes + kv_head * from.head_bytes;
   std::byte* g_widened = (is_key ? to.keys : to.values) + page * to.page_bytes + kv_head * to.head_bytes;
   uint4 codes[kThreadGroups];

@@ -97,7 +97,7 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
   require_argument(inputs.num_owners <= device_multiprocessors(), "down of ", call.hidden_size, " rows has ",
                    inputs.num_owners, " thread blocks that wait for each other; this GPU runs ",
                    device_multiprocessors(), " at once");
-  if (hands_rows_over(call.num_tokens)) {
+  if (call.streams_gate_up) {
     launch_few<kHandedTileTokens, kHandedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
     launch_few<32, 256, false>(inputs, stream);

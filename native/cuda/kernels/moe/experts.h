@@ -99,9 +99,10 @@ struct DownCall {
   int64_t hidden_size;
   int64_t num_tokens;
   int64_t max_rows;
+  bool streams_gate_up;
 };
 
-constexpr bool hands_rows_over(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
+constexpr bool streams_gate_up(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
 
 constexpr int64_t most_handed_rows(int64_t max_tokens, int64_t experts_per_token) {
   return (max_tokens < kHandedTokens ? max_tokens : kHandedTokens) * (experts_per_token + 1);

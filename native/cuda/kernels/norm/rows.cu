@@ -26,7 +26,7 @@ void launch_norm(const NormCall& call, cudaStream_t stream) {
 
 void launch_embed(const EmbedCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
-  require_argument(call.sampled == nullptr || call.vocab_size > 0, "tokens are taken from a sampler of ",
+  require_argument(call.sampled_rows == nullptr || (call.sampled != nullptr && call.vocab_size > 0), "tokens are taken from a sampler of ",
                    call.vocab_size, " tokens; give the size of the vocabulary");
   launch_dependent(embed_kernel, {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
 }

@@ -5,6 +5,7 @@
 #include "cuda/kernels/ptx/dependent.cuh"
 #include "cuda/kernels/norm/row_tile.cuh"
 #include "cuda/kernels/norm/rows.h"
+#include "model/sampling.h"
 
 namespace glint::cuda {
 
@@ -12,8 +13,9 @@ inline constexpr int kGatherVectors = 5;
 
 __device__ __forceinline__ int32_t embedded_token(const EmbedCall& call, int64_t row) {
   const int32_t token = call.tokens[row];
-  if (token >= 0 || call.sampled == nullptr) return token;
-  return min(max(call.sampled[-1 - token].token, 0), call.vocab_size - 1);
+  const int32_t sampled_row = call.sampled_rows == nullptr ? kNoSampledRow : call.sampled_rows[row];
+  if (sampled_row == kNoSampledRow) return token;
+  return min(max(call.sampled[sampled_row].token, 0), call.vocab_size - 1);
 }
 
 __device__ __forceinline__ float4 widened_bf16(uint2 values) {

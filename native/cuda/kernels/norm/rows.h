@@ -30,6 +30,7 @@ struct EmbedCall {
   float* hidden;
   const uint16_t* table;
   const int32_t* tokens;
+  const int32_t* sampled_rows;
   int64_t count;
   int64_t width;
   const SampleResult* sampled;

@@ -1,4 +1,4 @@
-#include "cpu/processor.h"
+#include "cpu/machine.h"
 
 #include "include/glint.h"
 

@@ -1,10 +1,10 @@
-#include "cuda/comm/side_stream.h"
+#include "cuda/comm/communication_stream.h"
 
 #include "cuda/check.h"
 
 namespace glint::cuda {
 
-SideStream::SideStream() {
+CommunicationStream::CommunicationStream() {
   try {
     GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     GLINT_CHECK_CUDA(cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming));
@@ -15,9 +15,9 @@ SideStream::SideStream() {
   }
 }
 
-SideStream::~SideStream() { release(); }
+CommunicationStream::~CommunicationStream() { release(); }
 
-void SideStream::release() noexcept {
+void CommunicationStream::release() noexcept {
   for (const cudaEvent_t event : ended_) {
     if (event != nullptr) cudaEventDestroy(event);
   }
@@ -25,18 +25,18 @@ void SideStream::release() noexcept {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-cudaStream_t SideStream::begin_after(cudaStream_t main) {
+cudaStream_t CommunicationStream::begin_after(cudaStream_t main) {
   GLINT_CHECK_CUDA(cudaEventRecord(begun_, main));
   GLINT_CHECK_CUDA(cudaStreamWaitEvent(stream_, begun_, 0));
   return stream_;
 }
 
-void SideStream::end_with(Arrival arrival) {
-  GLINT_CHECK_CUDA(cudaEventRecord(ended_[static_cast<size_t>(arrival)], stream_));
+void CommunicationStream::end_with(AsyncGather gather) {
+  GLINT_CHECK_CUDA(cudaEventRecord(ended_[static_cast<size_t>(gather)], stream_));
 }
 
-void SideStream::await(Arrival arrival, cudaStream_t main) {
-  GLINT_CHECK_CUDA(cudaStreamWaitEvent(main, ended_[static_cast<size_t>(arrival)], 0));
+void CommunicationStream::await(AsyncGather gather, cudaStream_t main) {
+  GLINT_CHECK_CUDA(cudaStreamWaitEvent(main, ended_[static_cast<size_t>(gather)], 0));
 }
 
 }

@@ -18,16 +18,16 @@ struct StepLimits {
   int64_t max_context_tokens;
   int32_t num_local_experts;
   bool has_hopper_experts;
-  bool has_shared_apart = false;
+  bool has_separate_shared = false;
   int32_t num_ranks = 1;
   int32_t vocab_rows = 0;
   int64_t gathered_rows = 0;
   int64_t peer_rows = 0;
-  bool decides = true;
+  bool samples = true;
 
   int64_t padded_tokens() const { return (max_tokens + num_ranks - 1) / num_ranks * num_ranks; }
   int64_t gathered_tokens() const { return num_ranks == 1 ? 0 : num_ranks * gathered_rows; }
-  bool has_shards() const { return num_ranks > 1 && gathered_rows < max_tokens; }
+  bool is_sequence_parallel() const { return num_ranks > 1 && gathered_rows < max_tokens; }
   int64_t max_splits() const { return (max_context_tokens + kSplitTokens - 1) / kSplitTokens; }
   int64_t max_decode_tasks() const { return max_items * max_splits(); }
   int64_t max_pages_per_request() const { return (max_context_tokens + kPageTokens - 1) / kPageTokens; }
@@ -46,18 +46,29 @@ inline constexpr int kRowCount = 0;
 inline constexpr int kDecodeCount = 1;
 inline constexpr int kPrefillCount = 2;
 
-struct StepPlaces {
-  int32_t* counts = nullptr;
+struct StepRows {
   int32_t* tokens = nullptr;
+  int32_t* sampled_rows = nullptr;
   int32_t* positions = nullptr;
   int32_t* slots = nullptr;
+  int64_t count = 0;
+};
+
+struct StepBuffers {
+  static constexpr int64_t kCounts = 16;
+  static constexpr int64_t kRowFields = 4;
+
+  StepRows rows(int64_t count) const;
+  static constexpr int64_t words(int64_t num_rows) { return kCounts + kRowFields * num_rows; }
+
+  int32_t* counts = nullptr;
   int32_t* logit_rows = nullptr;
   int32_t* page_table = nullptr;
   DecodeTask* decode_tasks = nullptr;
   PrefillTask* prefill_tasks = nullptr;
 };
 
-struct SamplePlaces {
+struct SampleBuffers {
   SampleSettings* settings = nullptr;
   uint32_t* mask_words = nullptr;
   int32_t* bias_tokens = nullptr;
@@ -66,13 +77,13 @@ struct SamplePlaces {
   SampleResult* results[kSampleSlots] = {};
 };
 
-struct ExpertActivations {
+struct ExpertBuffers {
   int32_t* experts = nullptr;
   float* weights = nullptr;
   float* router_pieces = nullptr;
   GroupedTokens grouped = {};
   float* hidden = nullptr;
-  float* handed = nullptr;
+  float* streamed = nullptr;
   uint8_t* records = nullptr;
   uint32_t* arrivals = nullptr;
   uint32_t* tiles_taken = nullptr;
@@ -85,18 +96,18 @@ struct ExpertActivations {
   uint64_t* experts_touched = nullptr;
 };
 
-struct Activations {
-  StepPlaces step;
-  SamplePlaces sampling;
-  ExpertActivations moe;
+struct Workspace {
+  StepBuffers step;
+  SampleBuffers sampling;
+  ExpertBuffers moe;
   float* hidden = nullptr;
-  float* update = nullptr;
-  float* received = nullptr;
-  PeerSumPlaces peers = {};
+  float* branch_output = nullptr;
+  float* received_parts = nullptr;
+  PeerSumBuffers peers = {};
   float* normed = nullptr;
-  float* query_key_value = nullptr;
+  float* qkv = nullptr;
   uint16_t* query = nullptr;
-  float* attended = nullptr;
+  float* attention_output = nullptr;
   float* cosines = nullptr;
   float* sines = nullptr;
   float* partials = nullptr;
@@ -115,10 +126,10 @@ struct Activations {
   uint8_t* logit_operand = nullptr;
 };
 
-StepPlaces lay_out_step(const glint_model& model, const StepLimits& limits, Arena& arena);
-SamplePlaces lay_out_sampling(const glint_model& model, const StepLimits& limits, Arena& arena);
-Activations lay_out_activations(const glint_model& model, const StepLimits& limits, Arena& arena);
-int64_t update_floats(const glint_model& model, const StepLimits& limits);
+StepBuffers lay_out_step(const glint_model& model, const StepLimits& limits, Arena& arena);
+SampleBuffers lay_out_sampling(const glint_model& model, const StepLimits& limits, Arena& arena);
+Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, Arena& arena);
+int64_t branch_output_floats(const glint_model& model, const StepLimits& limits);
 int64_t mask_words(const glint_model& model);
 ProductElement weight_element(const glint_model& model);
 int64_t operand_row_bytes(const glint_model& model, int64_t width);

@@ -16,7 +16,7 @@ inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int64_t kTileBytes = kTileEdge * kTileRowBytes;
 inline constexpr int64_t kStepCols = 32;
 
-constexpr uint16_t kCodeMagnitude = 0x07f0;
+constexpr uint16_t kFp8Magnitude = 0x07f0;
 constexpr uint16_t kExponentShift = 120 << 7;
 constexpr uint16_t kBf16Nan = 0x7fc0;
 
@@ -33,15 +33,15 @@ alignas(64) constexpr std::array<uint16_t, 32> kSubnormalShifts = make_subnormal
 
 inline __m512i same_words(uint16_t value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); }
 
-inline __m512i bf16_from_doubled_codes(__m512i doubled) {
+inline __m512i bf16_from_doubled_fp8(__m512i doubled) {
   constexpr int kFirstOrBothOthers = 0xf8;
-  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(doubled, 4), same_words(kCodeMagnitude));
+  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(doubled, 4), same_words(kFp8Magnitude));
   const __mmask32 is_subnormal = _mm512_testn_epi16_mask(doubled, same_words(0x78));
-  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, same_words(kCodeMagnitude));
+  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, same_words(kFp8Magnitude));
   const __m512i subnormal_shifts = _mm512_load_si512(kSubnormalShifts.data());
   __m512i shifts =
       _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, doubled, subnormal_shifts);
-  shifts = _mm512_mask_mov_epi16(shifts, is_nan, same_words(kBf16Nan - kCodeMagnitude));
+  shifts = _mm512_mask_mov_epi16(shifts, is_nan, same_words(kBf16Nan - kFp8Magnitude));
   const __m512i shifted = _mm512_add_epi16(magnitude, shifts);
   return _mm512_ternarylogic_epi32(shifted, doubled, same_words(0x8000), kFirstOrBothOthers);
 }
@@ -57,11 +57,11 @@ inline __m512i every_fourth_row(const std::byte* source, int64_t stride) {
 }
 
 inline void write_pair_rows(std::byte* target, __m512i pairs) {
-  _mm512_store_si512(target, bf16_from_doubled_codes(_mm512_unpacklo_epi8(pairs, pairs)));
-  _mm512_store_si512(target + kTileRowBytes, bf16_from_doubled_codes(_mm512_unpackhi_epi8(pairs, pairs)));
+  _mm512_store_si512(target, bf16_from_doubled_fp8(_mm512_unpacklo_epi8(pairs, pairs)));
+  _mm512_store_si512(target + kTileRowBytes, bf16_from_doubled_fp8(_mm512_unpackhi_epi8(pairs, pairs)));
 }
 
-inline void write_code_tile(std::byte* target, const std::byte* source, int64_t stride) {
+inline void write_fp8_tile(std::byte* target, const std::byte* source, int64_t stride) {
   constexpr int64_t kHalfCols = kStepCols / 2;
   for (int half = 0; half < 2; ++half, source += kHalfCols, target += kTileBytes / 2) {
     const __m512i rows0 = every_fourth_row(source, stride);
@@ -79,7 +79,7 @@ inline void write_code_tile(std::byte* target, const std::byte* source, int64_t 
   }
 }
 
-struct CodeWindow {
+struct Fp8Window {
   const std::byte* source;
   int64_t stride;
   int64_t rows;
@@ -87,19 +87,19 @@ struct CodeWindow {
   int64_t last;
 };
 
-inline void write_code_tile(std::byte* target, const CodeWindow& window) {
+inline void write_fp8_tile(std::byte* target, const Fp8Window& window) {
   if (window.rows == kTileEdge && window.first == 0 && window.last == kStepCols) {
-    write_code_tile(target, window.source, window.stride);
+    write_fp8_tile(target, window.source, window.stride);
     return;
   }
-  alignas(64) std::byte codes[kTileEdge * kStepCols] = {};
+  alignas(64) std::byte values[kTileEdge * kStepCols] = {};
   const uint64_t below_last = (uint64_t{1} << window.last) - 1;
   const auto mask = static_cast<__mmask32>(below_last >> window.first << window.first);
   for (int64_t row = 0; row < window.rows; ++row) {
     const __m256i part = _mm256_maskz_loadu_epi8(mask, window.source + row * window.stride);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(codes + row * kStepCols), part);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(values + row * kStepCols), part);
   }
-  write_code_tile(target, codes, kStepCols);
+  write_fp8_tile(target, values, kStepCols);
 }
 
 }

@@ -1,4 +1,4 @@
-#include "cpu/activations.h"
+#include "cpu/workspace.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ uint64_t operand_bytes(int64_t rows, int64_t width, int32_t slices) {
 
 }
 
-Activations::Activations(const RankSlice& slice, const glint_engine_options& options) {
+Workspace::Workspace(const RankSlice& slice, const glint_engine_options& options) {
   const glint_model& model = slice.model;
   const bool has_peers = slice.num_ranks > 1;
   const int64_t tokens = options.max_step_tokens;
@@ -34,7 +34,7 @@ Activations::Activations(const RankSlice& slice, const glint_engine_options& opt
   query = Buffer<float>(as_size(tokens * query_width));
   key = Buffer<float>(as_size(tokens * kv_width));
   value = Buffer<float>(as_size(tokens * kv_width));
-  attended = Buffer<float>(as_size(tokens * query_width));
+  attention_output = Buffer<float>(as_size(tokens * query_width));
   cosines = Buffer<float>(as_size(tokens * model.rotary_dim / 2));
   sines = Buffer<float>(as_size(tokens * model.rotary_dim / 2));
   gate = Buffer<float>(as_size(gate_floats));
@@ -44,7 +44,7 @@ Activations::Activations(const RankSlice& slice, const glint_engine_options& opt
   routed = Buffer<float>(as_size(expert_slices * expert_rows * width));
   shared = Buffer<float>(as_size(slices * tokens * width));
   parts = Buffer<float>(as_size(slices * tokens * width));
-  update = Buffer<float>(as_size(has_peers ? tokens * width : 0));
+  branch_sum = Buffer<float>(as_size(has_peers ? tokens * width : 0));
   router_logits = Buffer<float>(as_size(tokens * model.num_experts));
   expert_weights = Buffer<float>(as_size(expert_rows));
   logits = Buffer<float>(as_size(slice.is_first() ? logit_rows * model.vocab_size : 0));
@@ -65,14 +65,14 @@ Activations::Activations(const RankSlice& slice, const glint_engine_options& opt
   step_tokens = Buffer<int32_t>(as_size(tokens));
 }
 
-uint64_t Activations::byte_count() const {
+uint64_t Workspace::byte_count() const {
   return hidden.byte_count() + normed.byte_count() + query.byte_count() + key.byte_count() + value.byte_count() +
-         attended.byte_count() + cosines.byte_count() + sines.byte_count() + gate.byte_count() + up.byte_count() +
-         shared_gate.byte_count() + shared_up.byte_count() + routed.byte_count() + shared.byte_count() +
-         parts.byte_count() + update.byte_count() + rank_logits.byte_count() + router_logits.byte_count() + expert_weights.byte_count() + logits.byte_count() +
-         experts.byte_count() + routed_rows.byte_count() + expert_tokens.byte_count() + expert_first.byte_count() +
-         operand.byte_count() + float_operand.byte_count() + expert_operand.byte_count() +
-         shared_operand.byte_count() + operand_scales.byte_count() + expert_scales.byte_count() +
+         attention_output.byte_count() + cosines.byte_count() + sines.byte_count() + gate.byte_count() +
+         up.byte_count() + shared_gate.byte_count() + shared_up.byte_count() + routed.byte_count() + shared.byte_count() +
+         parts.byte_count() + branch_sum.byte_count() + rank_logits.byte_count() + router_logits.byte_count() +
+         expert_weights.byte_count() + logits.byte_count() + experts.byte_count() + routed_rows.byte_count() +
+         expert_tokens.byte_count() + expert_first.byte_count() + operand.byte_count() + float_operand.byte_count() +
+         expert_operand.byte_count() + shared_operand.byte_count() + operand_scales.byte_count() + expert_scales.byte_count() +
          shared_scales.byte_count() + sampled.byte_count() + step_tokens.byte_count();
 }
 

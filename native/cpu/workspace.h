@@ -9,8 +9,8 @@
 
 namespace glint::cpu {
 
-struct Activations {
-  Activations(const RankSlice& slice, const glint_engine_options& options);
+struct Workspace {
+  Workspace(const RankSlice& slice, const glint_engine_options& options);
 
   uint64_t byte_count() const;
 
@@ -19,7 +19,7 @@ struct Activations {
   Buffer<float> query;
   Buffer<float> key;
   Buffer<float> value;
-  Buffer<float> attended;
+  Buffer<float> attention_output;
   Buffer<float> cosines;
   Buffer<float> sines;
   Buffer<float> gate;
@@ -29,7 +29,7 @@ struct Activations {
   Buffer<float> routed;
   Buffer<float> shared;
   Buffer<float> parts;
-  Buffer<float> update;
+  Buffer<float> branch_sum;
   Buffer<float> router_logits;
   Buffer<float> expert_weights;
   Buffer<float> logits;

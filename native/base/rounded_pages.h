@@ -1,9 +1,0 @@
-#pragma once
-
-#include <atomic>
-
-namespace glint {
-
-inline std::atomic<bool> rounds_new_pages = false;
-
-}

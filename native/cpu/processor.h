@@ -1,9 +1,0 @@
-#pragma once
-
-#include <cstdint>
-
-namespace glint {
-
-bool processor_runs(int32_t kernels);
-
-}

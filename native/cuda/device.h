@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "include/glint.h"
+
+namespace glint::cuda {
+
+struct DeviceProperties {
+  std::string name;
+  int32_t index;
+  int32_t kernels;
+  int32_t num_multiprocessors;
+  uint64_t memory_total;
+  uint64_t memory_free;
+};
+
+DeviceProperties find_device(const glint_engine_options& options, int32_t rank);
+DeviceProperties fullest_device(const glint_engine_options& options);
+
+}
