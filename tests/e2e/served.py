@@ -44,6 +44,15 @@ class Served:
         lines = [line for line in self.log.read_text().splitlines() if " glint.requests " in line]
         return [dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)) for line in lines]
 
+    def count_outcomes(self, seconds: float = 60.0) -> int:
+        """How many requests have ended, once the log has the line of each: the supervisor may write them late."""
+        recorded = sum(self.stats()["requests_by_outcome"].values())
+        deadline = time.monotonic() + seconds
+        while len(self.outcome_lines()) < recorded:
+            assert time.monotonic() < deadline, f"the log has no line for some of {recorded} requests"
+            time.sleep(0.02)
+        return recorded
+
     def engine_pid(self) -> int:
         """The process that serves and computes: the child of the supervisor, or with --no-restart the only one."""
         pid = self.process.pid

@@ -77,7 +77,7 @@ def test_names_of_this_machine_are_served(server: Served, host: str) -> None:
     "host", ["evil.test", "evil.test:{port}", "localhost.evil.test", "127.0.0.1.evil.test", "10.0.0.1"]
 )
 def test_a_name_that_was_led_here_is_refused(server: Served, host: str) -> None:
-    before = len(server.outcome_lines())
+    before = server.count_outcomes()
     status, _, answer = post(server, f"Host: {host}", JSON)
     name = host.partition(":")[0]
     assert (status, answer["error"]["code"]) == (403, "host_not_allowed")
@@ -119,7 +119,7 @@ def test_exactly_one_proper_host(server: Served, start: str, lines: list[str], s
     "origin", ["https://evil.test", "null", "http://localhost:1", "http://127.0.0.1:{port}", "file://"]
 )
 def test_a_page_of_another_site_is_refused_unread(server: Served, origin: str) -> None:
-    before = len(server.outcome_lines())
+    before = server.count_outcomes()
     status, headers, answer = post(server, "Host: localhost:{port}", JSON, f"Origin: {origin}")
     assert (status, answer["error"]["code"]) == (403, "origin_not_allowed")
     assert "--allowed-origins" in answer["error"]["message"]
@@ -162,7 +162,7 @@ def test_the_blob_of_a_chromium_page(server: Served, lines: tuple[str, ...], cod
     Each of the three checks stands alone: of a page elsewhere, of a page whose name was led to this machine, and of a
     browser that leaves the Origin out.
     """
-    before = len(server.outcome_lines())
+    before = server.count_outcomes()
     _, _, answer = post(server, *lines, *BLOB_OF_A_PAGE)
     assert answer["error"]["code"] == code
     (line,) = outcomes_since(server, before, 1)

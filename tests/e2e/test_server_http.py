@@ -102,7 +102,7 @@ def test_a_client_that_leaves_ends_its_request_whatever_it_sent_behind_it(
     server: Served, name: str, streams: bool
 ) -> None:
     server.wait_idle()
-    before, log_before = len(server.outcome_lines()), len(server.log.read_text())
+    before, log_before = server.count_outcomes(), len(server.log.read_text())
     with connect(server) as connection:
         connection.sendall(request_bytes("/generate", LONG | {"stream": streams}))
         connection.setblocking(False)
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_ends_its_request_whatever_it_sent_behind_it(
 
 def test_a_valid_request_before_garbage_is_answered_whole(server: Served) -> None:
     server.wait_idle()
-    before, log_before = len(server.outcome_lines()), len(server.log.read_text())
+    before, log_before = server.count_outcomes(), len(server.log.read_text())
     with connect(server) as connection:
         connection.sendall(request_bytes("/generate", GENERATE) + b"\0\1\2 garbage\r\n\r\n")
         answer, _, refusal = read_to_end(connection).partition(b"HTTP/1.1 400 ")

@@ -19,7 +19,7 @@ LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 1500, "ignor
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_a_request(server: Served, stream: bool) -> None:
     server.wait_idle()
-    before = len(server.outcome_lines())
+    before = server.count_outcomes()
     body = LONG | {"deadline_seconds": 0.3, "stream": stream}
     answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
     (line,) = outcomes_since(server, before, 1)
@@ -35,7 +35,7 @@ def test_a_deadline_ends_a_request(server: Served, stream: bool) -> None:
 
 def test_every_request_has_exactly_one_line(server: Served) -> None:
     server.wait_idle()
-    before = len(server.outcome_lines())
+    before = server.count_outcomes()
     short = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
     expected = []

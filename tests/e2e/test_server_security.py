@@ -127,7 +127,7 @@ def test_bodies_are_bounded(server: Served) -> None:
 
 def test_a_client_that_does_not_read_delays_nobody(server: Served) -> None:
     server.wait_idle()
-    before = len(server.outcome_lines())
+    before = server.count_outcomes()
     body = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 20}
     with connect(server) as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
