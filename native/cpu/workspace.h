@@ -12,8 +12,6 @@ namespace glint::cpu {
 struct Workspace {
   Workspace(const RankSlice& slice, const glint_engine_options& options);
 
-  uint64_t byte_count() const;
-
   Buffer<float> hidden;
   Buffer<float> normed;
   Buffer<float> query;
@@ -47,6 +45,7 @@ struct Workspace {
   Buffer<float> shared_scales;
   Buffer<SampledRow> sampled;
   Buffer<int32_t> step_tokens;
+  uint64_t byte_count = 0;
 };
 
 }

@@ -80,17 +80,8 @@ void norm_residual(Backend& backend, StepState& step, NormCall norm) {
 void finish_peer_sum(Backend& backend, StepState& step) {
   if (!step.deferred.is_in_peer_memory) return;
   norm_residual(backend, step, {.hidden = backend.workspace.hidden,
-                                .normed = nullptr,
-                                .codes = nullptr,
-                                .scales = nullptr,
-                                .code_stride = 0,
-                                .parts = nullptr,
-                                .part_stride = 0,
-                                .num_parts = 0,
-                                .weight = nullptr,
                                 .count = step.num_rows,
-                                .width = backend.model.hidden_size,
-                                .epsilon = 0.0F});
+                                .width = backend.model.hidden_size});
 }
 
 void all_gather_rows(Backend& backend, const StepState& step, const GatheredRows& rows) {

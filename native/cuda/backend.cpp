@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "base/contract.h"
-#include "cuda/bandwidth.h"
 #include "cuda/check.h"
 #include "cuda/comm/nccl.h"
 #include "cuda/kernels/router/router.h"
@@ -279,16 +278,14 @@ cuda::KvPages Backend::widened_pages() const {
 }
 
 cuda::Operand Backend::operand(int64_t width) const {
-  const bool is_fp8 = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
   return {.rows = workspace.operand_rows,
-          .scales = is_fp8 ? workspace.operand_scales : nullptr,
+          .scales = is_fp8() ? workspace.operand_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
 cuda::Operand Backend::gated_operand(int64_t width) const {
-  const bool is_fp8 = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
   return {.rows = workspace.gated_rows,
-          .scales = is_fp8 ? workspace.gated_scales : nullptr,
+          .scales = is_fp8() ? workspace.gated_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 

@@ -1,4 +1,4 @@
-#include "cuda/bandwidth.h"
+#include "cuda/device.h"
 
 #include <algorithm>
 

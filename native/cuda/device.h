@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/memory/device_memory.h"
 #include "include/glint.h"
 
 namespace glint::cuda {
@@ -18,5 +19,6 @@ struct DeviceProperties {
 
 DeviceProperties find_device(const glint_engine_options& options, int32_t rank);
 DeviceProperties fullest_device(const glint_engine_options& options);
+double measure_read(const DeviceMemory& memory, cudaStream_t stream);
 
 }

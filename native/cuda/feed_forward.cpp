@@ -20,9 +20,8 @@ int64_t max_tiles(const Backend& backend, const StepState& step) {
 
 Operand prepare_gated(Backend& backend, const StepState& step, int64_t width) {
   const Operand operand = backend.gated_operand(width);
-  const bool is_fp8 = weight_element(backend.model) == ProductElement::kE4m3;
-  launch_swiglu({.out = is_fp8 ? nullptr : backend.workspace.gated,
-                 .codes = is_fp8 ? operand.rows : nullptr,
+  launch_swiglu({.out = backend.is_fp8() ? nullptr : backend.workspace.gated,
+                 .codes = backend.is_fp8() ? operand.rows : nullptr,
                  .scales = operand.scales,
                  .gate = backend.workspace.gate_up,
                  .up = backend.workspace.gate_up + width,
@@ -32,7 +31,7 @@ Operand prepare_gated(Backend& backend, const StepState& step, int64_t width) {
                  .row_slices = 1,
                  .slice_stride = operand.stride_bytes},
                 backend.stream);
-  if (!is_fp8) prepare_rows(backend, step, backend.workspace.gated, width, operand);
+  if (!backend.is_fp8()) prepare_rows(backend, step, backend.workspace.gated, width, operand);
   return operand;
 }
 
@@ -116,9 +115,8 @@ Operand gate_expert_rows(Backend& backend, const StepState& step) {
   const ExpertBuffers& moe = backend.workspace.moe;
   const int64_t width = backend.model.expert_width;
   const int64_t rows = step.num_rows * backend.model.experts_per_token;
-  const bool is_fp8 = weight_element(backend.model) == ProductElement::kE4m3;
-  launch_swiglu({.out = is_fp8 ? nullptr : moe.gate,
-                 .codes = is_fp8 ? moe.operand.rows : nullptr,
+  launch_swiglu({.out = backend.is_fp8() ? nullptr : moe.gate,
+                 .codes = backend.is_fp8() ? moe.operand.rows : nullptr,
                  .scales = moe.operand.scales,
                  .gate = moe.gate,
                  .up = moe.up,
@@ -128,14 +126,8 @@ Operand gate_expert_rows(Backend& backend, const StepState& step) {
                  .row_slices = 1,
                  .slice_stride = moe.operand.stride_bytes},
                 backend.stream);
-  if (is_fp8) return moe.operand;
-  launch_to_bf16({.out = moe.operand.rows,
-                  .in = moe.gate,
-                  .in_stride = width,
-                  .count = rows,
-                  .width = width,
-                  .out_stride_bytes = moe.operand.stride_bytes},
-                 backend.stream);
+  if (backend.is_fp8()) return moe.operand;
+  round_rows(backend, moe.gate, moe.operand, rows, width);
   return {.rows = moe.operand.rows, .scales = nullptr, .stride_bytes = moe.operand.stride_bytes};
 }
 

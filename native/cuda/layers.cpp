@@ -15,37 +15,24 @@ namespace cuda {
 
 namespace {
 
-void round_rows(Backend& backend, const float* in, const Operand& operand, const RowRange& rows) {
-  launch_to_bf16({.out = operand.rows + rows.first * operand.stride_bytes,
-                  .in = in,
-                  .in_stride = backend.model.hidden_size,
-                  .count = rows.count,
-                  .width = backend.model.hidden_size,
-                  .out_stride_bytes = operand.stride_bytes},
-                 backend.stream);
-}
-
 void run_norm(Backend& backend, StepState& step, const float* weight, bool keeps_normed) {
   const glint_model& model = backend.model;
   const Workspace& workspace = backend.workspace;
   const Operand operand = backend.operand(model.hidden_size);
   const RowRange rows = own_rows(backend, step);
+  const Operand own = operand.from_row(rows.first);
   const int64_t offset = rows.first * model.hidden_size;
-  const bool is_fp8 = weight_element(model) == ProductElement::kE4m3;
   norm_residual(backend, step,
                 {.hidden = workspace.hidden + offset,
-                 .normed = keeps_normed || !is_fp8 ? workspace.normed + offset : nullptr,
-                 .codes = is_fp8 ? operand.rows + rows.first * operand.stride_bytes : nullptr,
-                 .scales = is_fp8 ? operand.scales + rows.first : nullptr,
+                 .normed = keeps_normed || !backend.is_fp8() ? workspace.normed + offset : nullptr,
+                 .codes = backend.is_fp8() ? own.rows : nullptr,
+                 .scales = own.scales,
                  .code_stride = operand.stride_bytes,
-                 .parts = nullptr,
-                 .part_stride = 0,
-                 .num_parts = 0,
                  .weight = weight,
                  .count = rows.count,
                  .width = model.hidden_size,
                  .epsilon = static_cast<float>(model.norm_epsilon)});
-  if (!is_fp8) round_rows(backend, workspace.normed + offset, operand, rows);
+  if (!backend.is_fp8()) round_rows(backend, workspace.normed + offset, own, rows.count, model.hidden_size);
   const GatheredRows gathered = {operand.rows, operand.stride_bytes, operand.scales, sizeof(float)};
   if (!keeps_normed) return all_gather_rows(backend, step, gathered);
   async_all_gather_rows(backend, step, gathered, AsyncGather::kRows);
@@ -97,12 +84,6 @@ void norm_final_rows(Backend& backend, StepState& step, float* hidden, float* no
   norm_residual(backend, step,
                 {.hidden = hidden,
                  .normed = normed,
-                 .codes = nullptr,
-                 .scales = nullptr,
-                 .code_stride = 0,
-                 .parts = nullptr,
-                 .part_stride = 0,
-                 .num_parts = 0,
                  .weight = backend.weights.final_norm,
                  .count = count,
                  .width = backend.model.hidden_size,
@@ -227,7 +208,7 @@ void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSec
 }
 
 void prepare_rows(Backend& backend, const StepState& step, const float* rows, int64_t width, const Operand& operand) {
-  if (weight_element(backend.model) == ProductElement::kE4m3) {
+  if (backend.is_fp8()) {
     launch_quantise({.codes = operand.rows,
                      .scales = operand.scales,
                      .in = rows,
@@ -238,14 +219,18 @@ void prepare_rows(Backend& backend, const StepState& step, const float* rows, in
                      .slice_stride = operand.stride_bytes},
                     backend.stream);
   } else {
-    launch_to_bf16({.out = operand.rows,
-                    .in = rows,
-                    .in_stride = width,
-                    .count = step.num_rows,
-                    .width = width,
-                    .out_stride_bytes = operand.stride_bytes},
-                   backend.stream);
+    round_rows(backend, rows, operand, step.num_rows, width);
   }
+}
+
+void round_rows(Backend& backend, const float* rows, const Operand& operand, int64_t count, int64_t width) {
+  launch_to_bf16({.out = operand.rows,
+                  .in = rows,
+                  .in_stride = width,
+                  .count = count,
+                  .width = width,
+                  .out_stride_bytes = operand.stride_bytes},
+                 backend.stream);
 }
 
 }
@@ -336,13 +321,7 @@ void lm_head(Backend& backend, StepState& step) {
   const cuda::Operand operand = {.rows = workspace.logit_operand,
                                  .scales = nullptr,
                                  .stride_bytes = cuda::portable_row_bytes(hidden, cuda::ProductElement::kBf16)};
-  cuda::launch_to_bf16({.out = operand.rows,
-                        .in = workspace.logit_normed,
-                        .in_stride = hidden,
-                        .count = step.num_logit_rows,
-                        .width = hidden,
-                        .out_stride_bytes = operand.stride_bytes},
-                       backend.stream);
+  cuda::round_rows(backend, workspace.logit_normed, operand, step.num_logit_rows, hidden);
   cuda::run_gemm(backend, step, backend.weights.lm_head, nullptr, operand,
                  backend.has_peers() ? workspace.rank_logits : workspace.logits, backend.slice.vocab_size(),
                  step.num_logit_rows);

@@ -113,8 +113,7 @@ struct StepWriter {
 
 bool fits_fused_attention(const Backend& backend) {
   const glint_model& model = backend.model;
-  return cuda::weight_element(model) == cuda::ProductElement::kE4m3 &&
-         backend.page_element == cuda::PageElement::kBf16 &&
+  return backend.is_fp8() && backend.page_element == cuda::PageElement::kBf16 &&
          cuda::fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
 }
 

@@ -104,27 +104,10 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
   matches_.reserve(static_cast<size_t>(options.num_pages) + static_cast<size_t>(options.max_step_items));
   page_marks_.resize(static_cast<size_t>(options.num_pages));
   taken_.resize(static_cast<size_t>(options.max_context_tokens / options.page_tokens) + 1);
-  stats_ = {.struct_bytes = sizeof(glint_engine_stats),
-            .num_pages = options.num_pages,
-            .pages_free = 0,
-            .pages_held = 0,
-            .pages_cached = 0,
-            .num_requests = 0,
-            .steps_in_flight = 0,
-            .kernels = GLINT_KERNELS_AUTO,
-            .steps_done = 0,
-            .tokens_computed = 0,
-            .tokens_sampled = 0,
-            .tokens_cached = 0,
-            .weight_bytes_mapped = store_.bytes_mapped(),
-            .weight_bytes_copied = store_.bytes_copied(),
-            .page_bytes = 0,
-            .workspace_bytes = 0,
-            .weight_bytes_placed = 0,
-            .experts_read = 0,
-            .steps_replayed = 0,
-            .collectives_run = 0,
-            .collective_bytes = 0};
+  stats_.struct_bytes = sizeof(glint_engine_stats);
+  stats_.num_pages = options.num_pages;
+  stats_.weight_bytes_mapped = store_.bytes_mapped();
+  stats_.weight_bytes_copied = store_.bytes_copied();
   runner_ = std::make_unique<StepRunner>(ranks_, limits_);
   refresh_stats();
 }
@@ -167,12 +150,7 @@ void Engine::drop_pages(Request& request) {
 
 void Engine::require_pages_for(Request& request) {
   matches_.clear();
-  Admission admission{.request = &request,
-                      .first_position = 0,
-                      .count = 0,
-                      .match_first = 0,
-                      .match_count = 0,
-                      .new_pages = 0};
+  Admission admission{.request = &request};
   match_prefix(request, admission);
   const int32_t needed = (request.known_tokens() + limits_.page_tokens - 1) / limits_.page_tokens;
   const int64_t there = static_cast<int64_t>(request.pages.size()) + admission.match_count;
@@ -193,11 +171,9 @@ void Engine::run_alone(uint64_t id, bool is_prefill, glint_step_results& results
                    ": use glint_submit_step");
   require_pages_for(request);
   do {
-    glint_step_item item{.request_id = id,
-                         .advance_tokens = limits_.max_step_tokens,
-                         .draft_tokens = 0,
-                         .first_position = 0,
-                         .cached_tokens = 0};
+    glint_step_item item{};
+    item.request_id = id;
+    item.advance_tokens = limits_.max_step_tokens;
     glint_ticket ticket{.struct_bytes = sizeof(glint_ticket), .missing_pages = 0, .step = 0};
     submit_step({&item, 1}, ticket);
     sample_step(ticket, nullptr);

@@ -37,12 +37,12 @@ class Engine {
 
  private:
   struct Admission {
-    Request* request;
-    int32_t first_position;
-    int32_t count;
-    int32_t match_first;
-    int32_t match_count;
-    int32_t new_pages;
+    Request* request = nullptr;
+    int32_t first_position = 0;
+    int32_t count = 0;
+    int32_t match_first = 0;
+    int32_t match_count = 0;
+    int32_t new_pages = 0;
   };
 
   static constexpr size_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;

@@ -228,9 +228,6 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
       prompt_rows_.push_back(row_first + position - item.first_position + offset);
       sampling_rows_.push_back({.logit_row = offset,
                                 .settings = &item.request->settings,
-                                .history = {},
-                                .prompt_count = 0,
-                                .allowed_words = nullptr,
                                 .position = predicted,
                                 .has_given_token = true,
                                 .given_token = progress.history[static_cast<size_t>(predicted)]});
@@ -272,9 +269,7 @@ void StepRunner::run_sampling(Step& step) {
                               .history = request.progress.history,
                               .prompt_count = request.prompt_count,
                               .allowed_words = item.has_mask ? mask_of(step, item_index) : nullptr,
-                              .position = static_cast<int32_t>(request.progress.history.size()),
-                              .has_given_token = false,
-                              .given_token = 0});
+                              .position = static_cast<int32_t>(request.progress.history.size())});
   }
   sample_rows(step.slot());
 }

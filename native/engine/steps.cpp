@@ -44,12 +44,7 @@ int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
   int64_t new_pages = 0;
   for (size_t index = 0; index < items.size(); ++index) {
     Request& request = checked_item(items[index], index);
-    Admission admission{.request = &request,
-                        .first_position = request.computed_tokens,
-                        .count = 0,
-                        .match_first = 0,
-                        .match_count = 0,
-                        .new_pages = 0};
+    Admission admission{.request = &request, .first_position = request.computed_tokens};
     match_prefix(request, admission);
     admission.first_position += admission.match_count * limits_.page_tokens;
     admission.count = std::min(items[index].advance_tokens, request.known_tokens() - admission.first_position);
@@ -139,9 +134,7 @@ void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket)
     step.items.push_back({.request = &request,
                           .first_position = admission.first_position,
                           .count = admission.count,
-                          .samples = samples,
-                          .is_skipped = false,
-                          .has_mask = false});
+                          .samples = samples});
     step.results.push_back({.request_id = request.id,
                             .token_count = 0,
                             .finish_reason = GLINT_FINISH_NONE,

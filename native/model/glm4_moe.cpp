@@ -57,8 +57,7 @@ void ForwardPass::capture() {
     run_layers();
     compute_logits({});
   };
-  while (ops::capture_step(backend_, *step_, run_all_rows)) {
-  }
+  while (ops::capture_step(backend_, *step_, run_all_rows)) continue;
 }
 
 void ForwardPass::tap(int64_t layer) const {

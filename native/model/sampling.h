@@ -39,14 +39,14 @@ struct SamplingSettings {
 };
 
 struct SamplingRow {
-  int32_t logit_row;
-  const SamplingSettings* settings;
-  std::span<const int32_t> history;
-  int32_t prompt_count;
-  const uint32_t* allowed_words;
-  int32_t position;
-  bool has_given_token;
-  int32_t given_token;
+  int32_t logit_row = 0;
+  const SamplingSettings* settings = nullptr;
+  std::span<const int32_t> history = {};
+  int32_t prompt_count = 0;
+  const uint32_t* allowed_words = nullptr;
+  int32_t position = 0;
+  bool has_given_token = false;
+  int32_t given_token = 0;
 };
 
 struct SampledRow {

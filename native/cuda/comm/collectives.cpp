@@ -69,7 +69,7 @@ Collectives::Collectives(RankGroup& group, int32_t rank) : group_(group), nccl_(
 }
 
 Collectives::~Collectives() {
-  group_.leave(*this);
+  group_.remove(*this);
   const NcclComm comm = comm_;
   if (comm == nullptr || is_given_up_) return;
   if (group_.is_aborted()) {

@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>

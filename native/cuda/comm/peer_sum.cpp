@@ -64,7 +64,7 @@ PeerSum::PeerSum(RankGroup& group, int32_t rank, const PeerSumBuffers& buffers, 
   group_.add(*this);
 }
 
-PeerSum::~PeerSum() { group_.leave(*this); }
+PeerSum::~PeerSum() { group_.remove(*this); }
 
 PeerSumStatus* PeerSum::status() const { return reinterpret_cast<PeerSumStatus*>(pinned_.data()); }
 

@@ -105,7 +105,7 @@ void RankGroup::add(Abortable& part) {
   parts_.push_back(&part);
 }
 
-void RankGroup::leave(Abortable& part) noexcept {
+void RankGroup::remove(Abortable& part) noexcept {
   const std::lock_guard lock(parts_mutex_);
   std::erase(parts_, &part);
 }

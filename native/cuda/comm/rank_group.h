@@ -55,7 +55,7 @@ class RankGroup {
 
   void end_aside(std::function<void()> end) noexcept;
   void add(Abortable& part);
-  void leave(Abortable& part) noexcept;
+  void remove(Abortable& part) noexcept;
 
   NcclUniqueId unique_id;
   std::vector<PeerEntry> peers;

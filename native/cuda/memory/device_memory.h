@@ -1,44 +1,41 @@
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace glint::cuda {
 
-class DeviceMemory {
+template <auto Free>
+class Allocation {
  public:
-  DeviceMemory() = default;
-  DeviceMemory(uint64_t byte_count, const char* purpose);
-  ~DeviceMemory();
-  DeviceMemory(DeviceMemory&& other) noexcept;
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   uint64_t byte_count() const { return byte_count_; }
 
- private:
-  std::byte* data_ = nullptr;
+ protected:
+  struct Release {
+    void operator()(std::byte* data) const { Free(data); }
+  };
+
+  Allocation() = default;
+  explicit Allocation(uint64_t byte_count) : byte_count_(byte_count) {}
+
+  std::unique_ptr<std::byte, Release> data_;
   uint64_t byte_count_ = 0;
 };
 
-class PinnedMemory {
+class DeviceMemory : public Allocation<cudaFree> {
+ public:
+  DeviceMemory() = default;
+  DeviceMemory(uint64_t byte_count, const char* purpose);
+};
+
+class PinnedMemory : public Allocation<cudaFreeHost> {
  public:
   PinnedMemory() = default;
   explicit PinnedMemory(uint64_t byte_count);
-  ~PinnedMemory();
-  PinnedMemory(PinnedMemory&& other) noexcept;
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-
-  std::byte* data() const { return data_; }
-  uint64_t byte_count() const { return byte_count_; }
-
- private:
-  std::byte* data_ = nullptr;
-  uint64_t byte_count_ = 0;
 };
 
 class Arena {

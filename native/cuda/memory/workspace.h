@@ -37,6 +37,10 @@ struct StepLimits {
 };
 
 struct Operand {
+  Operand from_row(int64_t row) const {
+    return {rows + row * stride_bytes, scales == nullptr ? nullptr : scales + row, stride_bytes};
+  }
+
   uint8_t* rows = nullptr;
   float* scales = nullptr;
   int64_t stride_bytes = 0;

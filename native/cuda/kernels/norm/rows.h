@@ -11,18 +11,18 @@ namespace glint::cuda {
 inline constexpr int32_t kMaxParts = 8;
 
 struct NormCall {
-  float* hidden;
-  float* normed;
-  uint8_t* codes;
-  float* scales;
-  int64_t code_stride;
-  const float* parts;
-  int64_t part_stride;
-  int32_t num_parts;
-  const float* weight;
-  int64_t count;
-  int64_t width;
-  float epsilon;
+  float* hidden = nullptr;
+  float* normed = nullptr;
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  int64_t code_stride = 0;
+  const float* parts = nullptr;
+  int64_t part_stride = 0;
+  int32_t num_parts = 0;
+  const float* weight = nullptr;
+  int64_t count = 0;
+  int64_t width = 0;
+  float epsilon = 0.0F;
   bool hidden_is_settled = false;
 };
 
