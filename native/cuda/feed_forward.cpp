@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/layers.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "cuda/kernels/gemm/quantise.h"
 #include "cuda/kernels/router/router.h"
 #include "cuda/kernels/norm/rows.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "cuda/check.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "cuda/kernels/gemm/quantise.h"
 #include "cuda/kernels/norm/rows.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/backend.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 
 namespace glint::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/bench/measure.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "include/glint.h"
 
 namespace glint::cuda::bench {

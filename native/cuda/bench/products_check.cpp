@@ -4,7 +4,7 @@
 
 #include "cuda/bench/experts_check.h"
 #include "cuda/bench/measure.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 
 namespace glint::cuda::bench {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/comm/collectives.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "cuda/kernels/router/router.h"
 
 namespace glint::cuda {

@@ -5,7 +5,7 @@
 
 #include "base/contract.h"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 
 namespace glint::cuda {
 

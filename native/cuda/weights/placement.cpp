@@ -2,7 +2,7 @@
 
 #include "base/contract.h"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "model/weights.h"
 
 namespace glint::cuda {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cuda/memory/device_memory.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 #include "include/glint.h"
 
 namespace glint::cuda {

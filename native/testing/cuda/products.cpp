@@ -1,7 +1,7 @@
 #include "base/contract.h"
 #include "cuda/check.h"
-#include "cuda/kernels/gemm/portable.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
+#include "cuda/kernels/gemm/gemm.h"
 #include "model/weights.h"
 #include "testing/cuda/operand.h"
 

@@ -6,7 +6,7 @@
 #include "cuda/check.h"
 #include "cuda/kernels/attention/attention_step.cuh"
 #include "cuda/kernels/attention/attention_prefill.cuh"
-#include "cuda/kernels/attention/widen_pages.cuh"
+#include "cuda/kernels/attention/dequantise_kv.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/attention/attention_decode.cuh"
-#include "cuda/kernels/attention/rotate.cuh"
+#include "cuda/kernels/attention/rope_and_cache.cuh"
 #include "cuda/kernels/norm/row_tile.cuh"
 
 namespace glint::cuda {

@@ -1,5 +1,5 @@
 #include "cuda/check.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 
 namespace glint::cuda {
 

@@ -2,12 +2,65 @@
 
 #include <type_traits>
 
-#include "cuda/kernels/gemm/quantise.cuh"
+#include "cuda/kernels/norm/row_tile.cuh"
+#include "cuda/kernels/ptx/dependent.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
 
 namespace {
+
+__device__ __forceinline__ float swiglu(float gate, float up) { return __fdiv_rn(gate, 1.0F + expf(-gate)) * up; }
+
+template <int kVectors>
+__device__ __forceinline__ void quantise_slice(const RowTile<kVectors>& tile, uint8_t* g_codes, float* g_scale,
+                                               int64_t width, int64_t stride) {
+  __shared__ float s_magnitudes[kRowThreads / kWarpLanes];
+  const float highest = reduce_thread_block<kRowThreads>(tile.highest_magnitude(), s_magnitudes, MaxOf());
+  const float scale = code_scale(highest);
+  if (threadIdx.x == 0) *g_scale = scale;
+  tile.store_codes(g_codes, width, stride, scale, stride % kVectorFloats == 0);
+}
+
+template <int kVectors>
+__global__ void __launch_bounds__(kRowThreads) quantise_kernel(const QuantiseCall call) {
+  const int64_t row = blockIdx.x;
+  const int64_t slice = blockIdx.y;
+  const int64_t width = call.width / call.row_slices;
+  const int64_t start = row * call.in_stride + slice * width;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  RowTile<kVectors> tile;
+  tile.load(call.in + start, width, width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0);
+  quantise_slice(tile, call.codes + (row * call.row_slices + slice) * call.slice_stride,
+                 call.scales + slice * call.count + row, width, call.slice_stride);
+}
+
+template <int kVectors>
+__global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluCall call) {
+  const int64_t row = blockIdx.x;
+  const int64_t slice = blockIdx.y;
+  const int64_t width = call.width / call.row_slices;
+  const int64_t start = row * call.in_stride + slice * width;
+  const bool is_aligned = width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  RowTile<kVectors> tile;
+  RowTile<kVectors> up;
+  tile.load(call.gate + start, width, is_aligned);
+  up.load(call.up + start, width, is_aligned);
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll
+    for (int element = 0; element < kVectorFloats; ++element) {
+      tile.values[vector][element] = swiglu(tile.values[vector][element], up.values[vector][element]);
+    }
+  }
+  if (call.out != nullptr) tile.store(call.out + row * call.width + slice * width, width, is_aligned);
+  if (call.codes == nullptr) return;
+  quantise_slice(tile, call.codes + (row * call.row_slices + slice) * call.slice_stride,
+                 call.scales + slice * call.count + row, width, call.slice_stride);
+}
 
 template <typename Call>
 dim3 slice_grid(const Call& call) {

@@ -1,6 +1,5 @@
 #include "cuda/kernels/moe/expert_down.cuh"
 #include "cuda/kernels/moe/expert_down_many.cuh"
-#include "cuda/kernels/gemm/launch_product.cuh"
 
 namespace glint::cuda {
 
@@ -34,9 +33,8 @@ void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return kBytes;
   });
-  LaunchAttributes launch(static_cast<unsigned>(threads), kBytes, 1, stream);
-  launch.config.gridDim = dim3(static_cast<unsigned>(inputs.num_owners));
-  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kKernel, inputs));
+  launch_dependent(kKernel, {static_cast<unsigned>(inputs.num_owners), static_cast<unsigned>(threads), kBytes}, stream,
+                   inputs);
 }
 
 template <int kMaxTokens, int kBlockTokens, bool kIsHanded>

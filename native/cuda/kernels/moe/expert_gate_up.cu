@@ -1,5 +1,6 @@
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/gemm/launch_wide.cuh"
+#include "cuda/kernels/gemm/gemm_persistent.cuh"
+#include "cuda/kernels/gemm/gemm_split_k_tiles.cuh"
 
 namespace glint::cuda {
 

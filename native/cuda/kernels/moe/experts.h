@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 
 namespace glint::cuda {
 
@@ -101,16 +101,47 @@ struct DownCall {
   int64_t max_rows;
 };
 
+struct PlaceRowsCall {
+  int32_t* token_rows;
+  const int32_t* row_tokens;
+  const TokenTile* tiles;
+  const int32_t* num_tiles;
+  int64_t max_tiles;
+  const int32_t* experts;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+};
+
+struct CombineRowsCall {
+  float* out;
+  const float* routed;
+  const float* row_weights;
+  const int32_t* token_rows;
+  const int32_t* experts;
+  const float* shared;
+  int64_t num_tokens;
+  int64_t hidden_size;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+  int32_t has_shared;
+  const int32_t* num_real_tokens = nullptr;
+};
+
 constexpr bool hands_rows_over(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
 
 constexpr int64_t most_handed_rows(int64_t max_tokens, int64_t experts_per_token) {
   return (max_tokens < kHandedTokens ? max_tokens : kHandedTokens) * (experts_per_token + 1);
 }
 
+int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
 void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
 void launch_expert_down(const DownCall& call, cudaStream_t stream);
+void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
+void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);
 
 }

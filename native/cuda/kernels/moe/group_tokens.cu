@@ -2,13 +2,163 @@
 
 #include "cuda/check.h"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/moe/group_few.cuh"
 #include "cuda/kernels/ptx/hopper.cuh"
-#include "cuda/kernels/gemm/launch_product.cuh"
+#include "cuda/launch.h"
 
 namespace glint::cuda {
 
 namespace {
+
+inline constexpr int kFewGroupTokens = kHandedTokens;
+inline constexpr int kFewGroupThreads = kFewGroupTokens * kMaxExpertsPerToken;
+inline constexpr int kFewTileTokens = kHandedTileTokens;
+inline constexpr int kFewExpertWarps = kMaxLocalExperts / 32;
+
+struct FewCounts {
+  static constexpr int kBits = 10;
+  static constexpr uint32_t kMask = (1U << kBits) - 1;
+
+  uint32_t packed;
+
+  __device__ __forceinline__ int rows() const { return static_cast<int>(packed & kMask); }
+  __device__ __forceinline__ int tiles() const { return static_cast<int>(packed >> kBits); }
+};
+
+static_assert(kFewGroupThreads == 2 * kMaxLocalExperts, "a thread clears one word of the masks");
+static_assert(kFewGroupTokens * (kMaxExpertsPerToken + 1) <= FewCounts::kMask, "rows are counted in 10 bits");
+
+struct ExpertPlace {
+  uint32_t packed;
+
+  __device__ __forceinline__ int row_first() const { return static_cast<int>(packed & FewCounts::kMask); }
+  __device__ __forceinline__ int tile_first() const {
+    return static_cast<int>(packed >> FewCounts::kBits & FewCounts::kMask);
+  }
+  __device__ __forceinline__ int num_rows() const { return static_cast<int>(packed >> (2 * FewCounts::kBits)); }
+
+  __device__ __forceinline__ RowPlace of(int row) const {
+    const int before = row - row_first();
+    const int tile = before / kFewTileTokens;
+    const int row_count = min(kFewTileTokens, num_rows() - tile * kFewTileTokens);
+    return {static_cast<uint32_t>((tile_first() + tile) << 16 | before % kFewTileTokens << 8 | row_count)};
+  }
+};
+
+struct FewGroups {
+  uint32_t masks[2][kMaxLocalExperts];
+  ExpertPlace places[kMaxLocalExperts];
+  uint32_t warp_counts[kFewExpertWarps];
+  uint32_t warp_touched[kFewExpertWarps];
+
+  __device__ __forceinline__ int rows_of(int expert) const {
+    return __popc(masks[0][expert]) + __popc(masks[1][expert]);
+  }
+
+  __device__ __forceinline__ int row_of(int expert, int token) const {
+    const uint32_t below = masks[token / 32][expert] & ((1U << (token % 32)) - 1U);
+    return places[expert].row_first() + __popc(below) + (token < 32 ? 0 : __popc(masks[0][expert]));
+  }
+};
+
+struct FewGrouping {
+  const GroupCall& call;
+  FewGroups& s_groups;
+  int num_experts;
+  int num_tokens;
+  int thread = static_cast<int>(threadIdx.x);
+  int token = thread / call.experts_per_token;
+
+  __device__ __forceinline__ FewGrouping(const GroupCall& group, FewGroups& groups, int experts)
+      : call(group), s_groups(groups), num_experts(experts) {
+    const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldg(call.num_real_tokens);
+    num_tokens = max(0, min(num_real, call.num_tokens));
+    const int left = num_tokens - thread / kMaxLocalExperts * 32;
+    const bool is_shared = call.has_shared != 0 && thread % kMaxLocalExperts == num_experts - 1;
+    const uint32_t shared_mask = left >= 32 ? ~0U : left > 0 ? (1U << left) - 1U : 0U;
+    s_groups.masks[thread / kMaxLocalExperts][thread % kMaxLocalExperts] = is_shared ? shared_mask : 0U;
+  }
+
+  __device__ __forceinline__ int mark() const {
+    if (token >= num_tokens) return -1;
+    const int expert = __ldcg(call.experts + thread);
+    if (expert < call.expert_first || expert >= call.expert_last) return -1;
+    atomicOr(&s_groups.masks[token / 32][expert - call.expert_first], 1U << (token % 32));
+    return expert - call.expert_first;
+  }
+
+  __device__ __forceinline__ FewCounts count_before(FewCounts own) const {
+    uint32_t before = own.packed;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint32_t other = __shfl_up_sync(~0U, before, distance);
+      if (thread % 32 >= distance) before += other;
+    }
+    if (thread % 32 == 31 && thread < kMaxLocalExperts) s_groups.warp_counts[thread / 32] = before;
+    __syncthreads();
+    before -= own.packed;
+#pragma unroll
+    for (int warp = 0; warp < kFewExpertWarps; ++warp) before += warp < thread / 32 ? s_groups.warp_counts[warp] : 0U;
+    return {before};
+  }
+
+  __device__ __forceinline__ void list_experts() const {
+    const int expert = thread;
+    const int count = expert < num_experts ? s_groups.rows_of(expert) : 0;
+    const int num_tiles = (count + kFewTileTokens - 1) / kFewTileTokens;
+    const FewCounts own = {static_cast<uint32_t>(count) | static_cast<uint32_t>(num_tiles) << FewCounts::kBits};
+    const uint32_t touched = __ballot_sync(~0U, count > 0 && expert < call.expert_last - call.expert_first);
+    if (thread % 32 == 0 && thread < kMaxLocalExperts) s_groups.warp_touched[thread / 32] = __popc(touched);
+    const FewCounts before = count_before(own);
+    if (expert >= kMaxLocalExperts) return;
+    s_groups.places[expert] = {before.packed | static_cast<uint32_t>(count) << (2 * FewCounts::kBits)};
+    if (expert == kMaxLocalExperts - 1) store_totals({before.packed + own.packed});
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const int done = tile * kFewTileTokens;
+      const int index = before.tiles() + tile;
+      const TokenTile tokens = {expert, before.rows() + done, min(kFewTileTokens, count - done), index};
+      call.grouped.gate_up_tiles[index] = tokens;
+      call.grouped.down_tiles[index] = tokens;
+      call.grouped.rows_recorded[index] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void store_totals(FewCounts total) const {
+    *call.grouped.num_rows = total.rows();
+    *call.grouped.num_gate_up_tiles = total.tiles();
+    *call.grouped.down_tile_ends = total.tiles();
+    if (call.experts_touched == nullptr) return;
+    uint32_t touched = 0;
+#pragma unroll
+    for (int warp = 0; warp < kFewExpertWarps; ++warp) touched += s_groups.warp_touched[warp];
+    auto* g_touched = reinterpret_cast<unsigned long long*>(call.experts_touched);
+    atomicAdd(g_touched, static_cast<unsigned long long>(touched));
+  }
+
+  __device__ __forceinline__ void store_row(int expert, int row_token, float weight) const {
+    const int row = s_groups.row_of(expert, row_token);
+    call.grouped.row_tokens[row] = row_token;
+    call.grouped.row_weights[row] = weight;
+    call.grouped.row_places[row] = s_groups.places[expert].of(row);
+  }
+};
+
+__global__ void __launch_bounds__(kFewGroupThreads)
+    group_few_kernel(const __grid_constant__ GroupCall call, int num_experts) {
+  __shared__ FewGroups s_groups;
+  const FewGrouping grouping(call, s_groups, num_experts);
+  __syncthreads();
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  const float weight = grouping.token < grouping.num_tokens ? __ldcg(call.weights + threadIdx.x) : 0.0F;
+  const int expert = grouping.mark();
+  __syncthreads();
+  grouping.list_experts();
+  __syncthreads();
+  if (expert >= 0) grouping.store_row(expert, grouping.token, weight);
+  if (call.has_shared != 0 && grouping.thread < grouping.num_tokens) {
+    grouping.store_row(num_experts - 1, grouping.thread, 1.0F);
+  }
+}
 
 constexpr int kGroupThreads = 1024;
 constexpr int kWordTokens = 32;
@@ -266,9 +416,7 @@ __global__ void __launch_bounds__(kGroupThreads)
 void launch_few(const GroupCall& call, int num_experts, cudaStream_t stream) {
   require_argument(call.grouped.row_places != nullptr && call.grouped.rows_recorded != nullptr, "a grouping of ",
                    call.num_tokens, " tokens tells places in records; give it row_places and rows_recorded");
-  LaunchAttributes launch(kFewGroupThreads, 0, 1, stream);
-  launch.config.gridDim = dim3(1);
-  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, group_few_kernel, call, num_experts));
+  launch_dependent(group_few_kernel, {1, kFewGroupThreads, 0}, stream, call, num_experts);
 }
 
 }
@@ -300,18 +448,15 @@ void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
                    num_experts);
   require_argument(call.experts_per_token <= kMaxExpertsPerToken, "a token has at most ", kMaxExpertsPerToken,
                    " experts, not ", call.experts_per_token);
-  const int num_words = words_for(call.num_tokens);
-  const auto bytes = static_cast<size_t>(num_experts) * static_cast<size_t>(num_words) * 6 + 16;
   require_argument(call.num_tokens <= max_grouped_tokens(num_experts), "a step of ", call.num_tokens,
                    " tokens is too large to group by expert; it has at most ", max_grouped_tokens(num_experts));
   if (call.num_tokens <= kFewGroupTokens) return launch_few(call, num_experts, stream);
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(group_tokens_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         kSharedLimitBytes - kFixedSharedBytes));
-  LaunchAttributes launch(kGroupThreads, bytes, 1, stream);
+  const int bytes = num_experts * words_for(call.num_tokens) * 6 + 16;
   const int num_thread_blocks = (call.num_tokens + kTokensPerThreadBlock - 1) / kTokensPerThreadBlock;
-  launch.config.gridDim = dim3(static_cast<unsigned>(num_thread_blocks));
-  GLINT_CHECK_CUDA(
-      cudaLaunchKernelEx(&launch.config, group_tokens_kernel, call, plan_tiles(call.num_tokens), num_experts));
+  launch_dependent(group_tokens_kernel, {static_cast<unsigned>(num_thread_blocks), kGroupThreads, bytes}, stream, call,
+                   plan_tiles(call.num_tokens), num_experts);
 }
 
 }

@@ -1,11 +1,57 @@
 #pragma once
 
-#include "cuda/kernels/ptx/dependent.cuh"
-#include "cuda/kernels/norm/part_tree.cuh"
+#include <cstdint>
+#include <type_traits>
+
+#include "base/contract.h"
 #include "cuda/kernels/norm/row_tile.cuh"
 #include "cuda/kernels/norm/rows.h"
+#include "cuda/kernels/ptx/dependent.cuh"
 
 namespace glint::cuda {
+
+struct StridedParts {
+  const float* g_first;
+  int64_t stride;
+
+  __device__ __forceinline__ const float* operator[](int part) const { return g_first + part * stride; }
+};
+
+template <int kRoom>
+__device__ __forceinline__ float join_tree(float (&r_parts)[kRoom], int num_parts) {
+#pragma unroll
+  for (int width = 1; width < kRoom; width *= 2) {
+#pragma unroll
+    for (int part = 0; part + width < kRoom; part += 2 * width) {
+      const float sum = r_parts[part] + r_parts[part + width];
+      r_parts[part] = kRoom <= 2 || part + width < num_parts ? sum : r_parts[part];
+    }
+  }
+  return r_parts[0];
+}
+
+template <int kRoom, typename Parts>
+__device__ __forceinline__ float joined_number(const Parts& parts, int num_parts, int64_t index) {
+  float r_parts[kRoom];
+#pragma unroll
+  for (int part = 0; part < kRoom; ++part) r_parts[part] = parts[min(part, num_parts - 1)][index];
+  return join_tree(r_parts, num_parts);
+}
+
+template <int kRoom, typename Parts>
+__device__ __forceinline__ float4 joined_vector(const Parts& parts, int num_parts, int64_t index) {
+  float r_parts[4][kRoom];
+#pragma unroll
+  for (int part = 0; part < kRoom; ++part) {
+    const float4 loaded = *reinterpret_cast<const float4*>(parts[min(part, num_parts - 1)] + index);
+    r_parts[0][part] = loaded.x;
+    r_parts[1][part] = loaded.y;
+    r_parts[2][part] = loaded.z;
+    r_parts[3][part] = loaded.w;
+  }
+  return {join_tree(r_parts[0], num_parts), join_tree(r_parts[1], num_parts), join_tree(r_parts[2], num_parts),
+          join_tree(r_parts[3], num_parts)};
+}
 
 struct NormShared {
   float2 parts[kRowThreads / kWarpLanes];
@@ -123,6 +169,34 @@ __global__ void __launch_bounds__(kRowThreads, 1) whole_norm_kernel(const NormCa
   add(tile, update);
   tile.store(g_hidden, kWidth, true);
   norm_and_quantise(tile, weight, call, row, kWidth, true, s_norm);
+}
+
+template <typename Visit>
+void with_room_for(int32_t num_parts, Visit visit) {
+  require_argument(num_parts >= 0 && num_parts <= kMaxParts, "a sum joins ", num_parts, " parts; it joins 0 to ",
+                   kMaxParts);
+  if (num_parts == 0) return visit(std::integral_constant<int, 0>());
+  if (num_parts == 1) return visit(std::integral_constant<int, 1>());
+  if (num_parts == 2) return visit(std::integral_constant<int, 2>());
+  if (num_parts <= 4) return visit(std::integral_constant<int, 4>());
+  visit(std::integral_constant<int, kMaxParts>());
+}
+
+template <typename Visit>
+bool with_whole_vectors(int64_t width, Visit visit) {
+  constexpr int64_t kTileFloats = kRowThreads * kVectorFloats;
+  if (width == 4 * kTileFloats) visit(std::integral_constant<int, 4>());
+  if (width == 5 * kTileFloats) visit(std::integral_constant<int, 5>());
+  return width == 4 * kTileFloats || width == 5 * kTileFloats;
+}
+
+template <typename Visit>
+void with_norm_vectors(int64_t width, Visit visit) {
+  constexpr int64_t kTileFloats = kRowThreads * kVectorFloats;
+  require_argument(width <= 8 * kTileFloats, "a norm is ", width, " wide; at most ", 8 * kTileFloats);
+  if (width <= kTileFloats) return visit(std::integral_constant<int, 1>());
+  if (width <= 5 * kTileFloats) return visit(std::integral_constant<int, 5>());
+  visit(std::integral_constant<int, 8>());
 }
 
 }

@@ -1,10 +1,6 @@
-#pragma once
-
-#include "cuda/kernels/attention/attention.h"
-#include "cuda/kernels/attention/page_ring.cuh"
-#include "cuda/kernels/attention/prefill_item.cuh"
-#include "cuda/kernels/attention/softmax.cuh"
+#include "cuda/kernels/attention/attention_prefill.cuh"
 #include "cuda/kernels/ptx/wgmma_bf16.cuh"
+#include "cuda/launch.h"
 
 namespace glint::cuda::hopper {
 
@@ -369,6 +365,16 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(c
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == kConsumers) load_prefill_pages(call, plan.ring);
   }
+}
+
+}
+
+namespace glint::cuda {
+
+void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream) {
+  require_argument(call.attend.head_dim == hopper::kHeadDim, "head_dim is ", call.attend.head_dim,
+                   "; the Hopper prefill kernel is built for ", hopper::kHeadDim);
+  start_persistent<hopper::SharedPlan>(hopper::attention_prefill_hopper_kernel, call, hopper::kThreads, stream);
 }
 
 }

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/gemm/product_plan.cuh"
-#include "cuda/kernels/ptx/tensor_copy.cuh"
+#include "cuda/kernels/gemm/gemm_tile.cuh"
 
 namespace glint::cuda {
 
@@ -162,6 +161,20 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
   piece.share(r_sum);
   __syncthreads();
   join.store(s_bytes, inputs.piece_steps * Shape::kStepBytes);
+}
+
+template <class Shape, class Finish>
+void launch_whole_product(const ProductInputs& inputs, const Finish& finish, int32_t num_tokens, cudaStream_t stream) {
+  const auto kernel = whole_product_kernel<Shape, Finish>;
+  static PerDevice most_bytes;
+  most_bytes.get([kernel] {
+    GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimitBytes));
+    return kSharedLimitBytes;
+  });
+  const CUtensorMap tokens = token_map(inputs, num_tokens, Shape::kTokens);
+  const auto thread_blocks = static_cast<unsigned>((finish.num_rows + kWholeRows - 1) / kWholeRows);
+  launch_dependent(kernel, {thread_blocks, kWholeThreads, Shape::shared_bytes(inputs.piece_steps)}, stream, inputs,
+                   tokens, finish, num_tokens);
 }
 
 }

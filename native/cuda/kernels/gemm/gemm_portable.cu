@@ -1,11 +1,56 @@
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
+
+#include <cuda_bf16.h>
 
 #include <algorithm>
 
-#include "cuda/kernels/moe/combine.cuh"
-#include "cuda/kernels/gemm/portable_pack.cuh"
-#include "cuda/kernels/gemm/portable_product.cuh"
+#include "cuda/kernels/gemm/gemm_portable.cuh"
+#include "cuda/kernels/ptx/dependent.cuh"
 #include "cuda/launch.h"
+
+namespace glint::cuda::portable {
+
+constexpr int kPackThreads = 256;
+constexpr int kWordBytes = 4;
+
+struct PackShape {
+  int64_t num_words;
+  int64_t num_lines;
+  int64_t row_bytes;
+};
+
+__global__ void __launch_bounds__(kPackThreads) portable_pack_kernel(const PortablePackCall call, PackShape shape) {
+  const int64_t stride = int64_t{gridDim.x} * kPackThreads;
+  for (int64_t word = int64_t{blockIdx.x} * kPackThreads + threadIdx.x; word < shape.num_words; word += stride) {
+    const auto inside = static_cast<int>(word % (kUnitLineBytes / kWordBytes));
+    const int64_t line = word / (kUnitLineBytes / kWordBytes);
+    const int half = inside / 128;
+    const int lane = inside / 4 % 32;
+    const int64_t row = line / shape.num_lines * kUnitRows + lane / 4 + inside % 2 * 8;
+    const int64_t first = line % shape.num_lines * kLineBytes + lane % 4 * kChunkBytes + half * 8 + inside / 2 % 2 * 4;
+    uint32_t packed = 0;
+    for (int byte = 0; byte < kWordBytes; ++byte) {
+      if (row >= call.rows || first + byte >= shape.row_bytes) continue;
+      packed |= uint32_t{call.weights[row * call.weight_stride_bytes + first + byte]} << (8 * byte);
+    }
+    reinterpret_cast<uint32_t*>(call.packed)[word] = packed;
+  }
+}
+
+__global__ void __launch_bounds__(kPackThreads) to_bf16_kernel(const ToBf16Call call) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const float* g_row = call.in + blockIdx.x * call.in_stride;
+  auto* g_out = reinterpret_cast<uint32_t*>(call.out + blockIdx.x * call.out_stride_bytes);
+  for (int64_t word = threadIdx.x; word < call.out_stride_bytes / kWordBytes; word += kPackThreads) {
+    const int64_t index = word * 2;
+    const float low = index < call.width ? g_row[index] : 0.0F;
+    const float high = index + 1 < call.width ? g_row[index + 1] : 0.0F;
+    g_out[word] = pack_bf16(low, high);
+  }
+}
+
+}
 
 namespace glint::cuda {
 
@@ -134,10 +179,6 @@ int64_t portable_row_bytes(int64_t cols, ProductElement element) {
   return divide_up(cols * element_bytes(element), kPortableRowBytes) * kPortableRowBytes;
 }
 
-int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token) {
-  return num_tokens * (int64_t{experts_per_token} + 1);
-}
-
 void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream) {
   constexpr int64_t kMaxThreadBlocks = 4096;
   const int64_t row_bytes = call.cols * element_bytes(call.element);
@@ -170,23 +211,6 @@ void launch_to_bf16(const ToBf16Call& call, cudaStream_t stream) {
   if (call.count == 0) return;
   launch_dependent(portable::to_bf16_kernel, {static_cast<unsigned>(call.count), portable::kPackThreads, 0}, stream,
                    call);
-}
-
-void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream) {
-  if (call.max_tiles == 0) return;
-  launch_dependent(portable::place_rows_kernel, {static_cast<unsigned>(call.max_tiles), portable::kPlaceThreads, 0},
-                   stream, call);
-}
-
-void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream) {
-  constexpr int64_t kFewTokens = 128;
-  require_argument(call.experts_per_token < portable::kMaxChoices, "a token has ", call.experts_per_token,
-                   " experts; at most ", portable::kMaxChoices - 1, " are combined");
-  if (call.num_tokens == 0) return;
-  const int64_t parts =
-      call.num_tokens > kFewTokens ? 1 : divide_up(call.hidden_size, portable::kCombineThreads);
-  const dim3 grid(static_cast<unsigned>(call.num_tokens), static_cast<unsigned>(parts));
-  launch_dependent(portable::combine_rows_kernel, {grid, portable::kCombineThreads, 0}, stream, call);
 }
 
 }

@@ -1,9 +1,10 @@
-#pragma once
-
+#include "cuda/kernels/moe/experts.h"
 #include "cuda/kernels/ptx/dependent.cuh"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/launch.h"
 
-namespace glint::cuda::portable {
+namespace glint::cuda {
+
+namespace {
 
 constexpr int kCombineThreads = 256;
 constexpr int kPlaceThreads = 128;
@@ -74,6 +75,29 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const Com
     if (call.shared != nullptr) sum += static_cast<double>(call.shared[token * call.hidden_size + dim]);
     call.out[token * call.hidden_size + dim] = static_cast<float>(sum);
   }
+}
+
+}
+
+int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token) {
+  return num_tokens * (int64_t{experts_per_token} + 1);
+}
+
+void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream) {
+  if (call.max_tiles == 0) return;
+  launch_dependent(place_rows_kernel, {static_cast<unsigned>(call.max_tiles), kPlaceThreads, 0},
+                   stream, call);
+}
+
+void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream) {
+  constexpr int64_t kFewTokens = 128;
+  require_argument(call.experts_per_token < kMaxChoices, "a token has ", call.experts_per_token,
+                   " experts; at most ", kMaxChoices - 1, " are combined");
+  if (call.num_tokens == 0) return;
+  const int64_t parts =
+      call.num_tokens > kFewTokens ? 1 : (call.hidden_size + kCombineThreads - 1) / kCombineThreads;
+  const dim3 grid(static_cast<unsigned>(call.num_tokens), static_cast<unsigned>(parts));
+  launch_dependent(combine_rows_kernel, {grid, kCombineThreads, 0}, stream, call);
 }
 
 }

@@ -1,7 +1,9 @@
 #include <limits>
 
-#include "cuda/kernels/gemm/launch_spread.cuh"
-#include "cuda/kernels/gemm/launch_whole.cuh"
+#include "cuda/kernels/gemm/gemm_cluster_split_k.cuh"
+#include "cuda/kernels/gemm/gemm_persistent.cuh"
+#include "cuda/kernels/gemm/gemm_resident.cuh"
+#include "cuda/kernels/gemm/gemm_split_k_tiles.cuh"
 
 namespace glint::cuda {
 
@@ -78,6 +80,15 @@ struct DenseFinish {
     return tile.row_tile * kProductTileRows + fragment * kFragmentRows + threadIdx.x % 32 / 4 + half * 8;
   }
 };
+
+CUtensorMap tensor_out(const DenseProductCall& call, int32_t tile_tokens) {
+  return make_tensor_map(call.out, {.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                    .columns = static_cast<cuuint64_t>(call.rows),
+                                    .rows = static_cast<cuuint64_t>(call.num_tokens),
+                                    .row_bytes = static_cast<cuuint64_t>(call.out_stride) * sizeof(float),
+                                    .box_columns = kStagedRows,
+                                    .box_rows = static_cast<cuuint32_t>(tile_tokens)});
+}
 
 struct StagedFinish : DenseFinish {
   CUtensorMap out_map;
@@ -173,7 +184,7 @@ int32_t wide_tile_tokens(const DenseLaunch& dense) {
 template <hopper::Element kElement>
 void launch_wide(const DenseLaunch& dense) {
   const DenseWalk walk = dense.walk(wide_tile_tokens(dense));
-  const TensorTokens tokens = tensor_tokens(dense.inputs, dense.call.num_tokens, walk.max_tokens);
+  const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, walk.max_tokens)};
   if (kElement == hopper::Element::kE4m3 && dense.has_vector_rows()) {
     const StagedFinish finish = {dense.finish(), tensor_out(dense.call, walk.max_tokens)};
     launch_wide_product<WideShape<hopper::Element::kE4m3, TensorTokens, true>>(dense.inputs, tokens, walk, finish,

@@ -2,7 +2,7 @@
 
 #include "cuda/kernels/attention/attention.h"
 #include "cuda/kernels/ptx/dependent.cuh"
-#include "cuda/kernels/attention/page_tile.cuh"
+#include "cuda/kernels/attention/pages.cuh"
 
 namespace glint::cuda {
 

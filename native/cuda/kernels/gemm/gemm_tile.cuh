@@ -3,9 +3,12 @@
 #include <cstdint>
 
 #include "cuda/check.h"
+#include "cuda/kernels/gemm/gemm.h"
 #include "cuda/kernels/ptx/hopper.cuh"
+#include "cuda/kernels/ptx/tensor_copy.cuh"
 #include "cuda/kernels/ptx/wgmma.cuh"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/launch.h"
+#include "cuda/per_device.h"
 
 namespace glint::cuda {
 
@@ -133,5 +136,52 @@ struct ExpertWalk {
 
   __device__ __forceinline__ int token(int row) const { return __ldcg(row_tokens + row); }
 };
+
+using EncodeTensorMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+inline EncodeTensorMap find_tensor_map_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  GLINT_CHECK_CUDA(
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+  require_argument(found == cudaDriverEntryPointSuccess,
+                   "the CUDA driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or newer");
+  return reinterpret_cast<EncodeTensorMap>(function);
+}
+
+struct TensorShape {
+  CUtensorMapDataType type;
+  cuuint64_t columns;
+  cuuint64_t rows;
+  cuuint64_t row_bytes;
+  cuuint32_t box_columns;
+  cuuint32_t box_rows;
+};
+
+inline CUtensorMap make_tensor_map(const void* data, const TensorShape& shape) {
+  static const EncodeTensorMap encode = find_tensor_map_encoder();
+  const cuuint64_t sizes[2] = {shape.columns, shape.rows};
+  const cuuint32_t box[2] = {shape.box_columns, shape.box_rows};
+  const cuuint32_t element_steps[2] = {1, 1};
+  CUtensorMap map;
+  const CUresult result = encode(&map, shape.type, 2, const_cast<void*>(data), sizes, &shape.row_bytes, box,
+                                 element_steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  require_argument(result == CUDA_SUCCESS, "the driver refuses a tensor map of ", shape.rows, " rows of ",
+                   shape.row_bytes, " bytes; rows must start at multiples of 16 bytes");
+  return map;
+}
+
+inline CUtensorMap token_map(const ProductInputs& inputs, int64_t num_tokens, int32_t tile_tokens) {
+  const auto row_bytes = static_cast<cuuint64_t>(inputs.activation_stride);
+  return make_tensor_map(inputs.activations, {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                                               .columns = row_bytes,
+                                               .rows = static_cast<cuuint64_t>(num_tokens),
+                                               .row_bytes = row_bytes,
+                                               .box_columns = kProductTileK,
+                                               .box_rows = static_cast<cuuint32_t>(tile_tokens)});
+}
 
 }

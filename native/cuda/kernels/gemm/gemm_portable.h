@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 
 namespace glint::cuda {
 
@@ -59,41 +59,10 @@ struct ToBf16Call {
   int64_t out_stride_bytes;
 };
 
-struct PlaceRowsCall {
-  int32_t* token_rows;
-  const int32_t* row_tokens;
-  const TokenTile* tiles;
-  const int32_t* num_tiles;
-  int64_t max_tiles;
-  const int32_t* experts;
-  int32_t experts_per_token;
-  int32_t expert_first;
-  int32_t expert_last;
-};
-
-struct CombineRowsCall {
-  float* out;
-  const float* routed;
-  const float* row_weights;
-  const int32_t* token_rows;
-  const int32_t* experts;
-  const float* shared;
-  int64_t num_tokens;
-  int64_t hidden_size;
-  int32_t experts_per_token;
-  int32_t expert_first;
-  int32_t expert_last;
-  int32_t has_shared;
-  const int32_t* num_real_tokens = nullptr;
-};
-
 int64_t portable_weight_bytes(int64_t rows, int64_t cols, ProductElement element);
 int64_t portable_row_bytes(int64_t cols, ProductElement element);
-int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);
 void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream);
 void launch_portable_product(const PortableProductCall& call, cudaStream_t stream);
 void launch_to_bf16(const ToBf16Call& call, cudaStream_t stream);
-void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
-void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);
 
 }

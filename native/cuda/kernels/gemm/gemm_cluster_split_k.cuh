@@ -1,7 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/gemm/product_plan.cuh"
-#include "cuda/kernels/ptx/tensor_copy.cuh"
+#include "cuda/kernels/gemm/gemm_tile.cuh"
 
 namespace glint::cuda {
 
@@ -165,6 +164,22 @@ __global__ void __launch_bounds__(kSpreadThreads, 1)
   float r_joined[4];
   piece.join(r_joined, group);
   finish.store_group(tile, fragment, column, r_joined, rows, scales);
+}
+
+template <class Shape, class Finish>
+void launch_spread_product(const ProductInputs& inputs, const Finish& finish, int32_t num_tokens, int32_t row_tiles,
+                           cudaStream_t stream) {
+  const auto kernel = spread_product_kernel<Shape, Finish>;
+  static PerDevice most_bytes;
+  most_bytes.get([kernel] {
+    GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimitBytes));
+    return kSharedLimitBytes;
+  });
+  const CUtensorMap tokens = token_map(inputs, num_tokens, Shape::kTokens);
+  launch_dependent(kernel,
+                   {static_cast<unsigned>(row_tiles * kSpreadPieces), kSpreadThreads,
+                    Shape::shared_bytes(inputs.piece_steps), kSpreadPieces},
+                   stream, inputs, tokens, finish, num_tokens);
 }
 
 }

@@ -1,0 +1,432 @@
+#pragma once
+
+#include "cuda/kernels/gemm/gemm_tile.cuh"
+
+namespace glint::cuda {
+
+constexpr int kWideTokens = 128;
+constexpr int kStagedRows = 32;
+
+struct TensorTokens {
+  static constexpr bool kIsGathered = false;
+  static constexpr int kLoadRegisters = 40;
+  static constexpr int kMultiplyRegisters = 232;
+  static constexpr int kArrivals = 1;
+  static constexpr uint64_t kWeightPolicy = hopper::kEvictNormal;
+
+  CUtensorMap map;
+};
+
+struct GatheredTokens {
+  static constexpr bool kIsGathered = true;
+  static constexpr int kLoadRegisters = 72;
+  static constexpr int kMultiplyRegisters = 216;
+  static constexpr int kArrivals = 5;
+  static constexpr uint64_t kWeightPolicy = hopper::kEvictFirst;
+};
+
+template <hopper::Element kElementValue, class TokensValue, bool kIsStagedValue>
+struct WideShape {
+  using Tokens = TokensValue;
+  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr bool kIsStaged = kIsStagedValue;
+  static constexpr int kStages = kIsStaged ? 5 : 7;
+  static constexpr int kLoadThreads = 128;
+};
+
+template <bool kIsStaged>
+struct StagedTile {};
+
+template <>
+struct StagedTile<true> {
+  alignas(1024) float outs[kProductTileRows / kStagedRows][kWideTokens * kStagedRows];
+};
+
+template <class Shape>
+struct WidePlan {
+  alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
+  alignas(1024) uint8_t tokens[Shape::kStages][kWideTokens * kProductTileK];
+  [[no_unique_address]] StagedTile<Shape::kIsStaged> staged;
+  alignas(8) uint64_t stage_arrived[Shape::kStages];
+  alignas(8) uint64_t stage_released[Shape::kStages];
+};
+
+template <class Shape>
+__device__ __forceinline__ void prepare(WidePlan<Shape>& s_plan) {
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      hopper::mbarrier_init(s_plan.stage_arrived[stage], Shape::Tokens::kArrivals);
+      hopper::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
+    }
+    hopper::fence_mbarrier_init();
+  }
+  __syncthreads();
+}
+
+struct WideExpertWalk {
+  static constexpr bool kIsKnownEarly = false;
+
+  int32_t num_row_tiles;
+  const TokenTile* token_tiles;
+  const int32_t* num_token_tiles;
+
+  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldg(num_token_tiles); }
+
+  __device__ __forceinline__ ProductTile tile(int index) const {
+    const int last = __ldg(num_token_tiles) - 1;
+    const int place = last - index / num_row_tiles;
+    return {even_tile(load(place), load(max(place - 1, 0)), load(min(place + 1, last))), index % num_row_tiles};
+  }
+
+  __device__ __forceinline__ int64_t weight_tile(const ProductTile& tile) const {
+    return int64_t{tile.tokens.expert} * num_row_tiles + tile.row_tile;
+  }
+
+ private:
+  __device__ __forceinline__ TokenTile load(int place) const {
+    const int4 tile = __ldg(reinterpret_cast<const int4*>(token_tiles) + place);
+    return {tile.x, tile.y, tile.z, tile.w};
+  }
+
+  static __device__ __forceinline__ int first_share(int count) { return ((count + 1) / 2 + 7) / 8 * 8; }
+
+  static __device__ __forceinline__ TokenTile even_tile(TokenTile tile, const TokenTile& before,
+                                                        const TokenTile& after) {
+    const int last = tile.row_first + tile.row_count;
+    if (before.expert == tile.expert && before.row_first < tile.row_first && tile.row_count < kWideTokens) {
+      tile.row_first = before.row_first + first_share(last - before.row_first);
+      tile.row_count = last - tile.row_first;
+    } else if (after.expert == tile.expert && after.row_first > tile.row_first && after.row_count < kWideTokens) {
+      tile.row_count = first_share(tile.row_count + after.row_count);
+    }
+    return tile;
+  }
+};
+
+template <class Shape>
+struct WideWeights {
+  const uint8_t* g_weights;
+  int num_steps;
+  uint32_t token_bytes;
+
+  __device__ __forceinline__ void load(WidePlan<Shape>& s_plan, int64_t weight_tile, int k_step, int stage) const {
+    const uint8_t* g_tile = g_weights + (weight_tile * num_steps + k_step) * kProductTileBytes;
+    hopper::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes + token_bytes);
+    hopper::cp_async_bulk<Shape::Tokens::kWeightPolicy>(s_plan.weights[stage], g_tile, kProductTileBytes,
+                                                        s_plan.stage_arrived[stage]);
+  }
+};
+
+template <class Shape, class Walk>
+__device__ __forceinline__ void load_boxes(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
+                                           const TensorTokens& tokens, const Walk& walk) {
+  const int num_steps = inputs.piece_steps * inputs.num_pieces;
+  const auto token_bytes = static_cast<uint32_t>(walk.max_tokens * kProductTileK);
+  const WideWeights<Shape> weights = {inputs.weights, num_steps, token_bytes};
+  const int num_tiles = walk.num_tiles();
+  const int first_tile = walk.tile(blockIdx.x).row_tile;
+  int num_early = min(num_steps, Shape::kStages);
+  for (int k_step = 0; k_step < num_early; ++k_step) weights.load(s_plan, first_tile, k_step, k_step);
+  hopper::wait_for_previous_kernel();
+  RingPlace ring;
+  for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+    const ProductTile tile = walk.tile(index);
+    for (int k_step = 0; k_step < num_steps; ++k_step) {
+      hopper::mbarrier_wait(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
+      if (num_early <= 0) weights.load(s_plan, tile.row_tile, k_step, ring.stage);
+      --num_early;
+      hopper::cp_async_tensor<hopper::kEvictNormal>(s_plan.tokens[ring.stage], tokens.map, k_step * kProductTileK,
+                                                    tile.tokens.row_first, s_plan.stage_arrived[ring.stage]);
+      ring.advance(Shape::kStages);
+    }
+  }
+}
+
+struct WideRows {
+  static constexpr int kRowsPerPass = 16;
+  static constexpr int kPasses = kWideTokens / kRowsPerPass;
+
+  int r_tokens[kPasses];
+  int count;
+
+  __device__ __forceinline__ WideRows(const ProductInputs& inputs, const TokenTile& tile) { find(inputs, tile); }
+
+  __device__ __forceinline__ void find(const ProductInputs& inputs, const TokenTile& tile) {
+    count = tile.row_count;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int place = min(static_cast<int>(threadIdx.x) / 8 + pass * kRowsPerPass, count - 1);
+      r_tokens[pass] = __ldg(inputs.row_tokens + tile.row_first + place);
+    }
+  }
+};
+
+struct WideGather {
+  const uint8_t* g_chunk;
+  uint32_t r_offsets[WideRows::kPasses];
+  int num_passes;
+
+  __device__ __forceinline__ WideGather(const ProductInputs& inputs, const WideRows& rows)
+      : g_chunk(inputs.activations + threadIdx.x % 8 * 16),
+        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + WideRows::kRowsPerPass - 1) /
+                   WideRows::kRowsPerPass) {
+#pragma unroll
+    for (int pass = 0; pass < WideRows::kPasses; ++pass) {
+      r_offsets[pass] = static_cast<uint32_t>(rows.r_tokens[pass]) * static_cast<uint32_t>(inputs.activation_stride);
+    }
+  }
+
+  __device__ __forceinline__ void load(const uint8_t* s_tokens, int k_step) const {
+    const uint32_t row = threadIdx.x / 8;
+    const uint32_t target =
+        hopper::shared_address(s_tokens) + row * kProductTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
+    const uint8_t* g_source = g_chunk + k_step * kProductTileK;
+#pragma unroll
+    for (int pass = 0; pass < WideRows::kPasses; ++pass) {
+      if (pass >= num_passes) continue;
+      hopper::cp_async_16(target + pass * WideRows::kRowsPerPass * kProductTileK, g_source + r_offsets[pass]);
+    }
+  }
+};
+
+template <class Shape>
+struct GatherSignal {
+  static constexpr int kInFlight = 3;
+
+  RingPlace place;
+  int num_issued = 0;
+
+  __device__ __forceinline__ void issue(WidePlan<Shape>& s_plan) {
+    hopper::cp_async_commit();
+    if (++num_issued <= kInFlight) return;
+    hopper::cp_async_wait<kInFlight>();
+    tell(s_plan, 1);
+  }
+
+  __device__ __forceinline__ void finish(WidePlan<Shape>& s_plan) {
+    hopper::cp_async_wait<0>();
+    tell(s_plan, min(num_issued, kInFlight));
+  }
+
+ private:
+  __device__ __forceinline__ void tell(WidePlan<Shape>& s_plan, int count) {
+    hopper::fence_proxy_async();
+    __syncwarp();
+    for (int index = 0; index < count; ++index) {
+      if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_arrived[place.stage]);
+      place.advance(Shape::kStages);
+    }
+  }
+};
+
+template <class Shape, class Walk>
+__device__ __forceinline__ void gather_tiles(WidePlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk) {
+  const int num_steps = inputs.piece_steps * inputs.num_pieces;
+  const WideWeights<Shape> weights = {inputs.weights, num_steps, 0};
+  const int num_tiles = walk.num_tiles();
+  if (blockIdx.x >= num_tiles) return;
+  RingPlace ring;
+  GatherSignal<Shape> signal;
+  ProductTile next_tile = walk.tile(blockIdx.x);
+  WideRows next_rows(inputs, next_tile.tokens);
+  for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+    const int64_t weight_tile = walk.weight_tile(next_tile);
+    const WideGather gather(inputs, next_rows);
+    next_tile = walk.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1));
+    for (int k_step = 0; k_step < num_steps; ++k_step) {
+      hopper::mbarrier_wait(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
+      if (threadIdx.x == 0) weights.load(s_plan, weight_tile, k_step, ring.stage);
+      gather.load(s_plan.tokens[ring.stage], k_step);
+      signal.issue(s_plan);
+      ring.advance(Shape::kStages);
+      if (k_step == 0) next_rows.find(inputs, next_tile.tokens);
+    }
+  }
+  signal.finish(s_plan);
+}
+
+template <int kTokens, class Finish>
+struct TokenScales {
+  static constexpr int kParts = (kTokens + 31) / 32;
+
+  float r_scales[kParts];
+
+  __device__ __forceinline__ TokenScales(const Finish& finish, const ProductTile& tile) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      r_scales[part] = finish.token_scale(tile, part * 32 + static_cast<int>(threadIdx.x % 32));
+    }
+  }
+
+  __device__ __forceinline__ float2 of_group(int group) const {
+    const int lane = group % 4 * kGroupTokens + threadIdx.x % 4 * 2;
+    return {__shfl_sync(~0U, r_scales[group / 4], lane), __shfl_sync(~0U, r_scales[group / 4], lane + 1)};
+  }
+};
+
+template <class Shape, int kTokens, class Finish>
+__device__ __forceinline__ void stage_values(WidePlan<Shape>& s_plan, const Finish& finish,
+                                             const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
+                                             const TokenScales<kTokens, Finish>& scales) {
+  const int warpgroup = threadIdx.x / 128 - 1;
+  const int warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32;
+  const int token = lane % 4 * 2;
+  float* s_out = s_plan.staged.outs[warpgroup * 2 + warp / 2];
+#pragma unroll
+  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
+    const float2 pair = scales.of_group(group);
+    float* s_group = s_out + group * kGroupTokens * kStagedRows + lane / 4 % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int chunk = warp % 2 * 4 + half * 2 + lane / 16;
+      const float* r_sums = r_total + group * 4 + half * 2;
+      s_group[token * kStagedRows + (chunk ^ token) * 4] = finish.value(r_sums[0], pair.x, rows, half);
+      s_group[(token + 1) * kStagedRows + (chunk ^ (token + 1)) * 4] = finish.value(r_sums[1], pair.y, rows, half);
+    }
+  }
+}
+
+template <class Shape, int kTokens, class Finish>
+__device__ __forceinline__ void store_staged(WidePlan<Shape>& s_plan, const Finish& finish, const ProductTile& tile,
+                                             const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
+                                             const TokenScales<kTokens, Finish>& scales) {
+  const int warpgroup = threadIdx.x / 128 - 1;
+  const bool issues = threadIdx.x % 128 == 0;
+  if (issues) hopper::wait_until_stores_read();
+  hopper::named_barrier_sync(2 + warpgroup, 128);
+  stage_values<Shape, kTokens>(s_plan, finish, r_total, rows, scales);
+  hopper::fence_proxy_async();
+  hopper::named_barrier_sync(2 + warpgroup, 128);
+  if (issues) {
+    const int row = tile.row_tile * kProductTileRows + warpgroup * 64;
+    hopper::store_tensor(finish.out_map, s_plan.staged.outs[warpgroup * 2], row, tile.tokens.row_first);
+    hopper::store_tensor(finish.out_map, s_plan.staged.outs[warpgroup * 2 + 1], row + kStagedRows, tile.tokens.row_first);
+    hopper::commit_stores();
+  }
+}
+
+template <class Shape, int kTokens, class Finish>
+__device__ __forceinline__ void store_direct(const Finish& finish, const ProductTile& tile,
+                                             const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
+                                             const TokenScales<kTokens, Finish>& scales) {
+#pragma unroll
+  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
+    const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+    finish.store_group(tile, threadIdx.x / 32 - 4, column, r_total + group * 4, rows, scales.of_group(group));
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void clear(float (&r_sum)[kCount]) {
+#pragma unroll
+  for (int index = 0; index < kCount; ++index) r_sum[index] = 0.0F;
+}
+
+template <int kCount>
+__device__ __forceinline__ void add(float (&r_sum)[kCount], const float (&r_values)[kCount]) {
+#pragma unroll
+  for (int index = 0; index < kCount; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
+}
+
+template <class Shape, int kTokens>
+__device__ __forceinline__ void add_piece(float (&r_piece)[kTokens / 2], WidePlan<Shape>& s_plan, int num_steps,
+                                          RingPlace& ring) {
+  const int warpgroup = threadIdx.x / 128 - 1;
+  clear(r_piece);
+  for (int k_step = 0; k_step < num_steps; ++k_step) {
+    float r_stage[kTokens / 2];
+    const uint64_t rows = hopper::wgmma_descriptor(
+        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
+    hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
+    start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
+    hopper::wgmma_wait_group<0>();
+    hopper::pin_registers(r_stage);
+    if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    ring.advance(Shape::kStages);
+    add(r_piece, r_stage);
+  }
+}
+
+template <class Shape, int kTokens, class Finish>
+__device__ __forceinline__ void multiply_wide_tile(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
+                                                   const Finish& finish, const ProductTile& tile, RingPlace& ring) {
+  const TokenScales<kTokens, Finish> scales(finish, tile);
+  float r_total[kTokens / 2];
+  add_piece<Shape, kTokens>(r_total, s_plan, inputs.piece_steps, ring);
+  for (int piece = 1; piece < inputs.num_pieces; ++piece) {
+    float r_piece[kTokens / 2];
+    add_piece<Shape, kTokens>(r_piece, s_plan, inputs.piece_steps, ring);
+    add(r_total, r_piece);
+  }
+  const typename Finish::RowFacts rows = finish.row_facts(tile, threadIdx.x / 32 - 4);
+  if constexpr (Shape::kIsStaged) {
+    store_staged<Shape, kTokens>(s_plan, finish, tile, r_total, rows, scales);
+  } else {
+    store_direct<Shape, kTokens>(finish, tile, r_total, rows, scales);
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+__device__ __forceinline__ void multiply_wide_tiles(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
+                                                    const Walk& walk, const Finish& finish) {
+  const int num_tiles = walk.num_tiles();
+  RingPlace ring;
+  for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+    const ProductTile tile = walk.tile(index);
+    const int count = tile.tokens.row_count;
+    if (count > 112) {
+      multiply_wide_tile<Shape, 128>(s_plan, inputs, finish, tile, ring);
+    } else if (count > 96) {
+      multiply_wide_tile<Shape, 112>(s_plan, inputs, finish, tile, ring);
+    } else if (count > 64) {
+      multiply_wide_tile<Shape, 96>(s_plan, inputs, finish, tile, ring);
+    } else if (count > 32) {
+      multiply_wide_tile<Shape, 64>(s_plan, inputs, finish, tile, ring);
+    } else {
+      multiply_wide_tile<Shape, 32>(s_plan, inputs, finish, tile, ring);
+    }
+  }
+  if constexpr (Shape::kIsStaged) hopper::wait_until_stored();
+}
+
+template <class Shape, class Walk, class Finish>
+__global__ void __launch_bounds__(kProductThreads, 1)
+    wide_product_kernel(const __grid_constant__ ProductInputs inputs,
+                        const __grid_constant__ typename Shape::Tokens tokens, const __grid_constant__ Walk walk,
+                        const __grid_constant__ Finish finish) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  auto& s_plan = *reinterpret_cast<WidePlan<Shape>*>(s_bytes);
+  prepare(s_plan);
+  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  if (threadIdx.x < Shape::kLoadThreads) {
+    hopper::setmaxnreg_decrease<Shape::Tokens::kLoadRegisters>();
+    if constexpr (Shape::Tokens::kIsGathered) {
+      gather_tiles(s_plan, inputs, walk);
+    } else if (threadIdx.x == 0) {
+      load_boxes(s_plan, inputs, tokens, walk);
+    }
+  } else {
+    hopper::setmaxnreg_increase<Shape::Tokens::kMultiplyRegisters>();
+    multiply_wide_tiles(s_plan, inputs, walk, finish);
+  }
+}
+
+template <class Shape, class Walk, class Finish>
+void launch_wide_product(const ProductInputs& inputs, const typename Shape::Tokens& tokens, const Walk& walk,
+                         const Finish& finish, int64_t max_tiles, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(WidePlan<Shape>);
+  static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
+  const auto kernel = wide_product_kernel<Shape, Walk, Finish>;
+  static PerDevice thread_blocks;
+  const int most = thread_blocks.get([kernel] {
+    GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    return device_multiprocessors();
+  });
+  launch_dependent(kernel, {static_cast<unsigned>(max_tiles < most ? max_tiles : most), kProductThreads, kBytes}, stream,
+                   inputs, tokens, walk, finish);
+}
+
+}
