@@ -292,14 +292,14 @@ cuda::PagePool Backend::widened_pages() const {
 }
 
 cuda::Operand Backend::operand(int64_t width) const {
-  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  const bool has_codes = cuda::weight_element(model) == cuda::GemmElement::kE4m3;
   return {.rows = places.operand_rows,
           .scales = has_codes ? places.operand_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};
 }
 
 cuda::Operand Backend::gated_operand(int64_t width) const {
-  const bool has_codes = cuda::weight_element(model) == cuda::ProductElement::kE4m3;
+  const bool has_codes = cuda::weight_element(model) == cuda::GemmElement::kE4m3;
   return {.rows = places.gated_rows,
           .scales = has_codes ? places.gated_scales : nullptr,
           .stride_bytes = cuda::operand_row_bytes(model, width)};

@@ -97,7 +97,7 @@ Operand gate_expert_rows(Backend& backend) {
   const ExpertActivations& moe = backend.places.moe;
   const int64_t width = backend.model.expert_width;
   const int64_t rows = backend.num_rows * backend.model.experts_per_token;
-  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
+  const bool has_codes = weight_element(backend.model) == GemmElement::kE4m3;
   launch_swiglu({.out = has_codes ? nullptr : moe.gate,
                  .codes = has_codes ? moe.operand.rows : nullptr,
                  .scales = moe.operand.scales,

@@ -29,7 +29,7 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
   const Operand operand = backend.operand(model.hidden_size);
   const RowRange rows = own_rows(backend);
   const int64_t offset = rows.first * model.hidden_size;
-  const bool has_codes = weight_element(model) == ProductElement::kE4m3;
+  const bool has_codes = weight_element(model) == GemmElement::kE4m3;
   norm_update(backend, {.hidden = places.hidden + offset,
                         .normed = keeps_normed || !has_codes ? places.normed + offset : nullptr,
                         .codes = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
@@ -50,7 +50,7 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
 
 bool attends_in_one_kernel(const Backend& backend) {
   const glint_model& model = backend.model;
-  return (backend.is_capturing || backend.num_prefill_tasks == 0) && weight_element(model) == ProductElement::kE4m3 &&
+  return (backend.is_capturing || backend.num_prefill_tasks == 0) && weight_element(model) == GemmElement::kE4m3 &&
          backend.page_element == PageElement::kBf16 &&
          fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
 }
@@ -101,7 +101,7 @@ void finish_logits(Backend& backend, int64_t count) {
   const int64_t hidden = backend.model.hidden_size;
   const Operand operand = {.rows = backend.places.logit_operand,
                            .scales = nullptr,
-                           .stride_bytes = portable_row_bytes(hidden, ProductElement::kBf16)};
+                           .stride_bytes = portable_row_bytes(hidden, GemmElement::kBf16)};
   launch_to_bf16({.out = operand.rows,
                   .in = backend.places.logit_normed,
                   .in_stride = hidden,
@@ -208,7 +208,7 @@ void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, 
 }
 
 void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand) {
-  if (weight_element(backend.model) == ProductElement::kE4m3) {
+  if (weight_element(backend.model) == GemmElement::kE4m3) {
     launch_quantise({.codes = operand.rows,
                      .scales = operand.scales,
                      .in = rows,
@@ -231,7 +231,7 @@ void prepare_rows(Backend& backend, const float* rows, int64_t width, const Oper
 
 Operand prepare_gated(Backend& backend, int64_t width) {
   const Operand operand = backend.gated_operand(width);
-  const bool has_codes = weight_element(backend.model) == ProductElement::kE4m3;
+  const bool has_codes = weight_element(backend.model) == GemmElement::kE4m3;
   launch_swiglu({.out = has_codes ? nullptr : backend.places.gated,
                  .codes = has_codes ? operand.rows : nullptr,
                  .scales = operand.scales,

@@ -18,8 +18,8 @@ constexpr int64_t kMostTokens = 4096;
 constexpr int64_t kReferenceTokens = 513;
 constexpr double kErrorBound = 5e-6;
 
-__device__ double element_value(const uint8_t* values, int64_t index, ProductElement element) {
-  if (element == ProductElement::kBf16) return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(values)[index]);
+__device__ double element_value(const uint8_t* values, int64_t index, GemmElement element) {
+  if (element == GemmElement::kBf16) return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(values)[index]);
   __nv_fp8_e4m3 code;
   code.__x = values[index];
   return static_cast<float>(code);
@@ -69,8 +69,8 @@ unsigned thread_blocks_for(int64_t count) { return static_cast<unsigned>((count 
 
 }
 
-void fill_elements(uint8_t* out, int64_t count, ProductElement element, RandomFill fill) {
-  if (element == ProductElement::kBf16) return fill_bf16(reinterpret_cast<uint16_t*>(out), count, fill);
+void fill_elements(uint8_t* out, int64_t count, GemmElement element, RandomFill fill) {
+  if (element == GemmElement::kBf16) return fill_bf16(reinterpret_cast<uint16_t*>(out), count, fill);
   fill_codes(out, count, {fill.seed, fill.spread * 100.0F});
 }
 
@@ -140,7 +140,7 @@ class DenseCase {
     product.bias = matrices_.shape().rows % 2 == 1 ? bias_.data() : nullptr;
     product.activations = activations_.data();
     product.activation_stride_bytes = stride_bytes_;
-    product.token_scales = matrices_.shape().element == ProductElement::kE4m3 ? token_scales_.data() : nullptr;
+    product.token_scales = matrices_.shape().element == GemmElement::kE4m3 ? token_scales_.data() : nullptr;
     product.num_tokens = num_tokens;
     return product;
   }
@@ -218,15 +218,15 @@ bool check_shape(const MatrixShape& shape, double& worst) {
 
 struct Kind {
   const char* name;
-  ProductElement element;
+  GemmElement element;
   int32_t scale_kind;
 };
 
 bool check_dense(const std::vector<int64_t>& row_counts, const std::vector<int64_t>& col_counts) {
-  const std::vector<Kind> kinds = {{"E4M3, scales by channel", ProductElement::kE4m3, GLINT_SCALE_CHANNEL},
-                                   {"E4M3, one scale", ProductElement::kE4m3, GLINT_SCALE_TENSOR},
-                                   {"E4M3, scales by tile", ProductElement::kE4m3, GLINT_SCALE_TILE},
-                                   {"BF16", ProductElement::kBf16, GLINT_SCALE_NONE}};
+  const std::vector<Kind> kinds = {{"E4M3, scales by channel", GemmElement::kE4m3, GLINT_SCALE_CHANNEL},
+                                   {"E4M3, one scale", GemmElement::kE4m3, GLINT_SCALE_TENSOR},
+                                   {"E4M3, scales by tile", GemmElement::kE4m3, GLINT_SCALE_TILE},
+                                   {"BF16", GemmElement::kBf16, GLINT_SCALE_NONE}};
   bool is_right = true;
   for (const Kind& kind : kinds) {
     double worst = 0.0;
@@ -246,7 +246,7 @@ bool check_bf16_rows() {
   constexpr int64_t kRows = 5;
   bool is_right = true;
   for (const int64_t width : {1, 16, 63, 64, 161, 5120}) {
-    const int64_t stride = portable_row_bytes(width, ProductElement::kBf16);
+    const int64_t stride = portable_row_bytes(width, GemmElement::kBf16);
     const DeviceArray<float> in(kRows * (width + 1));
     for (int64_t row = 0; row < kRows; ++row) {
       fill_signed(in.data() + row * (width + 1), width, {static_cast<uint64_t>(row), 3.0F});
@@ -273,11 +273,11 @@ struct NamedShape {
 
 void measure_dense(double ceiling) {
   const std::vector<NamedShape> shapes = {
-      {"qkv", {1792, 5120, ProductElement::kE4m3, GLINT_SCALE_CHANNEL}},
-      {"o", {5120, 1536, ProductElement::kE4m3, GLINT_SCALE_CHANNEL}},
-      {"dense gate+up", {3072, 5120, ProductElement::kE4m3, GLINT_SCALE_CHANNEL}},
-      {"gate+up by tile", {3072, 5120, ProductElement::kE4m3, GLINT_SCALE_TILE}},
-      {"lm_head", {18944, 5120, ProductElement::kBf16, GLINT_SCALE_NONE}}};
+      {"qkv", {1792, 5120, GemmElement::kE4m3, GLINT_SCALE_CHANNEL}},
+      {"o", {5120, 1536, GemmElement::kE4m3, GLINT_SCALE_CHANNEL}},
+      {"dense gate+up", {3072, 5120, GemmElement::kE4m3, GLINT_SCALE_CHANNEL}},
+      {"gate+up by tile", {3072, 5120, GemmElement::kE4m3, GLINT_SCALE_TILE}},
+      {"lm_head", {18944, 5120, GemmElement::kBf16, GLINT_SCALE_NONE}}};
   cudaStream_t stream = nullptr;
   GLINT_CHECK_CUDA(cudaStreamCreate(&stream));
   for (const NamedShape& named : shapes) {

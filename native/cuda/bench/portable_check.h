@@ -9,10 +9,10 @@ namespace glint::cuda::bench {
 struct MatrixShape {
   int64_t rows;
   int64_t cols;
-  ProductElement element;
+  GemmElement element;
   int32_t scale_kind;
 
-  int64_t row_bytes() const { return cols * (element == ProductElement::kBf16 ? 2 : 1); }
+  int64_t row_bytes() const { return cols * (element == GemmElement::kBf16 ? 2 : 1); }
   int64_t scale_tiles() const { return (cols + kPortableScaleTile - 1) / kPortableScaleTile; }
   int64_t num_scales() const {
     if (scale_kind == GLINT_SCALE_NONE) return 1;
@@ -38,7 +38,7 @@ class PackedMatrices {
   DeviceArray<float> scales_;
 };
 
-void fill_elements(uint8_t* out, int64_t count, ProductElement element, RandomFill fill);
+void fill_elements(uint8_t* out, int64_t count, GemmElement element, RandomFill fill);
 bool check_portable_experts();
 void measure_portable_experts();
 

@@ -19,7 +19,7 @@ struct ExpertShape {
   int32_t expert_first;
   int32_t expert_last;
   bool has_shared;
-  ProductElement element;
+  GemmElement element;
   int32_t scale_kind;
 
   int64_t num_local() const { return expert_last - expert_first + (has_shared ? 1 : 0); }
@@ -200,7 +200,7 @@ class ExpertsCase {
   }
 
  private:
-  bool has_codes() const { return shape_.element == ProductElement::kE4m3; }
+  bool has_codes() const { return shape_.element == GemmElement::kE4m3; }
 
   GroupedTokens grouped() const {
     return {.row_tokens = row_tokens_.data(),
@@ -319,13 +319,13 @@ class ExpertsCase {
 }
 
 bool check_portable_experts() {
-  const auto e4m3 = ProductElement::kE4m3;
+  const auto e4m3 = GemmElement::kE4m3;
   const std::vector<ExpertShape> shapes = {
       {"tp, shared as last expert", 320, 96, 16, 4, 0, 16, true, e4m3, GLINT_SCALE_CHANNEL},
       {"ep, shared apart", 320, 96, 16, 4, 4, 12, false, e4m3, GLINT_SCALE_CHANNEL},
       {"ep, few experts here", 160, 16, 32, 8, 31, 32, false, e4m3, GLINT_SCALE_TENSOR},
       {"scales by tile", 576, 192, 16, 4, 0, 16, true, e4m3, GLINT_SCALE_TILE},
-      {"BF16", 192, 48, 16, 4, 0, 16, false, ProductElement::kBf16, GLINT_SCALE_NONE}};
+      {"BF16", 192, 48, 16, 4, 0, 16, false, GemmElement::kBf16, GLINT_SCALE_NONE}};
   bool is_right = true;
   for (const ExpertShape& shape : shapes) {
     int64_t wrong = 0;
@@ -345,7 +345,7 @@ bool check_portable_experts() {
 }
 
 void measure_portable_experts() {
-  const ExpertShape shape = {"tp", 5120, 192, 160, 8, 0, 160, true, ProductElement::kE4m3, GLINT_SCALE_CHANNEL};
+  const ExpertShape shape = {"tp", 5120, 192, 160, 8, 0, 160, true, GemmElement::kE4m3, GLINT_SCALE_CHANNEL};
   cudaStream_t stream = nullptr;
   GLINT_CHECK_CUDA(cudaStreamCreate(&stream));
   for (const int64_t tokens : {1, 8, 64, 256, 4096}) {

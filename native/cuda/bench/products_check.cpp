@@ -14,10 +14,10 @@ struct DenseShape {
   const char* name;
   int64_t rows;
   int64_t k;
-  ProductElement element;
+  GemmElement element;
   bool has_bias;
 
-  int64_t element_bytes() const { return element == ProductElement::kBf16 ? 2 : 1; }
+  int64_t element_bytes() const { return element == GemmElement::kBf16 ? 2 : 1; }
   int64_t k_bytes() const { return k * element_bytes(); }
 };
 
@@ -31,7 +31,7 @@ class DenseCase {
         row_scales_(shape.rows),
         token_scales_(max_tokens),
         bias_(shape.rows) {
-    if (shape.element == ProductElement::kBf16) {
+    if (shape.element == GemmElement::kBf16) {
       fill_bf16(reinterpret_cast<uint16_t*>(weights_.data()), shape.rows * shape.k, {11, 0.02F});
       fill_bf16(reinterpret_cast<uint16_t*>(activations_.data()), max_tokens * shape.k, {12, 1.0F});
     } else {
@@ -46,7 +46,7 @@ class DenseCase {
   }
 
   DenseProductCall call(float* out, int64_t num_tokens, int copy) const {
-    const bool has_scales = shape_.element == ProductElement::kE4m3;
+    const bool has_scales = shape_.element == GemmElement::kE4m3;
     return {.out = out,
             .out_stride = shape_.rows,
             .packed_weights = packed_.data() + copy * packed_product_bytes(shape_.rows, shape_.k_bytes()),
@@ -64,7 +64,7 @@ class DenseCase {
     const std::vector<float> rows = row_scales_.to_host();
     const std::vector<float> tokens = token_scales_.to_host();
     const std::vector<float> bias = bias_.to_host();
-    const bool has_scales = shape_.element == ProductElement::kE4m3;
+    const bool has_scales = shape_.element == GemmElement::kE4m3;
     for (int64_t token = 0; token < num_tokens; ++token) {
       for (int64_t row = 0; row < shape_.rows; ++row) {
         double& sum = sums[static_cast<size_t>(token * shape_.rows + row)];
@@ -80,7 +80,7 @@ class DenseCase {
     poison_shared_memory();
     launch_dense_product(call(out.data(), num_tokens, 0), nullptr);
     run_reference({sums.data(), weights_.data(), activations_.data(), nullptr, shape_.rows, shape_.k, num_tokens,
-                   shape_.element == ProductElement::kBf16});
+                   shape_.element == GemmElement::kBf16});
     std::vector<double> reference = sums.to_host();
     scale_reference(reference, num_tokens);
     const DeviceArray<double> scaled(reference);
@@ -116,19 +116,19 @@ class DenseCase {
 };
 
 const std::vector<DenseShape>& model_shapes() {
-  static const std::vector<DenseShape> shapes = {{"qkv", 1792, 5120, ProductElement::kE4m3, true},
-                                                 {"o", 5120, 1536, ProductElement::kE4m3, false},
-                                                 {"dense gate+up", 3072, 5120, ProductElement::kE4m3, false},
-                                                 {"shared gate+up", 384, 5120, ProductElement::kE4m3, false},
-                                                 {"lm_head", 18944, 5120, ProductElement::kBf16, false}};
+  static const std::vector<DenseShape> shapes = {{"qkv", 1792, 5120, GemmElement::kE4m3, true},
+                                                 {"o", 5120, 1536, GemmElement::kE4m3, false},
+                                                 {"dense gate+up", 3072, 5120, GemmElement::kE4m3, false},
+                                                 {"shared gate+up", 384, 5120, GemmElement::kE4m3, false},
+                                                 {"lm_head", 18944, 5120, GemmElement::kBf16, false}};
   return shapes;
 }
 
 bool check_errors() {
   std::vector<DenseShape> shapes = model_shapes();
-  shapes.push_back({"odd 200x1152", 200, 1152, ProductElement::kE4m3, true});
-  shapes.push_back({"odd 200x1920", 200, 1920, ProductElement::kE4m3, true});
-  shapes.push_back({"odd 77x640", 77, 640, ProductElement::kE4m3, true});
+  shapes.push_back({"odd 200x1152", 200, 1152, GemmElement::kE4m3, true});
+  shapes.push_back({"odd 200x1920", 200, 1920, GemmElement::kE4m3, true});
+  shapes.push_back({"odd 77x640", 77, 640, GemmElement::kE4m3, true});
   bool is_right = true;
   for (const DenseShape& shape : shapes) {
     const DenseCase dense(shape, 512, 1);

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/comm/exchange.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -11,8 +11,8 @@ namespace {
 constexpr unsigned kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) join_columns_kernel(const JoinColumnsCall call) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64_t part = blockIdx.z;
   const int64_t row = blockIdx.y;
   const float* in = call.in + (part * call.rows + row) * call.cols;
@@ -32,8 +32,8 @@ __device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t 
 
 __global__ void __launch_bounds__(kThreads)
     repeat_rows_kernel(const SharedRows shared, int64_t rows_per_piece, int32_t num_pieces) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   constexpr int64_t kWordBytes = sizeof(uint32_t);
   repeat_words(shared.first, rows_per_piece * shared.row_bytes / kWordBytes, num_pieces);
   if (shared.second == nullptr) return;

@@ -3,49 +3,34 @@
 #include <algorithm>
 
 #include "cuda/kernels/norm/norm.cuh"
+#include "cuda/kernels/ptx/memory.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
 
 namespace {
 
-__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t* g_word) {
-  uint32_t value = 0;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(g_word) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void store_release_system(uint32_t* g_word, uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(g_word), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ uint64_t nanoseconds_now() {
-  uint64_t now = 0;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
-
 __device__ __forceinline__ void report_failure(const PeerSumCall& call, PeerSumFailure failure, uint32_t peer,
                                                uint32_t epoch) {
   if (atomicExch(&call.state->failed, 1U) != 0) return;
   call.status->peer = peer;
   call.status->epoch = epoch;
-  store_release_system(&call.status->failure, static_cast<uint32_t>(failure));
+  ptx::st_release_sys(&call.status->failure, static_cast<uint32_t>(failure));
 }
 
 __device__ __forceinline__ bool wait_for_peer(const PeerSumCall& call, uint32_t peer, uint32_t epoch) {
   constexpr uint32_t kSpinsBetweenLooks = 256;
   uint64_t start = 0;
   for (uint32_t spins = 1;; ++spins) {
-    const uint32_t reached = load_acquire_system(&call.state->flags[peer]);
+    const uint32_t reached = ptx::ld_acquire_sys(&call.state->flags[peer]);
     if (static_cast<int32_t>(reached - epoch) >= 0) return true;
     if (spins % kSpinsBetweenLooks != 0) continue;
-    if (load_acquire_system(&call.state->failed) != 0) return false;
-    if (load_acquire_system(&call.status->is_stopped) != 0) {
+    if (ptx::ld_acquire_sys(&call.state->failed) != 0) return false;
+    if (ptx::ld_acquire_sys(&call.status->is_stopped) != 0) {
       report_failure(call, PeerSumFailure::kStopped, peer, epoch);
       return false;
     }
-    const uint64_t now = nanoseconds_now();
+    const uint64_t now = ptx::globaltimer();
     if (start == 0) start = now;
     if (now - start > call.wait_nanoseconds) {
       report_failure(call, PeerSumFailure::kNoAnswer, peer, epoch);
@@ -58,7 +43,7 @@ __device__ __forceinline__ bool wait_for_peers(const PeerSumCall& call, uint32_t
   const uint32_t peer = threadIdx.x;
   bool has_met = true;
   if (peer < static_cast<uint32_t>(call.norm.num_parts)) {
-    has_met = load_acquire_system(&call.state->failed) == 0 && wait_for_peer(call, peer, epoch);
+    has_met = ptx::ld_acquire_sys(&call.state->failed) == 0 && wait_for_peer(call, peer, epoch);
   }
   return __syncthreads_and(has_met ? 1 : 0) != 0;
 }
@@ -69,8 +54,8 @@ __device__ __forceinline__ bool meet_peers(const PeerSumCall& call, uint32_t epo
     if (peer == 0 && call.state->last_slot == static_cast<uint32_t>(call.slot) + 1) {
       report_failure(call, PeerSumFailure::kRepeatedSlot, static_cast<uint32_t>(call.rank), epoch);
     }
-    const bool is_whole = load_acquire_system(&call.state->failed) == 0;
-    if (is_whole) store_release_system(call.flags[peer] + call.rank, epoch);
+    const bool is_whole = ptx::ld_acquire_sys(&call.state->failed) == 0;
+    if (is_whole) ptx::st_release_sys(call.flags[peer] + call.rank, epoch);
   }
   return wait_for_peers(call, epoch);
 }
@@ -118,7 +103,7 @@ __device__ __forceinline__ void announce_share(const PeerSumCall& call, uint32_t
   }
   __syncthreads();
   if (s_is_last && threadIdx.x < static_cast<uint32_t>(call.norm.num_parts)) {
-    store_release_system(call.flags[threadIdx.x] + call.rank, epoch);
+    ptx::st_release_sys(call.flags[threadIdx.x] + call.rank, epoch);
   }
 }
 
@@ -156,8 +141,8 @@ __global__ void __launch_bounds__(kRowThreads) peer_sum_kernel(const __grid_cons
   RowTile<kVectors> weight;
   RowTile<kVectors> tile;
   if (norm.weight != nullptr) weight.load(norm.weight, norm.width, is_aligned);
-  if (!call.shares_device) let_next_kernel_start();
-  wait_for_previous_kernel();
+  if (!call.shares_device) ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   uint32_t epoch = call.state->epoch + 1;
   tile.load(norm.hidden + blockIdx.x * norm.width, norm.width, is_aligned);
   bool has_met = meet_peers(call, epoch);
@@ -176,8 +161,8 @@ __global__ void __launch_bounds__(kRowThreads) peer_sum_kernel(const __grid_cons
 template <int kRoom>
 __global__ void __launch_bounds__(kRowThreads) sum_parts_kernel(const SumCall call) {
   const StridedParts parts{call.parts, call.part_stride};
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   join_parts<kRoom>(call.out, parts, call.num_parts, 0, call.count, call.is_aligned);
 }
 

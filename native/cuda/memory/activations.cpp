@@ -113,8 +113,8 @@ int64_t update_floats(const glint_model& model, const StepLimits& limits) {
 
 int64_t mask_words(const glint_model& model) { return (int64_t{model.vocab_size} + 31) / 32; }
 
-ProductElement weight_element(const glint_model& model) {
-  return model.weight_scale_kind == GLINT_SCALE_NONE ? ProductElement::kBf16 : ProductElement::kE4m3;
+GemmElement weight_element(const glint_model& model) {
+  return model.weight_scale_kind == GLINT_SCALE_NONE ? GemmElement::kBf16 : GemmElement::kE4m3;
 }
 
 int64_t operand_row_bytes(const glint_model& model, int64_t width) {
@@ -145,7 +145,7 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.arrivals = arena.take<int32_t>(tokens * model.num_kv_heads);
   const int64_t gated_width = std::max(model.dense_width, model.shared_width);
   places.gate_up = arena.take<float>(tokens * 2 * gated_width);
-  places.gated = arena.take<float>(weight_element(model) == ProductElement::kBf16 ? tokens * gated_width : 0);
+  places.gated = arena.take<float>(weight_element(model) == GemmElement::kBf16 ? tokens * gated_width : 0);
   places.logit_hidden = arena.take<float>(limits.max_items * hidden);
   places.logit_normed = arena.take<float>(limits.max_items * hidden);
   const int64_t deciding_items = limits.decides ? limits.max_items : 0;
@@ -156,7 +156,7 @@ Activations lay_out_activations(const glint_model& model, const StepLimits& limi
   places.operand_scales = arena.take<float>(tokens);
   places.gated_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, gated_width));
   places.gated_scales = arena.take<float>(tokens);
-  places.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, ProductElement::kBf16));
+  places.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, GemmElement::kBf16));
   return places;
 }
 

@@ -120,7 +120,7 @@ SamplePlaces lay_out_sampling(const glint_model& model, const StepLimits& limits
 Activations lay_out_activations(const glint_model& model, const StepLimits& limits, Arena& arena);
 int64_t update_floats(const glint_model& model, const StepLimits& limits);
 int64_t mask_words(const glint_model& model);
-ProductElement weight_element(const glint_model& model);
+GemmElement weight_element(const glint_model& model);
 int64_t operand_row_bytes(const glint_model& model, int64_t width);
 
 }

@@ -8,7 +8,7 @@
 namespace {
 
 using glint::cuda::PortableWeight;
-using glint::cuda::ProductElement;
+using glint::cuda::GemmElement;
 using glint::testing::code_values;
 using glint::testing::DeviceArray;
 using glint::testing::Grouping;
@@ -19,8 +19,8 @@ using glint::testing::TestExperts;
 
 int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
 
-ProductElement element_of(const TestExperts& test) {
-  return test.has_codes() ? ProductElement::kE4m3 : ProductElement::kBf16;
+GemmElement element_of(const TestExperts& test) {
+  return test.has_codes() ? GemmElement::kE4m3 : GemmElement::kBf16;
 }
 
 class Matrices {
@@ -67,7 +67,7 @@ class Matrices {
 
   int64_t rows_;
   int64_t cols_;
-  ProductElement element_;
+  GemmElement element_;
   int32_t scale_kind_;
   int64_t matrix_bytes_;
   DeviceArray<uint8_t> packed_;

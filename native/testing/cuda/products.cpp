@@ -7,7 +7,7 @@
 
 namespace {
 
-using glint::cuda::ProductElement;
+using glint::cuda::GemmElement;
 using glint::testing::DeviceArray;
 using glint::testing::guarded;
 using glint::testing::Operand;
@@ -42,7 +42,7 @@ class Product {
  public:
   Product(const Runner& runner, const TestProduct& test)
       : test_(checked(test)),
-        element_(test.dtype == GLINT_DTYPE_BF16 ? ProductElement::kBf16 : ProductElement::kE4m3),
+        element_(test.dtype == GLINT_DTYPE_BF16 ? GemmElement::kBf16 : GemmElement::kE4m3),
         is_hopper_(runs_hopper(runner, test)),
         row_bytes_(test.weight_cols * (test.dtype == GLINT_DTYPE_BF16 ? 2 : 1)),
         operand_({.out = nullptr,
@@ -133,7 +133,7 @@ class Product {
   }
 
   const TestProduct& test_;
-  ProductElement element_;
+  GemmElement element_;
   bool is_hopper_;
   int64_t row_bytes_;
   Operand operand_;

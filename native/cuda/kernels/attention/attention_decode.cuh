@@ -5,6 +5,7 @@
 #include "cuda/kernels/attention/attention.h"
 #include "cuda/kernels/attention/pages.cuh"
 #include "cuda/kernels/attention/softmax.cuh"
+#include "cuda/kernels/ptx/memory.cuh"
 
 namespace glint::cuda {
 
@@ -75,15 +76,6 @@ __device__ __forceinline__ void for_each_decode_item(Turn turn, Visit visit) {
   }
 }
 
-__device__ __forceinline__ int add_to_arrivals(int32_t* g_arrivals, int count) {
-  int before;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(g_arrivals), "r"(count)
-               : "memory");
-  return before;
-}
-
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeConsumers = kDecodeWarps * kWarpLanes;
 inline constexpr int kTeamThreads = kDecodeConsumers + kWarpLanes;
@@ -92,7 +84,7 @@ inline constexpr int kDecodeThreads = kDecodeTeams * kTeamThreads;
 inline constexpr int kDecodeStages = 6;
 inline constexpr int kPairPages = 2;
 inline constexpr int kStepTokens = 16;
-inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
+inline constexpr int kWarpTokens = kPageTokens / kDecodeWarps;
 
 template <typename PageTile>
 struct DecodePlan {
@@ -114,8 +106,8 @@ struct DecodeLane {
   static constexpr int kDimTiles = kWarpDims / 8;
 
   Plan& plan;
-  FragmentA query[kSteps];
-  FragmentC sums[kDimTiles];
+  ptx::FragmentA query[kSteps];
+  ptx::FragmentC sums[kDimTiles];
   int exponent[2];
   float weight_sum[2];
 
@@ -153,7 +145,7 @@ struct DecodeLane {
   }
 
   template <int kPages>
-  __device__ __forceinline__ void score(FragmentC (&scores)[kPairPages][2],
+  __device__ __forceinline__ void score(ptx::FragmentC (&scores)[kPairPages][2],
                                         const std::byte* const (&s_keys)[kPairPages]) const {
 #pragma unroll
     for (int page = 0; page < kPages; ++page) scores[page][0] = scores[page][1] = {};
@@ -162,17 +154,17 @@ struct DecodeLane {
 #pragma unroll
       for (int page = 0; page < kPages; ++page) {
         uint32_t keys[2][4];
-        Tile::load_keys(keys, s_keys[page], warp() * kGroupTokens, step);
+        Tile::load_keys(keys, s_keys[page], warp() * kWarpTokens, step);
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
-          mma_bf16(scores[page][0], query[step + next], keys[next][0], keys[next][1]);
-          mma_bf16(scores[page][1], query[step + next], keys[next][2], keys[next][3]);
+          ptx::mma_m16n8k16_bf16(scores[page][0], query[step + next], keys[next][0], keys[next][1]);
+          ptx::mma_m16n8k16_bf16(scores[page][1], query[step + next], keys[next][2], keys[next][3]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void hide(FragmentC (&scores)[2], int visible) const {
+  __device__ __forceinline__ void hide(ptx::FragmentC (&scores)[2], int visible) const {
 #pragma unroll
     for (int index = 0; index < 8; ++index) {
       float& score = scores[index / 4].values[index % 4];
@@ -181,11 +173,11 @@ struct DecodeLane {
   }
 
   __device__ __forceinline__ bool is_visible(int tile, int element, int visible) const {
-    return warp() * kGroupTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
+    return warp() * kWarpTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
   }
 
   template <int kPages>
-  __device__ __forceinline__ void share_highest(const FragmentC (&scores)[kPairPages][2], float scale) {
+  __device__ __forceinline__ void share_highest(const ptx::FragmentC (&scores)[kPairPages][2], float scale) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int tile = 0; tile < 2 * kPages; ++tile) {
@@ -219,7 +211,7 @@ struct DecodeLane {
     }
   }
 
-  __device__ __forceinline__ void weigh(std::byte* s_weights, const FragmentC (&scores)[2], float scale) {
+  __device__ __forceinline__ void weigh(std::byte* s_weights, const ptx::FragmentC (&scores)[2], float scale) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float group_sum = 0.0F;
@@ -229,12 +221,12 @@ struct DecodeLane {
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
           weights[column] =
-              ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
+              ptx::ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
           group_sum += weights[column];
         }
-        const int token = warp() * kGroupTokens + tile * 8 + lane() % 4 * 2;
+        const int token = warp() * kWarpTokens + tile * 8 + lane() % 4 * 2;
         *reinterpret_cast<uint32_t*>(s_weights + swizzled_offset(row(half), token)) =
-            pack_bf16(weights[0], weights[1]);
+            ptx::pack_bf16(weights[0], weights[1]);
       }
       weight_sum[half] += group_sum;
     }
@@ -242,11 +234,11 @@ struct DecodeLane {
 
   template <int kCount>
   __device__ __forceinline__ void add_steps(const std::byte* s_weights, const std::byte* s_values, int first) {
-    FragmentA weights[kCount];
+    ptx::FragmentA weights[kCount];
     uint32_t values[kCount][kDimTiles][2];
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
-      ldmatrix_x4(weights[step].regs,
+      ptx::ldmatrix_x4(weights[step].regs,
                   swizzled_address(s_weights, lane() % 16, (first + step) * kStepTokens + lane() / 16 * 8));
       Tile::load_values(values[step], s_values, (first + step) * kStepTokens, warp() * kWarpDims);
     }
@@ -254,7 +246,7 @@ struct DecodeLane {
     for (int step = 0; step < kCount; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kDimTiles; ++tile) {
-        mma_bf16(sums[tile], weights[step], values[step][tile][0], values[step][tile][1]);
+        ptx::mma_m16n8k16_bf16(sums[tile], weights[step], values[step][tile][0], values[step][tile][1]);
       }
     }
   }
@@ -286,7 +278,7 @@ struct DecodeLane {
     if (visible > kPageTokens) return;
     plan.ring.template zero_tokens<kDecodeConsumers>(place, visible,
                                                      (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
-    fence_proxy_async();
+    ptx::fence_proxy_async();
     sync_consumers<kDecodeConsumers>();
   }
 
@@ -317,7 +309,7 @@ struct DecodeLane {
     float* g_sums = g_partial + 2 * kMaxGroupHeads;
 #pragma unroll
     for (int tile = 0; tile < kDimTiles; ++tile) {
-      const FragmentC& sum = sums[tile];
+      const ptx::FragmentC& sum = sums[tile];
       reinterpret_cast<float4*>(g_sums)[tile * kDecodeConsumers + thread()] =
           make_float4(sum.values[0], sum.values[1], sum.values[2], sum.values[3]);
     }
@@ -351,7 +343,7 @@ struct DecodeLane {
     sync_consumers<kDecodeConsumers>();
     if (thread() == 0) {
       int32_t* g_arrivals = call.arrivals + item.task.row * call.attend.num_kv_heads + item.kv_head;
-      plan.is_last = add_to_arrivals(g_arrivals, item.num_arrivals) == item.task.num_splits - item.num_arrivals;
+      plan.is_last = ptx::atom_add_acq_rel_gpu(g_arrivals, item.num_arrivals) == item.task.num_splits - item.num_arrivals;
       if (plan.is_last) *g_arrivals = 0;
     }
     sync_consumers<kDecodeConsumers>();
@@ -385,7 +377,7 @@ template <int kPages, typename Lane>
 __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ring::Place& place, int visible,
                                              float scale) {
   typename Lane::Plan& plan = work.plan;
-  FragmentC scores[kPairPages][2];
+  ptx::FragmentC scores[kPairPages][2];
   const std::byte* s_keys[kPairPages] = {};
   auto arriving = place;
 #pragma unroll
@@ -442,9 +434,9 @@ template <typename Tile, bool kIsWhole>
 __global__ void __launch_bounds__(kDecodeThreads, 1) attention_decode_kernel(const DecodeCall call) {
   extern __shared__ std::byte s_memory[];
   auto& plan = reinterpret_cast<DecodePlan<Tile>*>(aligned_plan(s_memory))[threadIdx.y];
-  let_next_kernel_start();
+  ptx::griddepcontrol_launch_dependents();
   plan.ring.template prepare<kDecodeWarps>();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (threadIdx.x < kDecodeConsumers) {
     DecodeLane<Tile, kIsWhole> work(plan);
     attend_decode_pages(work, call, DecodeTurn<false>(call));

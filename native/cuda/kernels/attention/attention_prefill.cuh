@@ -69,8 +69,8 @@ struct PrefillLane {
   static constexpr int kDimTiles = kHeadDim / 8;
 
   Plan& plan;
-  FragmentC scores[2][kTokenTiles];
-  FragmentC sums[kDimTiles];
+  ptx::FragmentC scores[2][kTokenTiles];
+  ptx::FragmentC sums[kDimTiles];
   SplitJoin joins[2];
   int num_visible[2];
   int exponent[2];
@@ -118,25 +118,25 @@ struct PrefillLane {
     }
   }
 
-  __device__ __forceinline__ void score(FragmentC (&page_scores)[kTokenTiles], const std::byte* s_keys) const {
+  __device__ __forceinline__ void score(ptx::FragmentC (&page_scores)[kTokenTiles], const std::byte* s_keys) const {
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) page_scores[tile] = {};
 #pragma unroll 2
     for (int step = 0; step < kSteps; ++step) {
-      FragmentA query;
-      ldmatrix_x4(query.regs, shared_address(query_place(lane() % 16, step * 16 + lane() / 16 * 8)));
+      ptx::FragmentA query;
+      ptx::ldmatrix_x4(query.regs, ptx::shared_address(query_place(lane() % 16, step * 16 + lane() / 16 * 8)));
 #pragma unroll
       for (int group = 0; group < kTokenGroups; ++group) {
         const int token = group * 16 + lane() / 16 * 8 + lane() % 8;
         uint32_t keys[4];
-        ldmatrix_x4(keys, swizzled_address(s_keys, token, step * 16 + lane() / 8 % 2 * 8));
-        mma_bf16(page_scores[2 * group], query, keys[0], keys[1]);
-        mma_bf16(page_scores[2 * group + 1], query, keys[2], keys[3]);
+        ptx::ldmatrix_x4(keys, swizzled_address(s_keys, token, step * 16 + lane() / 8 % 2 * 8));
+        ptx::mma_m16n8k16_bf16(page_scores[2 * group], query, keys[0], keys[1]);
+        ptx::mma_m16n8k16_bf16(page_scores[2 * group + 1], query, keys[2], keys[3]);
       }
     }
   }
 
-  __device__ __forceinline__ void hide_later_positions(FragmentC (&page_scores)[kTokenTiles], int first_position) {
+  __device__ __forceinline__ void hide_later_positions(ptx::FragmentC (&page_scores)[kTokenTiles], int first_position) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int visible = num_visible[half] - first_position;
@@ -179,7 +179,7 @@ struct PrefillLane {
     }
   }
 
-  __device__ __forceinline__ void weigh(FragmentC (&page_scores)[kTokenTiles], float scale) {
+  __device__ __forceinline__ void weigh(ptx::FragmentC (&page_scores)[kTokenTiles], float scale) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto shift = static_cast<float>(-exponent[half]);
@@ -191,7 +191,7 @@ struct PrefillLane {
 #pragma unroll
           for (int column = 0; column < 2; ++column) {
             float& value = page_scores[tile].values[2 * half + column];
-            value = ex2_approx(fmaf(value, scale, shift));
+            value = ptx::ex2_approx(fmaf(value, scale, shift));
             group_sum += value;
           }
         }
@@ -200,19 +200,19 @@ struct PrefillLane {
     }
   }
 
-  __device__ __forceinline__ void add_values(const FragmentC (&page_scores)[kTokenTiles], const std::byte* s_values) {
+  __device__ __forceinline__ void add_values(const ptx::FragmentC (&page_scores)[kTokenTiles], const std::byte* s_values) {
 #pragma unroll
     for (int group = 0; group < kTokenGroups; ++group) {
-      const FragmentC& low = page_scores[2 * group];
-      const FragmentC& high = page_scores[2 * group + 1];
-      const FragmentA weights{{pack_bf16(low.values[0], low.values[1]), pack_bf16(low.values[2], low.values[3]),
-                               pack_bf16(high.values[0], high.values[1]), pack_bf16(high.values[2], high.values[3])}};
+      const ptx::FragmentC& low = page_scores[2 * group];
+      const ptx::FragmentC& high = page_scores[2 * group + 1];
+      const ptx::FragmentA weights{{ptx::pack_bf16(low.values[0], low.values[1]), ptx::pack_bf16(low.values[2], low.values[3]),
+                               ptx::pack_bf16(high.values[0], high.values[1]), ptx::pack_bf16(high.values[2], high.values[3])}};
 #pragma unroll
       for (int tile = 0; tile < kDimTiles; tile += 2) {
         uint32_t values[4];
-        ldmatrix_x4_trans(values, swizzled_address(s_values, group * 16 + lane() % 16, tile * 8 + lane() / 16 * 8));
-        mma_bf16(sums[tile], weights, values[0], values[1]);
-        mma_bf16(sums[tile + 1], weights, values[2], values[3]);
+        ptx::ldmatrix_x4_trans(values, swizzled_address(s_values, group * 16 + lane() % 16, tile * 8 + lane() / 16 * 8));
+        ptx::mma_m16n8k16_bf16(sums[tile], weights, values[0], values[1]);
+        ptx::mma_m16n8k16_bf16(sums[tile + 1], weights, values[2], values[3]);
       }
     }
   }
@@ -301,9 +301,9 @@ template <int kHeadDim, bool kIsWhole>
 __global__ void __launch_bounds__(kPrefillThreads, 1) attention_prefill_kernel(const PrefillCall call) {
   extern __shared__ std::byte s_memory[];
   auto& plan = *reinterpret_cast<PrefillPlan<kHeadDim>*>(aligned_plan(s_memory));
-  let_next_kernel_start();
+  ptx::griddepcontrol_launch_dependents();
   plan.ring.template prepare<kPrefillWarps>();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (threadIdx.x < kPrefillConsumers) {
     attend_prefill_pages<PrefillLane<kHeadDim, kIsWhole>>(call, plan);
   } else if (threadIdx.x == kPrefillConsumers) {

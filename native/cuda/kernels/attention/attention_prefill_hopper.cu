@@ -1,5 +1,5 @@
 #include "cuda/kernels/attention/attention_prefill.cuh"
-#include "cuda/kernels/ptx/wgmma_bf16.cuh"
+#include "cuda/kernels/ptx/wgmma.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda::hopper {
@@ -80,7 +80,7 @@ struct Lane {
   __device__ __forceinline__ void wait_for_tiles(uint32_t (&tiles)[kPages], SharedPlan::Ring::Place place) {
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
-      tiles[page] = shared_address(plan.ring.wait_until_arrived(place));
+      tiles[page] = ptx::shared_address(plan.ring.wait_until_arrived(place));
       place.advance();
     }
   }
@@ -89,32 +89,32 @@ struct Lane {
   __device__ __forceinline__ void begin_scores(const SharedPlan::Ring::Place& place) {
     uint32_t keys[kPages];
     wait_for_tiles(keys, place);
-    wgmma_begin();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const uint32_t start = keys[page] + step / 4 * kSlabBytes + step % 4 * 32;
-        wgmma_m64n64k16(scores[page], query[step], swizzled_descriptor(start, 16, kRowGroupBytes), step > 0);
+        ptx::wgmma_m64n64k16_bf16(scores[page], query[step], ptx::wgmma_descriptor_swizzle_128b(start, 16, kRowGroupBytes), step > 0);
       }
     }
-    wgmma_commit();
+    ptx::wgmma_commit_group();
   }
 
   template <int kPages>
   __device__ __forceinline__ void begin_sums(const SharedPlan::Ring::Place& place) {
     uint32_t values[kPages];
     wait_for_tiles(values, place);
-    wgmma_begin();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const uint32_t start = values[page] + group * 16 * kSlabRowBytes;
-        wgmma_m64n128k16_trans(sums, weights[page][group], swizzled_descriptor(start, kSlabBytes, kRowGroupBytes), 1);
+        ptx::wgmma_m64n128k16_trans_bf16(sums, weights[page][group], ptx::wgmma_descriptor_swizzle_128b(start, kSlabBytes, kRowGroupBytes), 1);
       }
     }
-    wgmma_commit();
+    ptx::wgmma_commit_group();
   }
 
   template <int kPages>
@@ -168,7 +168,7 @@ struct Lane {
 #pragma unroll
           for (int column = 0; column < 4; ++column) {
             float& value = scores[page][group * 8 + column / 2 * 4 + 2 * half + column % 2];
-            value = ex2_approx(fmaf(value, scale, shift));
+            value = ptx::ex2_approx(fmaf(value, scale, shift));
             group_sum += value;
           }
           weight_sums[group][half] += group_sum;
@@ -186,7 +186,7 @@ struct Lane {
 #pragma unroll
         for (int reg = 0; reg < 4; ++reg) {
           const int index = group * 8 + reg * 2;
-          weights[page][group][reg] = pack_bf16(scores[page][index], scores[page][index + 1]);
+          weights[page][group][reg] = ptx::pack_bf16(scores[page][index], scores[page][index + 1]);
         }
       }
     }
@@ -240,11 +240,11 @@ inline constexpr int kFirstTurnBarrier = 2;
 __device__ __forceinline__ int warpgroup() { return static_cast<int>(threadIdx.x) / kWarpgroupThreads; }
 
 __device__ __forceinline__ void wait_for_turn() {
-  asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurnBarrier + warpgroup()), "n"(kConsumers) : "memory");
+  ptx::bar_sync(kFirstTurnBarrier + warpgroup(), kConsumers);
 }
 
 __device__ __forceinline__ void pass_turn() {
-  asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurnBarrier + 1 - warpgroup()), "n"(kConsumers) : "memory");
+  ptx::bar_arrive(kFirstTurnBarrier + 1 - warpgroup(), kConsumers);
 }
 
 template <int kPages>
@@ -282,17 +282,17 @@ __device__ __forceinline__ void attend_next_pair(Lane& work, SharedPlan::Ring::P
   work.template begin_scores<kPages>(keys);
   work.template begin_sums<2>(place);
   pass_turn();
-  wgmma_wait<1>();
-  hold_registers(work.scores[0]);
-  if constexpr (kPages == 2) hold_registers(work.scores[1]);
+  ptx::wgmma_wait_group<1>();
+  ptx::pin_registers(work.scores[0]);
+  if constexpr (kPages == 2) ptx::pin_registers(work.scores[1]);
   release_pages<kPages>(plan, keys);
   if (is_split_start) {
     work.join_weight_sums();
     work.start_weights();
   }
   weigh_pair<kPages>(work, pair, scale);
-  wgmma_wait<0>();
-  hold_registers(work.sums);
+  ptx::wgmma_wait_group<0>();
+  ptx::pin_registers(work.sums);
   release_pages<2>(plan, place);
   place = keys;
   if (is_split_start) {
@@ -309,8 +309,8 @@ __device__ __forceinline__ void finish_pairs(Lane& work, SharedPlan::Ring::Place
   zero_tails<kPages>(work.plan, place, item.num_positions() - pair * kPairTokens);
   work.template begin_sums<kPages>(place);
   work.join_weight_sums();
-  wgmma_wait<0>();
-  hold_registers(work.sums);
+  ptx::wgmma_wait_group<0>();
+  ptx::pin_registers(work.sums);
   release_pages<kPages>(work.plan, place);
   work.join_sums(pair < kSplitPairs);
 }
@@ -318,9 +318,9 @@ __device__ __forceinline__ void finish_pairs(Lane& work, SharedPlan::Ring::Place
 template <int kPages>
 __device__ __forceinline__ void attend_first_pair(Lane& work, SharedPlan::Ring::Place& place, float scale) {
   work.template begin_scores<kPages>(place);
-  wgmma_wait<0>();
-  hold_registers(work.scores[0]);
-  if constexpr (kPages == 2) hold_registers(work.scores[1]);
+  ptx::wgmma_wait_group<0>();
+  ptx::pin_registers(work.scores[0]);
+  if constexpr (kPages == 2) ptx::pin_registers(work.scores[1]);
   release_pages<kPages>(work.plan, place);
   weigh_pair<kPages>(work, 0, scale);
   work.template round_weights<kPages>();
@@ -347,11 +347,11 @@ __device__ __forceinline__ void attend_item(Lane& work, SharedPlan::Ring::Place&
 __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(const PrefillCall call) {
   extern __shared__ std::byte s_memory[];
   auto& plan = *reinterpret_cast<SharedPlan*>(aligned_plan(s_memory));
-  let_next_kernel_start();
+  ptx::griddepcontrol_launch_dependents();
   plan.ring.template prepare<kConsumers / kWarpLanes>();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (threadIdx.x < kConsumers) {
-    setmaxnreg_inc<kConsumerRegisters>();
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
     if (warpgroup() == 1) pass_turn();
     SharedPlan::Ring::Place place;
     Lane work(plan);
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(c
       work.store_out(call.attend, item);
     });
   } else {
-    setmaxnreg_dec<kProducerRegisters>();
+    ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == kConsumers) load_prefill_pages(call, plan.ring);
   }
 }

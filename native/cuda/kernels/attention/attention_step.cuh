@@ -41,7 +41,7 @@ struct StepRing {
 
   __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
     if (num_early == 0) {
-      wait_for_previous_kernel();
+      ptx::griddepcontrol_wait();
     } else {
       --num_early;
     }
@@ -163,7 +163,7 @@ struct StepInputs {
     if (call.key_norm != nullptr) key_norm.load_vector(call.key_norm);
     rows.rotary.load(call, row);
     rows.find(call, row);
-    wait_for_previous_kernel();
+    ptx::griddepcontrol_wait();
     rows.load();
   }
 };
@@ -200,7 +200,7 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      ldmatrix_x4(query[step].regs, shared_address(&s_rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
+      ptx::ldmatrix_x4(query[step].regs, ptx::shared_address(&s_rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
     }
   }
 
@@ -237,7 +237,7 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   __device__ __forceinline__ void put_newest_key(std::byte* s_keys, int visible) const {
     if (!has_newest || visible > kPageTokens) return;
     put_newest(s_keys, visible, 0);
-    fence_proxy_async();
+    ptx::fence_proxy_async();
     sync_consumers<kDecodeConsumers>();
   }
 
@@ -293,14 +293,14 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     attention_step_kernel(const __grid_constant__ AttentionStepCall call) {
   extern __shared__ std::byte s_memory[];
   auto& plan = reinterpret_cast<StepPlan*>(aligned_plan(s_memory))[threadIdx.y];
-  let_next_kernel_start();
+  ptx::griddepcontrol_launch_dependents();
   plan.ring.prepare<kDecodeWarps>();
   if (threadIdx.x < kDecodeConsumers) {
     StepLane work(plan);
     const DecodeTurn<true> turn(call);
     work.load_likely_row(call.rotate);
     attend_decode_pages(work, call, turn);
-    wait_for_previous_kernel();
+    ptx::griddepcontrol_wait();
   } else if (threadIdx.x == kDecodeConsumers) {
     StepRing ring{plan.ring};
     load_decode_pages<StoredItem>(DecodeTurn<true>(call), ring);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/attention/attention.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/attention/pages.cuh"
 
 namespace glint::cuda {
@@ -23,8 +23,8 @@ template <int kPaddedDim>
 __global__ void __launch_bounds__(kWidenThreads) widen_pages_kernel(const WidenCall call) {
   constexpr int kRowGroups = kPaddedDim / kCodeGroup;
   constexpr int kThreadGroups = kPageTokens * kRowGroups / kWidenThreads;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64_t page = call.page_table[blockIdx.x];
   const int64_t kv_head = blockIdx.y / 2;
   const bool is_key = blockIdx.y % 2 == 0;

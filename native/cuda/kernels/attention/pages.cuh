@@ -1,23 +1,22 @@
 #pragma once
 
 #include "cuda/kernels/attention/pages.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/copy.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/ptx/reduce.cuh"
-#include "cuda/kernels/ptx/tensor_core.cuh"
+#include "cuda/kernels/ptx/mma.cuh"
 
 namespace glint::cuda {
 
 __device__ __forceinline__ uint32_t swizzled_address(const std::byte* s_tile, int row, int dim) {
-  return shared_address(s_tile) + static_cast<uint32_t>(swizzled_offset(row, dim));
+  return ptx::shared_address(s_tile) + static_cast<uint32_t>(swizzled_offset(row, dim));
 }
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 
 __device__ __forceinline__ uint32_t raise_bf16_pair(uint32_t pair) {
   constexpr uint32_t kTwoTo120 = 0x7b807b80U;
-  uint32_t raised;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(raised) : "r"(pair), "r"(kTwoTo120));
-  return raised;
+  return ptx::mul_bf16x2(pair, kTwoTo120);
 }
 
 __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t& even, uint32_t& odd) {
@@ -47,7 +46,7 @@ struct Bf16Tile {
     const int row = token + warp_lane() / 16 * 8 + warp_lane() % 8;
 #pragma unroll
     for (int next = 0; next < 2; ++next) {
-      ldmatrix_x4(keys[next], swizzled_address(s_keys, row, (step + next) * 16 + warp_lane() / 8 % 2 * 8));
+      ptx::ldmatrix_x4(keys[next], swizzled_address(s_keys, row, (step + next) * 16 + warp_lane() / 8 % 2 * 8));
     }
   }
 
@@ -57,7 +56,7 @@ struct Bf16Tile {
 #pragma unroll
     for (int tile = 0; tile < kTiles; tile += 2) {
       uint32_t loaded[4];
-      ldmatrix_x4_trans(loaded, swizzled_address(s_values, token + warp_lane() % 16,
+      ptx::ldmatrix_x4_trans(loaded, swizzled_address(s_values, token + warp_lane() % 16,
                                                  dim + tile * 8 + warp_lane() / 16 * 8));
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) values[tile + reg / 2][reg % 2] = loaded[reg];
@@ -72,14 +71,14 @@ struct CodeTile {
   static constexpr int kRowBytes = kPaddedDim;
 
   __device__ __forceinline__ static uint32_t group_address(const std::byte* s_tile, int row, int group) {
-    return shared_address(s_tile) + static_cast<uint32_t>(code_group_offset(kPaddedDim, row, group));
+    return ptx::shared_address(s_tile) + static_cast<uint32_t>(code_group_offset(kPaddedDim, row, group));
   }
 
   __device__ __forceinline__ static void load_keys(uint32_t (&keys)[2][4], const std::byte* s_keys, int token,
                                                    int step) {
     const int row = token + warp_lane() / 16 * 8 + warp_lane() % 8;
     uint32_t codes[4];
-    ldmatrix_x4(codes, group_address(s_keys, row, step + warp_lane() / 8 % 2));
+    ptx::ldmatrix_x4(codes, group_address(s_keys, row, step + warp_lane() / 8 % 2));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (step == 0) {
@@ -99,9 +98,9 @@ struct CodeTile {
     const uint32_t address = group_address(s_values, token + warp_lane() % 16, group);
     uint32_t codes[2 * kGroups];
     if constexpr (kGroups == 2) {
-      ldmatrix_x4_trans(codes, address);
+      ptx::ldmatrix_x4_trans(codes, address);
     } else {
-      ldmatrix_x2_trans(codes, address);
+      ptx::ldmatrix_x2_trans(codes, address);
     }
 #pragma unroll
     for (int index = 0; index < 2 * kGroups; ++index) {
@@ -114,32 +113,21 @@ struct CodeTile {
 inline constexpr int kPlanAlignment = 1024;
 
 __device__ __forceinline__ std::byte* aligned_plan(std::byte* s_memory) {
-  const uint32_t address = shared_address(s_memory);
+  const uint32_t address = ptx::shared_address(s_memory);
   return s_memory + (kPlanAlignment - address % kPlanAlignment) % kPlanAlignment;
 }
 
 template <int kThreads>
 __device__ __forceinline__ void sync_consumers() {
-  asm volatile("bar.sync %0, %1;" ::"r"(1U + threadIdx.y), "n"(kThreads) : "memory");
+  ptx::bar_sync(1 + static_cast<int>(threadIdx.y), kThreads);
 }
-
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    phase ^= stage == 0 ? 1U : 0U;
-  }
-};
 
 template <typename Tile, int kStages>
 struct PageRing {
   static constexpr int kSlabs = Tile::kSlabs;
   static constexpr int kTileSlabBytes = kPageTokens * Tile::kRowBytes;
   static constexpr int kTileBytes = kSlabs * kTileSlabBytes;
-  using Place = RingPlace<kStages>;
+  using Place = PipelineState<kStages>;
 
   alignas(kPlanAlignment) std::byte tiles[kStages][kTileBytes];
   uint64_t arrived[kStages];
@@ -148,31 +136,31 @@ struct PageRing {
   template <int kConsumerWarps>
   __device__ __forceinline__ void prepare() {
     if (static_cast<int>(threadIdx.x) < kStages) {
-      mbarrier_init(&arrived[threadIdx.x], 1);
-      mbarrier_init(&released[threadIdx.x], kConsumerWarps);
-      fence_barrier_init();
+      ptx::mbarrier_init(arrived[threadIdx.x], 1);
+      ptx::mbarrier_init(released[threadIdx.x], kConsumerWarps);
+      ptx::fence_mbarrier_init();
     }
     __syncthreads();
   }
 
   __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
     const auto slab_bytes = static_cast<uint32_t>(tokens * Tile::kRowBytes);
-    mbarrier_wait(&released[place.stage], place.phase ^ 1U);
-    mbarrier_expect(&arrived[place.stage], kSlabs * slab_bytes);
+    ptx::mbarrier_wait(released[place.stage], place.phase ^ 1U);
+    ptx::mbarrier_arrive_expect_tx(arrived[place.stage], kSlabs * slab_bytes);
     if (tokens == kPageTokens) {
-      copy_bulk_evict_first(tiles[place.stage], g_tile, kTileBytes, &arrived[place.stage]);
+      ptx::cp_async_bulk(tiles[place.stage], g_tile, kTileBytes, arrived[place.stage], ptx::createpolicy_evict_first());
     } else if (tokens > 0) {
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
-        copy_bulk_evict_first(tiles[place.stage] + slab * kTileSlabBytes, g_tile + int64_t{slab} * kTileSlabBytes,
-                              slab_bytes, &arrived[place.stage]);
+        ptx::cp_async_bulk(tiles[place.stage] + slab * kTileSlabBytes, g_tile + int64_t{slab} * kTileSlabBytes,
+                           slab_bytes, arrived[place.stage], ptx::createpolicy_evict_first());
       }
     }
     place.advance();
   }
 
   __device__ __forceinline__ std::byte* wait_until_arrived(const Place& place) {
-    mbarrier_wait(&arrived[place.stage], place.phase);
+    ptx::mbarrier_wait(arrived[place.stage], place.phase);
     return tiles[place.stage];
   }
 
@@ -191,13 +179,13 @@ struct PageRing {
   __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
     if (tokens >= kPageTokens) return;
     zero_tokens<kThreads>(place, tokens, kPageTokens);
-    fence_proxy_async();
+    ptx::fence_proxy_async();
     sync_consumers<kThreads>();
   }
 
   __device__ __forceinline__ void release(Place& place) {
     __syncwarp();
-    if (threadIdx.x % kWarpLanes == 0) mbarrier_arrive(&released[place.stage]);
+    if (threadIdx.x % kWarpLanes == 0) ptx::mbarrier_arrive(released[place.stage]);
     place.advance();
   }
 };

@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "cuda/kernels/attention/attention.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/ptx/reduce.cuh"
-#include "cuda/kernels/ptx/tensor_core.cuh"
+#include "cuda/kernels/ptx/mma.cuh"
 
 namespace glint::cuda {
 
@@ -131,9 +131,9 @@ struct HeadLane {
 
   __device__ __forceinline__ void store(std::byte* g_target) const {
     if constexpr (kDims == 4) {
-      *reinterpret_cast<uint2*>(g_target) = {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3])};
+      *reinterpret_cast<uint2*>(g_target) = {ptx::pack_bf16(values[0], values[1]), ptx::pack_bf16(values[2], values[3])};
     } else {
-      *reinterpret_cast<uint32_t*>(g_target) = pack_bf16(values[0], values[1]);
+      *reinterpret_cast<uint32_t*>(g_target) = ptx::pack_bf16(values[0], values[1]);
     }
   }
 
@@ -319,10 +319,10 @@ __global__ void __launch_bounds__(kRotateWarps* kWarpLanes, kRotateBlocks)
   const int64_t first_row = place / row_tasks;
   const int task = static_cast<int>(place % row_tasks);
   const bool is_query = task < query_tasks;
-  let_next_kernel_start();
+  ptx::griddepcontrol_launch_dependents();
   const HeadRows rows(call);
   const HeadNorm<kPaddedDim> norm(call, is_query ? call.query_norm : call.key_norm);
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (first_row >= stride) return;
   if (is_query) {
     rotate_rows<QueryRow<kPaddedDim, kHeads>>(rows, first_row, stride, task * kHeads, norm, s_heads[warp]);

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/ptx/reduce.cuh"
-#include "cuda/kernels/ptx/tensor_core.cuh"
+#include "cuda/kernels/ptx/mma.cuh"
 
 namespace glint::cuda {
 

@@ -126,7 +126,7 @@ bool launch_spread_if_it_fits(const DenseLaunch& dense) {
   return true;
 }
 
-template <hopper::Element kElement>
+template <GemmElement kElement>
 bool launch_one_tile(const DenseLaunch& dense) {
   return launch_spread_if_it_fits<SpreadShape<kElement, 8>>(dense) ||
          launch_spread_if_it_fits<SpreadShape<kElement, 16>>(dense) ||
@@ -134,7 +134,7 @@ bool launch_one_tile(const DenseLaunch& dense) {
          launch_spread_if_it_fits<SpreadShape<kElement, 64>>(dense);
 }
 
-template <hopper::Element kElement>
+template <GemmElement kElement>
 void launch_spread(const DenseLaunch& dense) {
   const int64_t tokens = dense.call.num_tokens;
   const bool is_one_round = dense.row_tiles() * kSpreadPieces <= device_multiprocessors();
@@ -157,7 +157,7 @@ bool launch_whole_if_it_fits(const DenseLaunch& dense) {
   return true;
 }
 
-template <hopper::Element kElement>
+template <GemmElement kElement>
 bool launch_whole(const DenseLaunch& dense) {
   return launch_whole_if_it_fits<WholeShape<kElement, 8>>(dense) ||
          launch_whole_if_it_fits<WholeShape<kElement, 16>>(dense) ||
@@ -181,13 +181,13 @@ int32_t wide_tile_tokens(const DenseLaunch& dense) {
   return best;
 }
 
-template <hopper::Element kElement>
+template <GemmElement kElement>
 void launch_wide(const DenseLaunch& dense) {
   const DenseWalk walk = dense.walk(wide_tile_tokens(dense));
   const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, walk.max_tokens)};
-  if (kElement == hopper::Element::kE4m3 && dense.has_vector_rows()) {
+  if (kElement == GemmElement::kE4m3 && dense.has_vector_rows()) {
     const StagedFinish finish = {dense.finish(), tensor_out(dense.call, walk.max_tokens)};
-    launch_wide_product<WideShape<hopper::Element::kE4m3, TensorTokens, true>>(dense.inputs, tokens, walk, finish,
+    launch_wide_product<WideShape<GemmElement::kE4m3, TensorTokens, true>>(dense.inputs, tokens, walk, finish,
                                                                                walk.num_tiles(), dense.stream);
   } else {
     launch_wide_product<WideShape<kElement, TensorTokens, false>>(dense.inputs, tokens, walk, dense.finish(),
@@ -201,7 +201,7 @@ bool is_spread(const DenseLaunch& dense) {
   return dense.inputs.num_pieces == kSpreadPieces && (tokens <= 64 || dense.row_tiles() * tokens < kFewestRowTileTokens);
 }
 
-template <hopper::Element kElement>
+template <GemmElement kElement>
 void launch_element(const DenseLaunch& dense) {
   if (is_spread(dense)) {
     launch_spread<kElement>(dense);
@@ -230,10 +230,10 @@ void launch_dense_product(const DenseProductCall& call, cudaStream_t stream) {
   const PiecePlan plan = plan_pieces(call.k_bytes);
   const ProductInputs inputs = {call.packed_weights, call.activations, nullptr,
                                 call.k_bytes,        plan.piece_steps, plan.num_pieces};
-  if (call.element == ProductElement::kE4m3) {
-    launch_element<hopper::Element::kE4m3>({call, inputs, stream});
+  if (call.element == GemmElement::kE4m3) {
+    launch_element<GemmElement::kE4m3>({call, inputs, stream});
   } else {
-    launch_element<hopper::Element::kBf16>({call, inputs, stream});
+    launch_element<GemmElement::kBf16>({call, inputs, stream});
   }
 }
 

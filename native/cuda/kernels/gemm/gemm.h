@@ -10,7 +10,7 @@ constexpr int32_t kProductTileRows = 128;
 constexpr int32_t kProductTileK = 128;
 constexpr int32_t kProductTileBytes = kProductTileRows * kProductTileK;
 
-enum class ProductElement { kE4m3, kBf16 };
+enum class GemmElement { kE4m3, kBf16 };
 
 struct TokenTile {
   int32_t expert;
@@ -56,7 +56,7 @@ struct DenseProductCall {
   int64_t rows;
   int64_t k_bytes;
   int64_t num_tokens;
-  ProductElement element;
+  GemmElement element;
 };
 
 int64_t packed_product_bytes(int64_t rows, int64_t k_bytes);

@@ -6,11 +6,11 @@ namespace glint::cuda {
 
 constexpr int kSpreadThreads = kConsumerWarps * 32;
 
-template <hopper::Element kElementValue, int kTokensValue>
+template <GemmElement kElementValue, int kTokensValue>
 struct SpreadShape {
-  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr GemmElement kElement = kElementValue;
   static constexpr int kTokens = kTokensValue;
-  static constexpr int kGroups = kTokens / kGroupTokens;
+  static constexpr int kGroups = kTokens / kFragmentTokens;
   static constexpr int kFragmentBytes = kFragmentRows * kTokens * static_cast<int>(sizeof(float));
   static constexpr int kPartialBytes = kSpreadPieces * kFragmentBytes;
   static constexpr int kStepBytes = kProductTileBytes + kTokens * kProductTileK;
@@ -36,7 +36,7 @@ struct SpreadPiece {
       : s_partials(s_bytes),
         s_steps(s_bytes + Shape::kPartialBytes),
         num_steps(piece_steps),
-        step_first(static_cast<int>(hopper::cluster_rank()) * piece_steps) {
+        step_first(static_cast<int>(ptx::cluster_ctarank()) * piece_steps) {
     s_arrived = reinterpret_cast<uint64_t*>(s_steps + num_steps * Shape::kStepBytes);
   }
 
@@ -47,35 +47,35 @@ struct SpreadPiece {
   __device__ __forceinline__ void load_weights(const uint8_t* g_weights, int row_tile) const {
     const int64_t first_tile = int64_t{row_tile} * kSpreadPieces * num_steps + step_first;
     const uint8_t* g_step = g_weights + first_tile * kProductTileBytes;
-    for (int step = 0; step <= num_steps; ++step) hopper::mbarrier_init(s_arrived[step], 1);
-    hopper::fence_mbarrier_init();
-    hopper::fence_proxy_async();
+    for (int step = 0; step <= num_steps; ++step) ptx::mbarrier_init(s_arrived[step], 1);
+    ptx::fence_mbarrier_init();
+    ptx::fence_proxy_async();
     for (int step = 0; step < num_steps; ++step, g_step += kProductTileBytes) {
-      hopper::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
-      hopper::cp_async_bulk<hopper::kEvictFirst>(weights(step), g_step, kProductTileBytes, s_arrived[step]);
+      ptx::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
+      ptx::cp_async_bulk(weights(step), g_step, kProductTileBytes, s_arrived[step], ptx::kEvictFirst);
     }
-    hopper::mbarrier_arrive_expect_tx(partials_arrived(), Shape::kPartialBytes);
+    ptx::mbarrier_arrive_expect_tx(partials_arrived(), Shape::kPartialBytes);
   }
 
   __device__ __forceinline__ void load_tokens(const CUtensorMap& map) const {
     for (int step = 0; step < num_steps; ++step) {
-      hopper::cp_async_tensor<hopper::kEvictNormal>(tokens(step), map, (step_first + step) * kProductTileK, 0,
-                                                    s_arrived[step]);
+      ptx::cp_async_bulk_tensor_load(tokens(step), map, (step_first + step) * kProductTileK, 0,
+                                                    s_arrived[step], ptx::kEvictNormal);
     }
   }
 
   __device__ __forceinline__ void begin(float (&r_step)[kRegisters], int step) const {
     const int half = static_cast<int>(threadIdx.x) / 128 * kWarpgroupBytes;
-    const uint64_t rows = hopper::wgmma_descriptor(hopper::shared_address(weights(step)) + half, 1024, 128);
-    const uint64_t columns = hopper::swizzled_descriptor(hopper::shared_address(tokens(step)));
-    hopper::mbarrier_wait(s_arrived[step], 0);
+    const uint64_t rows = ptx::wgmma_descriptor(ptx::shared_address(weights(step)) + half, 1024, 128);
+    const uint64_t columns = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(tokens(step)), 0, 1024);
+    ptx::mbarrier_wait_suspended(s_arrived[step], 0);
     start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
   }
 
   template <int kPending>
   __device__ __forceinline__ static void add_step(float (&r_sum)[kRegisters], float (&r_step)[kRegisters]) {
-    hopper::wgmma_wait_group<kPending>();
-    hopper::pin_registers(r_step);
+    ptx::wgmma_wait_group<kPending>();
+    ptx::pin_registers(r_step);
 #pragma unroll
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_step[index]);
   }
@@ -104,18 +104,18 @@ struct SpreadPiece {
 
   __device__ __forceinline__ void send(const float (&r_sum)[kRegisters]) const {
     const uint32_t owner = threadIdx.x / 32;
-    const uint8_t* s_target = s_partials + hopper::cluster_rank() * Shape::kFragmentBytes + threadIdx.x % 32 * 16;
-    const uint32_t target = hopper::address_in_cluster(hopper::shared_address(s_target), owner);
-    const uint32_t barrier = hopper::address_in_cluster(hopper::shared_address(&partials_arrived()), owner);
+    const uint8_t* s_target = s_partials + ptx::cluster_ctarank() * Shape::kFragmentBytes + threadIdx.x % 32 * 16;
+    const uint32_t target = ptx::mapa(ptx::shared_address(s_target), owner);
+    const uint32_t barrier = ptx::mapa(ptx::shared_address(&partials_arrived()), owner);
 #pragma unroll
     for (int group = 0; group < Shape::kGroups; ++group) {
-      hopper::st_async(target + group * 512, r_sum + group * 4, barrier);
+      ptx::st_async(target + group * 512, r_sum + group * 4, barrier);
     }
   }
 
   __device__ __forceinline__ void join(float (&r_sum)[4], int group) const {
     const auto* s_fragments = reinterpret_cast<const float4*>(s_partials) + group * 32 + threadIdx.x % 32;
-    hopper::mbarrier_wait(partials_arrived(), 0);
+    ptx::mbarrier_wait_suspended(partials_arrived(), 0);
     float4 sum = s_fragments[0];
 #pragma unroll
     for (int piece = 1; piece < kSpreadPieces; ++piece) {
@@ -143,17 +143,17 @@ __global__ void __launch_bounds__(kSpreadThreads, 1)
   const SpreadPiece<Shape> piece(s_bytes, inputs.piece_steps);
   const ProductTile tile = {{0, 0, num_tokens, 0}, static_cast<int32_t>(blockIdx.x) / kSpreadPieces};
   if (threadIdx.x == 0) {
-    hopper::prefetch_tensor_map(tokens);
+    ptx::prefetch_tensormap(tokens);
     piece.load_weights(inputs.weights, tile.row_tile);
   }
   __syncwarp();
-  const int fragment = static_cast<int>(hopper::cluster_rank());
+  const int fragment = static_cast<int>(ptx::cluster_ctarank());
   const int group = static_cast<int>(threadIdx.x) / 32;
-  const int column = group * kGroupTokens + static_cast<int>(threadIdx.x) % 4 * 2;
+  const int column = group * kFragmentTokens + static_cast<int>(threadIdx.x) % 4 * 2;
   const typename Finish::RowFacts rows = finish.row_facts(tile, fragment);
-  hopper::cluster_sync_relaxed();
-  hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
+  ptx::barrier_cluster_sync_relaxed();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) piece.load_tokens(tokens);
   __syncwarp();
   const float2 scales = {late_token_scale(finish, tile, column), late_token_scale(finish, tile, column + 1)};

@@ -12,7 +12,7 @@ struct TensorTokens {
   static constexpr int kLoadRegisters = 40;
   static constexpr int kMultiplyRegisters = 232;
   static constexpr int kArrivals = 1;
-  static constexpr uint64_t kWeightPolicy = hopper::kEvictNormal;
+  static constexpr uint64_t kWeightPolicy = ptx::kEvictNormal;
 
   CUtensorMap map;
 };
@@ -22,13 +22,13 @@ struct GatheredTokens {
   static constexpr int kLoadRegisters = 72;
   static constexpr int kMultiplyRegisters = 216;
   static constexpr int kArrivals = 5;
-  static constexpr uint64_t kWeightPolicy = hopper::kEvictFirst;
+  static constexpr uint64_t kWeightPolicy = ptx::kEvictFirst;
 };
 
-template <hopper::Element kElementValue, class TokensValue, bool kIsStagedValue>
+template <GemmElement kElementValue, class TokensValue, bool kIsStagedValue>
 struct WideShape {
   using Tokens = TokensValue;
-  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr GemmElement kElement = kElementValue;
   static constexpr bool kIsStaged = kIsStagedValue;
   static constexpr int kStages = kIsStaged ? 5 : 7;
   static constexpr int kLoadThreads = 128;
@@ -55,10 +55,10 @@ template <class Shape>
 __device__ __forceinline__ void prepare(WidePlan<Shape>& s_plan) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      hopper::mbarrier_init(s_plan.stage_arrived[stage], Shape::Tokens::kArrivals);
-      hopper::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
+      ptx::mbarrier_init(s_plan.stage_arrived[stage], Shape::Tokens::kArrivals);
+      ptx::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
     }
-    hopper::fence_mbarrier_init();
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
 }
@@ -111,9 +111,9 @@ struct WideWeights {
 
   __device__ __forceinline__ void load(WidePlan<Shape>& s_plan, int64_t weight_tile, int k_step, int stage) const {
     const uint8_t* g_tile = g_weights + (weight_tile * num_steps + k_step) * kProductTileBytes;
-    hopper::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes + token_bytes);
-    hopper::cp_async_bulk<Shape::Tokens::kWeightPolicy>(s_plan.weights[stage], g_tile, kProductTileBytes,
-                                                        s_plan.stage_arrived[stage]);
+    ptx::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes + token_bytes);
+    ptx::cp_async_bulk(s_plan.weights[stage], g_tile, kProductTileBytes,
+                                                        s_plan.stage_arrived[stage], Shape::Tokens::kWeightPolicy);
   }
 };
 
@@ -127,17 +127,17 @@ __device__ __forceinline__ void load_boxes(WidePlan<Shape>& s_plan, const Produc
   const int first_tile = walk.tile(blockIdx.x).row_tile;
   int num_early = min(num_steps, Shape::kStages);
   for (int k_step = 0; k_step < num_early; ++k_step) weights.load(s_plan, first_tile, k_step, k_step);
-  hopper::wait_for_previous_kernel();
-  RingPlace ring;
+  ptx::griddepcontrol_wait();
+  PipelineState<Shape::kStages> ring;
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const ProductTile tile = walk.tile(index);
     for (int k_step = 0; k_step < num_steps; ++k_step) {
-      hopper::mbarrier_wait(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
+      ptx::mbarrier_wait_suspended(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
       if (num_early <= 0) weights.load(s_plan, tile.row_tile, k_step, ring.stage);
       --num_early;
-      hopper::cp_async_tensor<hopper::kEvictNormal>(s_plan.tokens[ring.stage], tokens.map, k_step * kProductTileK,
-                                                    tile.tokens.row_first, s_plan.stage_arrived[ring.stage]);
-      ring.advance(Shape::kStages);
+      ptx::cp_async_bulk_tensor_load(s_plan.tokens[ring.stage], tokens.map, k_step * kProductTileK,
+                                                    tile.tokens.row_first, s_plan.stage_arrived[ring.stage], ptx::kEvictNormal);
+      ring.advance();
     }
   }
 }
@@ -179,12 +179,12 @@ struct WideGather {
   __device__ __forceinline__ void load(const uint8_t* s_tokens, int k_step) const {
     const uint32_t row = threadIdx.x / 8;
     const uint32_t target =
-        hopper::shared_address(s_tokens) + row * kProductTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
+        ptx::shared_address(s_tokens) + row * kProductTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
     const uint8_t* g_source = g_chunk + k_step * kProductTileK;
 #pragma unroll
     for (int pass = 0; pass < WideRows::kPasses; ++pass) {
       if (pass >= num_passes) continue;
-      hopper::cp_async_16(target + pass * WideRows::kRowsPerPass * kProductTileK, g_source + r_offsets[pass]);
+      ptx::cp_async(target + pass * WideRows::kRowsPerPass * kProductTileK, g_source + r_offsets[pass]);
     }
   }
 };
@@ -193,28 +193,28 @@ template <class Shape>
 struct GatherSignal {
   static constexpr int kInFlight = 3;
 
-  RingPlace place;
+  PipelineState<Shape::kStages> place;
   int num_issued = 0;
 
   __device__ __forceinline__ void issue(WidePlan<Shape>& s_plan) {
-    hopper::cp_async_commit();
+    ptx::cp_async_commit_group();
     if (++num_issued <= kInFlight) return;
-    hopper::cp_async_wait<kInFlight>();
+    ptx::cp_async_wait_group<kInFlight>();
     tell(s_plan, 1);
   }
 
   __device__ __forceinline__ void finish(WidePlan<Shape>& s_plan) {
-    hopper::cp_async_wait<0>();
+    ptx::cp_async_wait_group<0>();
     tell(s_plan, min(num_issued, kInFlight));
   }
 
  private:
   __device__ __forceinline__ void tell(WidePlan<Shape>& s_plan, int count) {
-    hopper::fence_proxy_async();
+    ptx::fence_proxy_async();
     __syncwarp();
     for (int index = 0; index < count; ++index) {
-      if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_arrived[place.stage]);
-      place.advance(Shape::kStages);
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_arrived[place.stage]);
+      place.advance();
     }
   }
 };
@@ -225,7 +225,7 @@ __device__ __forceinline__ void gather_tiles(WidePlan<Shape>& s_plan, const Prod
   const WideWeights<Shape> weights = {inputs.weights, num_steps, 0};
   const int num_tiles = walk.num_tiles();
   if (blockIdx.x >= num_tiles) return;
-  RingPlace ring;
+  PipelineState<Shape::kStages> ring;
   GatherSignal<Shape> signal;
   ProductTile next_tile = walk.tile(blockIdx.x);
   WideRows next_rows(inputs, next_tile.tokens);
@@ -234,11 +234,11 @@ __device__ __forceinline__ void gather_tiles(WidePlan<Shape>& s_plan, const Prod
     const WideGather gather(inputs, next_rows);
     next_tile = walk.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1));
     for (int k_step = 0; k_step < num_steps; ++k_step) {
-      hopper::mbarrier_wait(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
+      ptx::mbarrier_wait_suspended(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
       if (threadIdx.x == 0) weights.load(s_plan, weight_tile, k_step, ring.stage);
       gather.load(s_plan.tokens[ring.stage], k_step);
       signal.issue(s_plan);
-      ring.advance(Shape::kStages);
+      ring.advance();
       if (k_step == 0) next_rows.find(inputs, next_tile.tokens);
     }
   }
@@ -259,7 +259,7 @@ struct TokenScales {
   }
 
   __device__ __forceinline__ float2 of_group(int group) const {
-    const int lane = group % 4 * kGroupTokens + threadIdx.x % 4 * 2;
+    const int lane = group % 4 * kFragmentTokens + threadIdx.x % 4 * 2;
     return {__shfl_sync(~0U, r_scales[group / 4], lane), __shfl_sync(~0U, r_scales[group / 4], lane + 1)};
   }
 };
@@ -274,9 +274,9 @@ __device__ __forceinline__ void stage_values(WidePlan<Shape>& s_plan, const Fini
   const int token = lane % 4 * 2;
   float* s_out = s_plan.staged.outs[warpgroup * 2 + warp / 2];
 #pragma unroll
-  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
+  for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
     const float2 pair = scales.of_group(group);
-    float* s_group = s_out + group * kGroupTokens * kStagedRows + lane / 4 % 4;
+    float* s_group = s_out + group * kFragmentTokens * kStagedRows + lane / 4 % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int chunk = warp % 2 * 4 + half * 2 + lane / 16;
@@ -293,16 +293,16 @@ __device__ __forceinline__ void store_staged(WidePlan<Shape>& s_plan, const Fini
                                              const TokenScales<kTokens, Finish>& scales) {
   const int warpgroup = threadIdx.x / 128 - 1;
   const bool issues = threadIdx.x % 128 == 0;
-  if (issues) hopper::wait_until_stores_read();
-  hopper::named_barrier_sync(2 + warpgroup, 128);
+  if (issues) ptx::cp_async_bulk_wait_group_read();
+  ptx::bar_sync(2 + warpgroup, 128);
   stage_values<Shape, kTokens>(s_plan, finish, r_total, rows, scales);
-  hopper::fence_proxy_async();
-  hopper::named_barrier_sync(2 + warpgroup, 128);
+  ptx::fence_proxy_async();
+  ptx::bar_sync(2 + warpgroup, 128);
   if (issues) {
     const int row = tile.row_tile * kProductTileRows + warpgroup * 64;
-    hopper::store_tensor(finish.out_map, s_plan.staged.outs[warpgroup * 2], row, tile.tokens.row_first);
-    hopper::store_tensor(finish.out_map, s_plan.staged.outs[warpgroup * 2 + 1], row + kStagedRows, tile.tokens.row_first);
-    hopper::commit_stores();
+    ptx::cp_async_bulk_tensor_store(finish.out_map, s_plan.staged.outs[warpgroup * 2], row, tile.tokens.row_first);
+    ptx::cp_async_bulk_tensor_store(finish.out_map, s_plan.staged.outs[warpgroup * 2 + 1], row + kStagedRows, tile.tokens.row_first);
+    ptx::cp_async_bulk_commit_group();
   }
 }
 
@@ -311,8 +311,8 @@ __device__ __forceinline__ void store_direct(const Finish& finish, const Product
                                              const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
                                              const TokenScales<kTokens, Finish>& scales) {
 #pragma unroll
-  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
-    const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+  for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
+    const int column = group * kFragmentTokens + threadIdx.x % 4 * 2;
     finish.store_group(tile, threadIdx.x / 32 - 4, column, r_total + group * 4, rows, scales.of_group(group));
   }
 }
@@ -331,27 +331,27 @@ __device__ __forceinline__ void add(float (&r_sum)[kCount], const float (&r_valu
 
 template <class Shape, int kTokens>
 __device__ __forceinline__ void add_piece(float (&r_piece)[kTokens / 2], WidePlan<Shape>& s_plan, int num_steps,
-                                          RingPlace& ring) {
+                                          PipelineState<Shape::kStages>& ring) {
   const int warpgroup = threadIdx.x / 128 - 1;
   clear(r_piece);
   for (int k_step = 0; k_step < num_steps; ++k_step) {
     float r_stage[kTokens / 2];
-    const uint64_t rows = hopper::wgmma_descriptor(
-        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
-    hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
+    const uint64_t rows = ptx::wgmma_descriptor(
+        ptx::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_plan.tokens[ring.stage]), 0, 1024);
+    ptx::mbarrier_wait_suspended(s_plan.stage_arrived[ring.stage], ring.phase);
     start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
-    hopper::wgmma_wait_group<0>();
-    hopper::pin_registers(r_stage);
-    if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);
-    ring.advance(Shape::kStages);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin_registers(r_stage);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    ring.advance();
     add(r_piece, r_stage);
   }
 }
 
 template <class Shape, int kTokens, class Finish>
 __device__ __forceinline__ void multiply_wide_tile(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
-                                                   const Finish& finish, const ProductTile& tile, RingPlace& ring) {
+                                                   const Finish& finish, const ProductTile& tile, PipelineState<Shape::kStages>& ring) {
   const TokenScales<kTokens, Finish> scales(finish, tile);
   float r_total[kTokens / 2];
   add_piece<Shape, kTokens>(r_total, s_plan, inputs.piece_steps, ring);
@@ -372,7 +372,7 @@ template <class Shape, class Walk, class Finish>
 __device__ __forceinline__ void multiply_wide_tiles(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
                                                     const Walk& walk, const Finish& finish) {
   const int num_tiles = walk.num_tiles();
-  RingPlace ring;
+  PipelineState<Shape::kStages> ring;
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const ProductTile tile = walk.tile(index);
     const int count = tile.tokens.row_count;
@@ -388,7 +388,7 @@ __device__ __forceinline__ void multiply_wide_tiles(WidePlan<Shape>& s_plan, con
       multiply_wide_tile<Shape, 32>(s_plan, inputs, finish, tile, ring);
     }
   }
-  if constexpr (Shape::kIsStaged) hopper::wait_until_stored();
+  if constexpr (Shape::kIsStaged) ptx::cp_async_bulk_wait_group();
 }
 
 template <class Shape, class Walk, class Finish>
@@ -399,17 +399,17 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_plan = *reinterpret_cast<WidePlan<Shape>*>(s_bytes);
   prepare(s_plan);
-  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
+  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x < Shape::kLoadThreads) {
-    hopper::setmaxnreg_decrease<Shape::Tokens::kLoadRegisters>();
+    ptx::setmaxnreg_dec<Shape::Tokens::kLoadRegisters>();
     if constexpr (Shape::Tokens::kIsGathered) {
       gather_tiles(s_plan, inputs, walk);
     } else if (threadIdx.x == 0) {
       load_boxes(s_plan, inputs, tokens, walk);
     }
   } else {
-    hopper::setmaxnreg_increase<Shape::Tokens::kMultiplyRegisters>();
+    ptx::setmaxnreg_inc<Shape::Tokens::kMultiplyRegisters>();
     multiply_wide_tiles(s_plan, inputs, walk, finish);
   }
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/gemm/gemm_portable.cuh"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda::portable {
@@ -38,15 +38,15 @@ __global__ void __launch_bounds__(kPackThreads) portable_pack_kernel(const Porta
 }
 
 __global__ void __launch_bounds__(kPackThreads) to_bf16_kernel(const ToBf16Call call) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const float* g_row = call.in + blockIdx.x * call.in_stride;
   auto* g_out = reinterpret_cast<uint32_t*>(call.out + blockIdx.x * call.out_stride_bytes);
   for (int64_t word = threadIdx.x; word < call.out_stride_bytes / kWordBytes; word += kPackThreads) {
     const int64_t index = word * 2;
     const float low = index < call.width ? g_row[index] : 0.0F;
     const float high = index + 1 < call.width ? g_row[index + 1] : 0.0F;
-    g_out[word] = pack_bf16(low, high);
+    g_out[word] = ptx::pack_bf16(low, high);
   }
 }
 
@@ -59,7 +59,7 @@ namespace {
 using portable::ProductPlan;
 using portable::ProductShape;
 
-template <ProductElement kElement, bool kHasTileScales>
+template <GemmElement kElement, bool kHasTileScales>
 struct Shapes {
   using Split16 = ProductShape<kElement, kHasTileScales, 1, 2, 1, 1, 3, 2>;
   using Split32 = ProductShape<kElement, kHasTileScales, 1, 4, 1, 1, 2, 2>;
@@ -69,7 +69,7 @@ struct Shapes {
   using Wide64 = ProductShape<kElement, kHasTileScales, 2, 4, 4, 2, 3, kHasTileScales ? 1 : 2>;
 };
 
-int64_t element_bytes(ProductElement element) { return element == ProductElement::kBf16 ? 2 : 1; }
+int64_t element_bytes(GemmElement element) { return element == GemmElement::kBf16 ? 2 : 1; }
 
 int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -162,7 +162,7 @@ void check_product(const PortableProductCall& call) {
                    call.activation_stride_bytes, " bytes are too short for ", weight.cols, " columns");
   require_argument(!has_scales || weight.scales != nullptr, "scale kind ", weight.scale_kind,
                    " needs scales; pass them or GLINT_SCALE_NONE");
-  require_argument(weight.scale_kind != GLINT_SCALE_TILE || weight.element == ProductElement::kE4m3,
+  require_argument(weight.scale_kind != GLINT_SCALE_TILE || weight.element == GemmElement::kE4m3,
                    "scales by tile are for E4M3 weights only");
   require_argument(call.tiles == nullptr || (call.num_tiles != nullptr && call.tile_tokens > 0),
                    "grouped products need num_tiles and tile_tokens");
@@ -170,12 +170,12 @@ void check_product(const PortableProductCall& call) {
 
 }
 
-int64_t portable_weight_bytes(int64_t rows, int64_t cols, ProductElement element) {
+int64_t portable_weight_bytes(int64_t rows, int64_t cols, GemmElement element) {
   return divide_up(rows, portable::kUnitRows) * divide_up(cols * element_bytes(element), portable::kLineBytes) *
          portable::kUnitLineBytes;
 }
 
-int64_t portable_row_bytes(int64_t cols, ProductElement element) {
+int64_t portable_row_bytes(int64_t cols, GemmElement element) {
   return divide_up(cols * element_bytes(element), kPortableRowBytes) * kPortableRowBytes;
 }
 
@@ -195,12 +195,12 @@ void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream) {
 void launch_portable_product(const PortableProductCall& call, cudaStream_t stream) {
   check_product(call);
   if (call.num_tokens == 0 || (call.tiles != nullptr && call.max_tiles == 0)) return;
-  if (call.weight.element == ProductElement::kBf16) {
-    choose_shape<Shapes<ProductElement::kBf16, false>>(call, stream);
+  if (call.weight.element == GemmElement::kBf16) {
+    choose_shape<Shapes<GemmElement::kBf16, false>>(call, stream);
   } else if (call.weight.scale_kind == GLINT_SCALE_TILE) {
-    choose_shape<Shapes<ProductElement::kE4m3, true>>(call, stream);
+    choose_shape<Shapes<GemmElement::kE4m3, true>>(call, stream);
   } else {
-    choose_shape<Shapes<ProductElement::kE4m3, false>>(call, stream);
+    choose_shape<Shapes<GemmElement::kE4m3, false>>(call, stream);
   }
 }
 

@@ -3,8 +3,9 @@
 #include <cstdint>
 
 #include "cuda/kernels/gemm/gemm_portable.h"
-#include "cuda/kernels/ptx/dependent.cuh"
-#include "cuda/kernels/ptx/tensor_core.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
+#include "cuda/kernels/ptx/copy.cuh"
+#include "cuda/kernels/ptx/mma.cuh"
 #include "include/glint.h"
 
 namespace glint::cuda::portable {
@@ -32,10 +33,10 @@ struct ProductPlan {
   __host__ __device__ int num_stages() const { return (num_lines + kStageLines - 1) / kStageLines; }
 };
 
-template <ProductElement kElementOfShape, bool kTileScales, int kRowUnitsOfWarp, int kTokenUnitsOfWarp,
+template <GemmElement kElementOfShape, bool kTileScales, int kRowUnitsOfWarp, int kTokenUnitsOfWarp,
           int kWarpsByRows, int kWarpsByTokens, int kStagesOfRing, int kBlocksPerMultiprocessor>
 struct ProductShape {
-  static constexpr ProductElement kElement = kElementOfShape;
+  static constexpr GemmElement kElement = kElementOfShape;
   static constexpr bool kHasTileScales = kTileScales;
   static constexpr int kRowUnits = kRowUnitsOfWarp;
   static constexpr int kTokenUnits = kTokenUnitsOfWarp;
@@ -63,23 +64,6 @@ struct GroupTile {
   int32_t token_first;
   int32_t token_count;
 };
-
-__device__ __forceinline__ void copy_chunk(const uint8_t* s_target, const uint8_t* g_source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(s_target)), "l"(g_source) : "memory");
-}
-
-__device__ __forceinline__ void copy_part_of_chunk(const uint8_t* s_target, const uint8_t* g_source, int valid_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(s_target)), "l"(g_source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int kOpen>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
-}
 
 template <class Shape>
 __device__ __forceinline__ void group_barrier() {
@@ -151,8 +135,8 @@ struct GroupRing {
       const int chunk = copy % kUnitCopies * kThreads;
       const bool is_first_line = thread() % kUnitChunks + chunk < kUnitChunks / kStageLines;
       if (unit >= units_left || !(has_all_lines || is_first_line)) continue;
-      copy_chunk(s_weights + slot_offset(slot) + copy * kThreads * kChunkBytes,
-                 g_stage + unit * unit_bytes + chunk * kChunkBytes);
+      ptx::cp_async(s_weights + slot_offset(slot) + copy * kThreads * kChunkBytes,
+                    g_stage + unit * unit_bytes + chunk * kChunkBytes);
     }
   }
 
@@ -167,9 +151,9 @@ struct GroupRing {
       const uint8_t* s_target = s_tokens + slot_offset(slot) + copy * kTokensAtOnce * kStageBytes;
       const uint8_t* g_source = g_activations + offset + uint64_t{r_rows[copy]} * kChunkBytes;
       if (is_whole) {
-        copy_chunk(s_target, g_source);
+        ptx::cp_async(s_target, g_source);
       } else {
-        copy_part_of_chunk(s_target, valid_bytes > 0 ? g_source : g_activations, valid_bytes);
+        ptx::cp_async_zfill(s_target, valid_bytes > 0 ? g_source : g_activations, valid_bytes);
       }
     }
   }
@@ -177,7 +161,7 @@ struct GroupRing {
 
 template <class Shape>
 struct WarpSums {
-  FragmentC values[Shape::kRowUnits][Shape::kTokenUnits];
+  ptx::FragmentC values[Shape::kRowUnits][Shape::kTokenUnits];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -204,24 +188,13 @@ struct WarpSums {
 };
 
 __device__ __forceinline__ uint32_t halves_of_codes(uint32_t codes, int pair) {
-  uint32_t halves;
-  const auto two_codes = static_cast<uint16_t>(codes >> (16 * pair));
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(two_codes));
-  return halves;
-}
-
-__device__ __forceinline__ void mma_half(FragmentC& sum, const FragmentA& left, const FragmentB& right) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum.values[0]), "+f"(sum.values[1]), "+f"(sum.values[2]), "+f"(sum.values[3])
-      : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right.regs[0]),
-        "r"(right.regs[1]));
+  return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes >> (16 * pair)));
 }
 
 template <class Shape, int kColumns>
 __device__ __forceinline__ void multiply_codes(WarpSums<Shape>& sums, const uint8_t* s_fragments,
-                                               const FragmentB (&r_tokens)[kColumns]) {
-  FragmentB r_halves[2][kColumns];
+                                               const ptx::FragmentB (&r_tokens)[kColumns]) {
+  ptx::FragmentB r_halves[2][kColumns];
 #pragma unroll
   for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
@@ -234,11 +207,11 @@ __device__ __forceinline__ void multiply_codes(WarpSums<Shape>& sums, const uint
     const uint4 codes = *reinterpret_cast<const uint4*>(s_fragments + unit * kStageLines * kUnitLineBytes);
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const FragmentA r_rows = {{halves_of_codes(codes.x, pair), halves_of_codes(codes.y, pair),
+      const ptx::FragmentA r_rows = {{halves_of_codes(codes.x, pair), halves_of_codes(codes.y, pair),
                                  halves_of_codes(codes.z, pair), halves_of_codes(codes.w, pair)}};
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        mma_half(sums.values[unit][column], r_rows, r_halves[pair][column]);
+        ptx::mma_m16n8k16_f16(sums.values[unit][column], r_rows, r_halves[pair][column]);
       }
     }
   }
@@ -246,14 +219,14 @@ __device__ __forceinline__ void multiply_codes(WarpSums<Shape>& sums, const uint
 
 template <class Shape, int kColumns>
 __device__ __forceinline__ void multiply_bf16(WarpSums<Shape>& sums, const uint8_t* s_fragments,
-                                              const FragmentB (&r_tokens)[kColumns]) {
+                                              const ptx::FragmentB (&r_tokens)[kColumns]) {
 #pragma unroll
   for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
     const uint4 rows = *reinterpret_cast<const uint4*>(s_fragments + unit * kStageLines * kUnitLineBytes);
-    const FragmentA r_rows = {{rows.x, rows.y, rows.z, rows.w}};
+    const ptx::FragmentA r_rows = {{rows.x, rows.y, rows.z, rows.w}};
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      mma_bf16(sums.values[unit][column], r_rows, r_tokens[column].regs[0], r_tokens[column].regs[1]);
+      ptx::mma_m16n8k16_bf16(sums.values[unit][column], r_rows, r_tokens[column].regs[0], r_tokens[column].regs[1]);
     }
   }
 }
@@ -272,13 +245,13 @@ __device__ __forceinline__ void multiply_line(WarpSums<Shape>& sums, const uint8
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint8_t* s_fragments = s_weights + (line * 2 + half) * kFragmentBytes + lane * kChunkBytes;
-    FragmentB r_tokens[kColumns];
+    ptx::FragmentB r_tokens[kColumns];
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       const uint4& loaded = r_loaded[column];
-      r_tokens[column] = half == 0 ? FragmentB{{loaded.x, loaded.y}} : FragmentB{{loaded.z, loaded.w}};
+      r_tokens[column] = half == 0 ? ptx::FragmentB{{loaded.x, loaded.y}} : ptx::FragmentB{{loaded.z, loaded.w}};
     }
-    if constexpr (Shape::kElement == ProductElement::kE4m3) {
+    if constexpr (Shape::kElement == GemmElement::kE4m3) {
       multiply_codes<Shape, kColumns>(sums, s_fragments, r_tokens);
     } else {
       multiply_bf16<Shape, kColumns>(sums, s_fragments, r_tokens);
@@ -331,14 +304,14 @@ __device__ __forceinline__ void walk_stages(WarpSums<Shape>& total, const Portab
   int slot = 0;
   int piece_last = stages.first + plan.piece_stages;
   for (int stage = stages.first; stage < stages.last; ++stage) {
-    wait_for_copies<Shape::kStages - 2>();
+    ptx::cp_async_wait_group<Shape::kStages - 2>();
     group_barrier<Shape>();
     const int free_slot = slot == 0 ? Shape::kStages - 1 : slot - 1;
     if (stage + Shape::kStages - 1 < stages.last) {
       ring.copy_weights(plan, stage + Shape::kStages - 1, free_slot);
       ring.copy_tokens(plan, stage + Shape::kStages - 1, free_slot);
     }
-    close_copies();
+    ptx::cp_async_commit_group();
     const int offset = GroupRing<Shape>::slot_offset(slot);
     slot = slot == Shape::kStages - 1 ? 0 : slot + 1;
     if (!is_busy) continue;
@@ -460,7 +433,7 @@ __device__ __forceinline__ void fill_ring(const GroupRing<Shape>& ring, const Pr
 #pragma unroll
   for (int slot = 0; slot < Shape::kStages - 1; ++slot) {
     if (stages.first + slot < stages.last) ring.copy_tokens(plan, stages.first + slot, slot);
-    close_copies();
+    ptx::cp_async_commit_group();
   }
 }
 
@@ -491,8 +464,8 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
     stages.first = group % plan.num_pieces * plan.piece_stages;
     stages.last = min(stages.first + plan.piece_stages, stages.last);
   }
-  let_next_kernel_start();
-  if (call.tiles != nullptr) wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  if (call.tiles != nullptr) ptx::griddepcontrol_wait();
   if (!find_tokens<Shape>(call, plan, tile)) return;
   GroupRing<Shape> ring;
   ring.start(s_ring, call.weight, plan, tile);
@@ -500,7 +473,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
   for (int slot = 0; slot < Shape::kStages - 1; ++slot) {
     if (stages.first + slot < stages.last) ring.copy_weights(plan, stages.first + slot, slot);
   }
-  if (call.tiles == nullptr) wait_for_previous_kernel();
+  if (call.tiles == nullptr) ptx::griddepcontrol_wait();
   ring.find_rows(call, tile);
   fill_ring<Shape>(ring, plan, stages);
   WarpSums<Shape> total;

@@ -18,7 +18,7 @@ struct PortableWeight {
   const float* scales;
   int64_t rows;
   int64_t cols;
-  ProductElement element;
+  GemmElement element;
   int32_t scale_kind;
   int64_t scale_stride;
   int64_t matrix_bytes;
@@ -31,7 +31,7 @@ struct PortablePackCall {
   int64_t rows;
   int64_t cols;
   int64_t weight_stride_bytes;
-  ProductElement element;
+  GemmElement element;
 };
 
 struct PortableProductCall {
@@ -59,8 +59,8 @@ struct ToBf16Call {
   int64_t out_stride_bytes;
 };
 
-int64_t portable_weight_bytes(int64_t rows, int64_t cols, ProductElement element);
-int64_t portable_row_bytes(int64_t cols, ProductElement element);
+int64_t portable_weight_bytes(int64_t rows, int64_t cols, GemmElement element);
+int64_t portable_row_bytes(int64_t cols, GemmElement element);
 void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream);
 void launch_portable_product(const PortableProductCall& call, cudaStream_t stream);
 void launch_to_bf16(const ToBf16Call& call, cudaStream_t stream);

@@ -8,9 +8,9 @@ constexpr int kWholePieces = 3;
 constexpr int kWholeThreads = kWholePieces * 128;
 constexpr int kWholeRows = 64;
 
-template <hopper::Element kElementValue, int kTokensValue>
+template <GemmElement kElementValue, int kTokensValue>
 struct WholeShape {
-  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr GemmElement kElement = kElementValue;
   static constexpr int kTokens = kTokensValue;
   static constexpr int kStepBytes = kWarpgroupBytes + kTokens * kProductTileK;
   static constexpr int kSumPitch = kWholeRows + 4;
@@ -46,18 +46,18 @@ struct WholePiece {
   __device__ __forceinline__ void load_weights(const uint8_t* g_weights) const {
     const int64_t first_tile = int64_t{blockIdx.x} / 2 * kWholePieces * num_steps + step_first;
     const uint8_t* g_step = g_weights + first_tile * kProductTileBytes + blockIdx.x % 2 * kWarpgroupBytes;
-    for (int step = 0; step < num_steps; ++step) hopper::mbarrier_init(s_arrived[step], 1);
-    hopper::fence_proxy_async();
+    for (int step = 0; step < num_steps; ++step) ptx::mbarrier_init(s_arrived[step], 1);
+    ptx::fence_proxy_async();
     for (int step = 0; step < num_steps; ++step, g_step += kProductTileBytes) {
-      hopper::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
-      hopper::cp_async_bulk<hopper::kEvictFirst>(weights(step), g_step, kWarpgroupBytes, s_arrived[step]);
+      ptx::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
+      ptx::cp_async_bulk(weights(step), g_step, kWarpgroupBytes, s_arrived[step], ptx::kEvictFirst);
     }
   }
 
   __device__ __forceinline__ void load_tokens(const CUtensorMap& map) const {
     for (int step = 0; step < num_steps; ++step) {
-      hopper::cp_async_tensor<hopper::kEvictNormal>(tokens(step), map, (step_first + step) * kProductTileK, 0,
-                                                    s_arrived[step]);
+      ptx::cp_async_bulk_tensor_load(tokens(step), map, (step_first + step) * kProductTileK, 0,
+                                                    s_arrived[step], ptx::kEvictNormal);
     }
   }
 
@@ -66,12 +66,12 @@ struct WholePiece {
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
     for (int step = 0; step < num_steps; ++step) {
       float r_step[kRegisters];
-      const uint64_t rows = hopper::wgmma_descriptor(hopper::shared_address(weights(step)), 1024, 128);
-      const uint64_t columns = hopper::swizzled_descriptor(hopper::shared_address(tokens(step)));
-      hopper::mbarrier_wait(s_arrived[step], 0);
+      const uint64_t rows = ptx::wgmma_descriptor(ptx::shared_address(weights(step)), 1024, 128);
+      const uint64_t columns = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(tokens(step)), 0, 1024);
+      ptx::mbarrier_wait_suspended(s_arrived[step], 0);
       start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
-      hopper::wgmma_wait_group<0>();
-      hopper::pin_registers(r_step);
+      ptx::wgmma_wait_group<0>();
+      ptx::pin_registers(r_step);
 #pragma unroll
       for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_step[index]);
     }
@@ -81,10 +81,10 @@ struct WholePiece {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 % 4 * kFragmentRows + lane / 4;
     float* s_sums = reinterpret_cast<float*>(s_steps) + lane % 4 * 2 * Shape::kSumPitch + row;
-    hopper::named_barrier_sync(1 + static_cast<int>(threadIdx.x) / 128, 128);
+    ptx::bar_sync(1 + static_cast<int>(threadIdx.x) / 128, 128);
 #pragma unroll
     for (int index = 0; index < kRegisters; ++index) {
-      const int token = index / 4 * kGroupTokens + index % 2;
+      const int token = index / 4 * kFragmentTokens + index % 2;
       s_sums[token * Shape::kSumPitch + index % 4 / 2 * 8] = r_sum[index];
     }
   }
@@ -146,13 +146,13 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
   const bool copies = threadIdx.x % 128 == 0;
   const WholePiece<Shape> piece(s_bytes, inputs.piece_steps);
   if (copies) {
-    hopper::prefetch_tensor_map(tokens);
+    ptx::prefetch_tensormap(tokens);
     piece.load_weights(inputs.weights);
   }
   WholeJoin<Shape, Finish> join(finish, num_tokens);
   __syncthreads();
-  hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (copies) piece.load_tokens(tokens);
   __syncwarp();
   join.load_token_scales();

@@ -13,7 +13,7 @@ struct TileTurns {
   ProductTile first_tile = walk.tile(cluster);
   int num_tiles = walk.num_tiles();
 
-  __device__ __forceinline__ bool is_taker() const { return threadIdx.x == 0 && hopper::cluster_rank() == 0; }
+  __device__ __forceinline__ bool is_taker() const { return threadIdx.x == 0 && ptx::cluster_ctarank() == 0; }
 
   __device__ __forceinline__ uint32_t take() const {
     if constexpr (!Walk::kIsKnownEarly) {
@@ -25,7 +25,7 @@ struct TileTurns {
   __device__ __forceinline__ void tell(uint32_t turn, uint32_t taken) const {
     if constexpr (!Walk::kIsKnownEarly) {
       for (uint32_t rank = 0; is_taker() && rank < kSpreadPieces; ++rank) {
-        hopper::store_in_cluster(s_plan.taken_tiles[turn % kTakenPlaces], rank, uint64_t{turn} << 32U | taken);
+        ptx::st_relaxed_cluster(s_plan.taken_tiles[turn % kTakenPlaces], rank, uint64_t{turn} << 32U | taken);
       }
     }
   }
@@ -33,7 +33,7 @@ struct TileTurns {
   __device__ __forceinline__ int tile_index(uint32_t turn) const {
     if (Walk::kIsKnownEarly || turn == 0) return cluster + static_cast<int>(turn) * num_clusters;
     uint64_t told = 0;
-    while (told >> 32U != turn) told = hopper::load_shared_relaxed(s_plan.taken_tiles[turn % kTakenPlaces]);
+    while (told >> 32U != turn) told = ptx::ld_relaxed_shared(s_plan.taken_tiles[turn % kTakenPlaces]);
     return static_cast<int>(told & ~0U);
   }
 
@@ -44,18 +44,18 @@ template <class Shape>
 __device__ __forceinline__ void prepare(SharedPlan<Shape>& s_plan) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      hopper::mbarrier_init(s_plan.stage_arrived[stage], Shape::kGatherThreads + 1);
-      hopper::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
+      ptx::mbarrier_init(s_plan.stage_arrived[stage], Shape::kGatherThreads + 1);
+      ptx::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
     }
     for (int buffer = 0; buffer < Shape::kPartialBuffers; ++buffer) {
-      hopper::mbarrier_init(s_plan.partials_arrived[buffer], 1);
-      hopper::mbarrier_init(s_plan.partials_released[buffer], kSpreadPieces);
+      ptx::mbarrier_init(s_plan.partials_arrived[buffer], 1);
+      ptx::mbarrier_init(s_plan.partials_released[buffer], kSpreadPieces);
     }
     for (uint64_t& taken : s_plan.taken_tiles) taken = 0;
-    hopper::fence_mbarrier_init();
-    hopper::fence_cluster();
+    ptx::fence_mbarrier_init();
+    ptx::fence_acq_rel_cluster();
   }
-  hopper::cluster_sync_relaxed();
+  ptx::barrier_cluster_sync_relaxed();
 }
 
 template <class Shape>
@@ -99,11 +99,11 @@ struct TokenGather {
   }
 
   __device__ __forceinline__ void load(const uint8_t* s_tokens, int k_step) const {
-    const uint32_t target = hopper::shared_address(s_tokens) + row_offset;
+    const uint32_t target = ptx::shared_address(s_tokens) + row_offset;
 #pragma unroll
     for (int pass = 0; pass < Passes::kPasses; ++pass) {
       if (first_token + pass * Passes::kTokensPerPass < count) {
-        hopper::cp_async_16(target + pass * Passes::kTokensPerPass * kProductTileK,
+        ptx::cp_async(target + pass * Passes::kTokensPerPass * kProductTileK,
                             g_rows[pass] + k_step * kProductTileK);
       }
     }
@@ -120,17 +120,17 @@ struct WeightStream {
   __device__ __forceinline__ explicit WeightStream(const ProductInputs& inputs)
       : tile_bytes(int64_t{inputs.piece_steps} * inputs.num_pieces * kProductTileBytes),
         num_steps(inputs.piece_steps),
-        step_first(static_cast<int>(hopper::cluster_rank()) * inputs.piece_steps) {
+        step_first(static_cast<int>(ptx::cluster_ctarank()) * inputs.piece_steps) {
     g_first = inputs.weights + int64_t{step_first} * kProductTileBytes;
   }
 
   __device__ __forceinline__ int num_first() const { return min(num_steps, Shape::kStages); }
 
   __device__ __forceinline__ void load(SharedPlan<Shape>& s_plan, int64_t row_tile, int k_step, int stage) const {
-    hopper::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes);
-    hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage],
+    ptx::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes);
+    ptx::cp_async_bulk(s_plan.weights[stage],
                                                g_first + row_tile * tile_bytes + int64_t{k_step} * kProductTileBytes,
-                                               kProductTileBytes, s_plan.stage_arrived[stage]);
+                                               kProductTileBytes, s_plan.stage_arrived[stage], ptx::kEvictFirst);
   }
 };
 
@@ -153,13 +153,13 @@ __device__ __forceinline__ void load_tiles(const TileTurns<Shape, Walk>& turns, 
   const Walk& walk = turns.walk;
   const WeightStream<Shape> weights(inputs);
   const int64_t k_first = int64_t{weights.step_first} * kProductTileK;
-  hopper::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   int index = turns.tile_index(0);
   ProductTile next_tile = turns.first_tile;
   if (index >= turns.num_tiles) return;
   if (!Walk::kIsKnownEarly) load_first_weights(s_plan, weights, weight_tile(walk, next_tile));
   int num_loaded = weights.num_first();
-  RingPlace ring;
+  PipelineState<Shape::kStages> ring;
   TokenPasses<Shape> next_passes;
   next_passes.load(walk, next_tile.tokens);
   for (uint32_t turn = 0; index < turns.num_tiles; ++turn) {
@@ -173,12 +173,12 @@ __device__ __forceinline__ void load_tiles(const TileTurns<Shape, Walk>& turns, 
         next_tile = turns.tile(index);
       }
       if (k_step == weights.num_steps - 1) next_passes.load(walk, next_tile.tokens);
-      hopper::mbarrier_wait(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
+      ptx::mbarrier_wait_suspended(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
       if (threadIdx.x == 0 && num_loaded <= 0) weights.load(s_plan, weight_tile(walk, tile), k_step, ring.stage);
       --num_loaded;
       gather.load(s_plan.tokens[ring.stage], k_step);
-      hopper::cp_async_mbarrier_arrive(s_plan.stage_arrived[ring.stage]);
-      ring.advance(Shape::kStages);
+      ptx::cp_async_mbarrier_arrive(s_plan.stage_arrived[ring.stage]);
+      ring.advance();
     }
   }
 }
@@ -199,43 +199,43 @@ struct Accumulator {
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
   }
 
-  __device__ __forceinline__ void add_stage(SharedPlan<Shape>& s_plan, RingPlace& ring, int warpgroup) {
+  __device__ __forceinline__ void add_stage(SharedPlan<Shape>& s_plan, PipelineState<Shape::kStages>& ring, int warpgroup) {
     float r_stage[kRegisters];
-    const uint64_t rows = hopper::wgmma_descriptor(
-        hopper::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens = hopper::swizzled_descriptor(hopper::shared_address(s_plan.tokens[ring.stage]));
-    hopper::mbarrier_wait(s_plan.stage_arrived[ring.stage], ring.phase);
-    hopper::fence_proxy_async();
+    const uint64_t rows = ptx::wgmma_descriptor(
+        ptx::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_plan.tokens[ring.stage]), 0, 1024);
+    ptx::mbarrier_wait_suspended(s_plan.stage_arrived[ring.stage], ring.phase);
+    ptx::fence_proxy_async();
     start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
-    hopper::wgmma_wait_group<0>();
-    hopper::pin_registers(r_stage);
-    if (threadIdx.x % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[ring.stage]);
-    ring.advance(Shape::kStages);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin_registers(r_stage);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    ring.advance();
     add(r_stage);
   }
 };
 
 template <class Shape, int kTokens>
 __device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const float (&r_sum)[kTokens / 2],
-                                              const RingPlace& buffer) {
+                                              const PipelineState<Shape::kPartialBuffers>& buffer) {
   const int owner = threadIdx.x / 32 - 4;
   const int lane = threadIdx.x % 32;
-  const int piece = static_cast<int>(hopper::cluster_rank());
+  const int piece = static_cast<int>(ptx::cluster_ctarank());
   const float* s_target =
       s_plan.partials + buffer.stage * Shape::kBufferFloats + piece * Shape::kFragmentFloats + lane * 4;
-  hopper::mbarrier_wait(s_plan.partials_released[buffer.stage], buffer.phase ^ 1U);
-  const uint32_t target = hopper::address_in_cluster(hopper::shared_address(s_target), owner);
+  ptx::mbarrier_wait_suspended(s_plan.partials_released[buffer.stage], buffer.phase ^ 1U);
+  const uint32_t target = ptx::mapa(ptx::shared_address(s_target), owner);
   const uint32_t barrier =
-      hopper::address_in_cluster(hopper::shared_address(&s_plan.partials_arrived[buffer.stage]), owner);
+      ptx::mapa(ptx::shared_address(&s_plan.partials_arrived[buffer.stage]), owner);
 #pragma unroll
-  for (int group = 0; group < kTokens / kGroupTokens; ++group) {
-    hopper::st_async(target + group * 512, r_sum + group * 4, barrier);
+  for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
+    ptx::st_async(target + group * 512, r_sum + group * 4, barrier);
   }
 }
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num_steps, RingPlace& ring,
-                                              const RingPlace& buffer) {
+__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num_steps, PipelineState<Shape::kStages>& ring,
+                                              const PipelineState<Shape::kPartialBuffers>& buffer) {
   const int warpgroup = threadIdx.x / 128 - 1;
   Accumulator<Shape, kTokens> piece;
   piece.clear();
@@ -246,11 +246,11 @@ __device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num
 template <class Shape, class Walk>
 __device__ __forceinline__ void multiply_tiles(const TileTurns<Shape, Walk>& turns, int num_steps) {
   SharedPlan<Shape>& s_plan = turns.s_plan;
-  RingPlace ring;
-  RingPlace buffer;
+  PipelineState<Shape::kStages> ring;
+  PipelineState<Shape::kPartialBuffers> buffer;
   int index = turns.tile_index(0);
   int count = turns.first_tile.tokens.row_count;
-  for (uint32_t turn = 0; index < turns.num_tiles; buffer.advance(Shape::kPartialBuffers)) {
+  for (uint32_t turn = 0; index < turns.num_tiles; buffer.advance()) {
     if (Shape::kMaxTokens <= 8 || count <= 8) {
       multiply_tile<Shape, 8>(s_plan, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 16 || count <= 16) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void finish_tile(SharedPlan<Shape>& s_plan, const Fin
   for (int group = warp; group < num_groups; group += 2) {
     float r_sum[4];
     join_pieces<Shape>(r_sum, s_partials, group);
-    const int column = group * kGroupTokens + threadIdx.x % 4 * 2;
+    const int column = group * kFragmentTokens + threadIdx.x % 4 * 2;
     const float2 scales = {s_scales[column], s_scales[column + 1]};
     finish.store_group(tile, rank, column, r_sum, facts.r_rows, scales);
   }
@@ -317,32 +317,32 @@ __device__ __forceinline__ void finish_tiles(const TileTurns<Shape, Walk>& turns
   constexpr int kBarrier = 1;
   SharedPlan<Shape>& s_plan = turns.s_plan;
   const Walk& walk = turns.walk;
-  const int rank = static_cast<int>(hopper::cluster_rank());
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
   const int thread = threadIdx.x - Shape::kGatherThreads;
   int index = turns.tile_index(0);
   ProductTile next_tile = turns.first_tile;
   if (index >= turns.num_tiles) return;
-  RingPlace buffer;
+  PipelineState<Shape::kPartialBuffers> buffer;
   TileFacts<Shape, Walk, Finish> next_facts(walk, finish, next_tile, rank, thread);
-  for (uint32_t turn = 0; index < turns.num_tiles; ++turn, buffer.advance(Shape::kPartialBuffers)) {
+  for (uint32_t turn = 0; index < turns.num_tiles; ++turn, buffer.advance()) {
     const ProductTile tile = next_tile;
     const TileFacts<Shape, Walk, Finish> facts = next_facts;
-    const int num_groups = padded_tokens(tile.tokens.row_count) / kGroupTokens;
+    const int num_groups = padded_tokens(tile.tokens.row_count) / kFragmentTokens;
     if (thread == 0) {
-      hopper::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage], kSpreadPieces * num_groups * 512);
+      ptx::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage], kSpreadPieces * num_groups * 512);
     }
     if (thread < Shape::kMaxTokens) s_plan.token_scales[buffer.stage][thread] = facts.r_token_scale;
     index = turns.tile_index(turn + 1);
     next_tile = turns.tile(index);
     next_facts = TileFacts<Shape, Walk, Finish>(walk, finish, next_tile, rank, thread);
-    hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
-    hopper::mbarrier_wait(s_plan.partials_arrived[buffer.stage], buffer.phase);
+    ptx::bar_sync(kBarrier, Shape::kFinishThreads);
+    ptx::mbarrier_wait_suspended(s_plan.partials_arrived[buffer.stage], buffer.phase);
     finish_tile(s_plan, finish, tile, facts, buffer.stage, rank, num_groups);
-    hopper::named_barrier_sync(kBarrier, Shape::kFinishThreads);
+    ptx::bar_sync(kBarrier, Shape::kFinishThreads);
     const bool has_successor =
         index < turns.num_tiles && turns.tile_index(turn + Shape::kPartialBuffers) < turns.num_tiles;
     if (has_successor && thread < kSpreadPieces) {
-      hopper::mbarrier_arrive_in_cluster(s_plan.partials_released[buffer.stage], thread);
+      ptx::mbarrier_arrive_cluster(s_plan.partials_released[buffer.stage], thread);
     }
   }
 }
@@ -374,8 +374,8 @@ __global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocess
     }
   }
   if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
-    hopper::wait_for_previous_kernel();
-    hopper::allow_next_kernel();
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
   }
   play_role(s_plan, inputs, walk, finish);
 }

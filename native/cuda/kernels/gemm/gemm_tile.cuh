@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/check.h"
 #include "cuda/kernels/gemm/gemm.h"
-#include "cuda/kernels/ptx/hopper.cuh"
-#include "cuda/kernels/ptx/tensor_copy.cuh"
+#include "cuda/kernels/ptx/mbarrier.cuh"
+#include "cuda/kernels/ptx/copy.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
+#include "cuda/kernels/ptx/memory.cuh"
 #include "cuda/kernels/ptx/wgmma.cuh"
 #include "cuda/launch.h"
 #include "cuda/per_device.h"
@@ -17,15 +20,15 @@ constexpr int kConsumerWarps = 8;
 constexpr int kSpreadPieces = 8;
 constexpr int kWarpgroupBytes = kProductTileBytes / 2;
 constexpr int kFragmentRows = 16;
-constexpr int kGroupTokens = 8;
+constexpr int kFragmentTokens = 8;
 constexpr int kSharedHalfBytes = 113 * 1024;
 constexpr int kSharedReserveBytes = 2048;
 constexpr int kTakenPlaces = 8;
 static_assert(kSpreadPieces == kConsumerWarps, "a thread block of a cluster joins the rows of one warp of each");
 
-template <hopper::Element kElementValue, int kMaxTokensValue, int kMostStages = 12>
+template <GemmElement kElementValue, int kMaxTokensValue, int kMostStages = 12>
 struct ProductShape {
-  static constexpr hopper::Element kElement = kElementValue;
+  static constexpr GemmElement kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
   static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 ? 2 : 1;
@@ -62,36 +65,22 @@ __device__ __forceinline__ int padded_tokens(int count) {
   return tokens;
 }
 
-struct RingPlace {
-  int stage = 0;
-  uint32_t phase = 0;
+template <GemmElement kElement, int kTokens>
+using Wgmma = std::conditional_t<kElement == GemmElement::kE4m3, ptx::WgmmaE4m3<kTokens>, ptx::WgmmaBf16<kTokens>>;
 
-  __device__ __forceinline__ void advance(int num_stages) {
-    ++stage;
-    if (stage == num_stages) {
-      stage = 0;
-      phase ^= 1U;
-    }
-  }
-};
-
-template <hopper::Element kElement, int kTokens>
+template <GemmElement kElement, int kTokens>
 __device__ __forceinline__ void start_step(float (&r_step)[kTokens / 2], uint64_t rows, uint64_t tokens) {
-  hopper::wgmma_fence();
+  ptx::wgmma_fence();
 #pragma unroll
   for (int part = 0; part < 4; ++part) {
-    hopper::Wgmma<kElement, kTokens>::multiply(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16),
-                                               part == 0 ? 0 : 1);
+    Wgmma<kElement, kTokens>::mma_async(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16), part == 0 ? 0 : 1);
   }
-  hopper::wgmma_commit_group();
+  ptx::wgmma_commit_group();
 }
 
 __device__ __forceinline__ TokenTile load_tile_now(const TokenTile* g_tile) {
-  TokenTile tile;
-  asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(tile.expert), "=r"(tile.row_first), "=r"(tile.row_count), "=r"(tile.index)
-               : "l"(g_tile));
-  return tile;
+  const int4 tile = ptx::ld_relaxed_gpu(reinterpret_cast<const int4*>(g_tile));
+  return {tile.x, tile.y, tile.z, tile.w};
 }
 
 struct ProductTile {

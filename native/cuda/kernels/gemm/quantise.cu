@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/norm/row_tile.cuh"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kRowThreads) quantise_kernel(const QuantiseCal
   const int64_t slice = blockIdx.y;
   const int64_t width = call.width / call.row_slices;
   const int64_t start = row * call.in_stride + slice * width;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   RowTile<kVectors> tile;
   tile.load(call.in + start, width, width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0);
   quantise_slice(tile, call.codes + (row * call.row_slices + slice) * call.slice_stride,
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluCall ca
   const int64_t width = call.width / call.row_slices;
   const int64_t start = row * call.in_stride + slice * width;
   const bool is_aligned = width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   RowTile<kVectors> tile;
   RowTile<kVectors> up;
   tile.load(call.gate + start, width, is_aligned);

@@ -1,5 +1,5 @@
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -11,8 +11,8 @@ constexpr int kPlaceThreads = 128;
 constexpr int kMaxChoices = 32;
 
 __global__ void __launch_bounds__(kPlaceThreads) place_rows_kernel(const PlaceRowsCall call) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   if (static_cast<int>(blockIdx.x) >= *call.num_tiles) return;
   const TokenTile tile = call.tiles[blockIdx.x];
   const int expert = call.expert_first + tile.expert;
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const Com
   __shared__ int32_t s_rows[kMaxChoices];
   __shared__ float s_weights[kMaxChoices];
   const int64_t token = blockIdx.x;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   if (call.num_real_tokens != nullptr && token >= *call.num_real_tokens) return;
   const int count = list_rows_ascending(call, token, s_rows, s_weights);
   for (int64_t dim = int64_t{blockIdx.y} * kCombineThreads + threadIdx.x; dim < call.hidden_size;

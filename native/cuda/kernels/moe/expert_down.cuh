@@ -46,10 +46,10 @@ __device__ __forceinline__ void init_ring(DownPlan<Shape>& s_plan, int ring) {
   if (threadIdx.x % 32 != 0) return;
 #pragma unroll
   for (int stage = 0; stage < Shape::kRingStages; ++stage) {
-    hopper::mbarrier_init(s_plan.stage_arrived[ring * Shape::kRingStages + stage], 2);
-    hopper::mbarrier_init(s_plan.stage_released[ring * Shape::kRingStages + stage], 4);
+    ptx::mbarrier_init(s_plan.stage_arrived[ring * Shape::kRingStages + stage], 2);
+    ptx::mbarrier_init(s_plan.stage_released[ring * Shape::kRingStages + stage], 4);
   }
-  hopper::fence_mbarrier_init();
+  ptx::fence_mbarrier_init();
 }
 
 template <class Shape>
@@ -68,8 +68,8 @@ template <class Shape>
 class DownStream {
  public:
   __device__ __forceinline__ DownStream(const DownInputs& inputs, int num_tiles)
-      : inputs_(inputs), rows_{inputs.grouped}, num_tiles_(num_tiles), lane_(hopper::thread_index() % 32) {
-    ring_first_ = hopper::thread_index() / 32 * Shape::kRingStages;
+      : inputs_(inputs), rows_{inputs.grouped}, num_tiles_(num_tiles), lane_(ptx::tid_x() % 32) {
+    ring_first_ = ptx::tid_x() / 32 * Shape::kRingStages;
     static_assert(Shape::kStages + Shape::kRings <= 32, "a ring is first filled from the tiles that now_ holds");
     static_assert(kTilesLoadedAtOnce == 64, "now_ and next_ hold 32 tiles each");
     now_ = rows_.tile(lane_);
@@ -77,7 +77,7 @@ class DownStream {
   }
 
   __device__ __forceinline__ void rewind() {
-    index_ = hopper::thread_index() / 32;
+    index_ = ptx::tid_x() / 32;
     k_step_ = 0;
     place_ = {};
     read_tile();
@@ -87,7 +87,7 @@ class DownStream {
   __device__ __forceinline__ bool is_first_round() const { return !is_done() && place_.phase == 0; }
 
   __device__ __forceinline__ void wait_until_released(DownPlan<Shape>& s_plan) const {
-    hopper::mbarrier_wait(s_plan.stage_released[stage()], place_.phase ^ 1U);
+    ptx::mbarrier_wait_suspended(s_plan.stage_released[stage()], place_.phase ^ 1U);
   }
 
   __device__ __forceinline__ void load_weights(DownPlan<Shape>& s_plan) const {
@@ -95,13 +95,13 @@ class DownStream {
     uint64_t& arrived = s_plan.stage_arrived[stage()];
     const bool has_scales = k_step_ == 0;
     const int64_t owner = int64_t{expert_} * inputs_.num_owners + blockIdx.x;
-    hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes + (has_scales ? Shape::kScaleBytes : 0));
+    ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes + (has_scales ? Shape::kScaleBytes : 0));
     const int64_t tile = owner * Shape::num_steps(inputs_) + k_step_;
-    hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
-                                               kDownTileBytes, arrived);
+    ptx::cp_async_bulk(s_plan.weights[stage()], inputs_.weights + tile * kDownTileBytes,
+                                               kDownTileBytes, arrived, ptx::kEvictFirst);
     if (!has_scales) return;
-    hopper::cp_async_bulk<hopper::kEvictNormal>(s_plan.row_scales[stage()], inputs_.row_scales + owner * kDownTileRows,
-                                                Shape::kScaleBytes, arrived);
+    ptx::cp_async_bulk(s_plan.row_scales[stage()], inputs_.row_scales + owner * kDownTileRows,
+                                                Shape::kScaleBytes, arrived, ptx::kEvictNormal);
   }
 
   __device__ __forceinline__ void load_record(DownPlan<Shape>& s_plan) const {
@@ -113,22 +113,22 @@ class DownStream {
     const int source = k_step_ == 0 ? 0 : codes_offset + k_step_ * codes_bytes;
     const int bytes = codes_offset + codes_bytes - target;
     const uint8_t* g_record = inputs_.records + index_ * RecordShape{Shape::kMaxTokens, Shape::width(inputs_)}.bytes();
-    hopper::mbarrier_arrive_expect_tx(arrived, bytes);
-    hopper::cp_async_bulk<hopper::kEvictNormal>(s_plan.records[stage()] + target, g_record + source, bytes, arrived);
+    ptx::mbarrier_arrive_expect_tx(arrived, bytes);
+    ptx::cp_async_bulk(s_plan.records[stage()] + target, g_record + source, bytes, arrived, ptx::kEvictNormal);
   }
 
   __device__ __forceinline__ void wait_until_recorded() {
     const uint32_t* g_recorded = inputs_.grouped.rows_recorded + min(chunk_first_ + lane_, num_tiles_ - 1);
     while ((recorded_ >> (index_ % 32) & 1U) == 0U) {
-      const bool is_recorded = hopper::load_acquire(g_recorded) == static_cast<uint32_t>(now_.row_count);
+      const bool is_recorded = ptx::ld_acquire_gpu(g_recorded) == static_cast<uint32_t>(now_.row_count);
       recorded_ = __ballot_sync(~0U, is_recorded);
       __syncwarp();
     }
-    hopper::fence_proxy_async_global();
+    ptx::fence_proxy_async_global();
   }
 
   __device__ __forceinline__ void advance() {
-    place_.advance(Shape::kRingStages);
+    place_.advance();
     if (++k_step_ < Shape::num_steps(inputs_)) return;
     k_step_ = 0;
     index_ += Shape::kRings;
@@ -164,7 +164,7 @@ class DownStream {
   int expert_ = 0;
   int count_ = 0;
   uint32_t recorded_ = 0;
-  RingPlace place_;
+  PipelineState<Shape::kRingStages> place_;
   int chunk_first_ = 0;
   TokenTile now_ = {};
   TokenTile next_ = {};
@@ -175,17 +175,17 @@ constexpr int kRecordBarrier = 9;
 template <class Shape>
 __device__ __forceinline__ void load_listed_tiles(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
   if (num_tiles == 0) {
-    hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+    ptx::bar_arrive(kRecordBarrier, Shape::kThreads);
     return;
   }
   DownStream<Shape> stream(inputs, num_tiles);
   stream.rewind();
   for (; stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
-  hopper::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const BlockArrivals arrivals(inputs.arrivals);
-  hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
+  ptx::bar_sync(kRecordBarrier, Shape::kThreads);
   arrivals.announce_and_wait<128>();
-  hopper::fence_proxy_async_global();
+  ptx::fence_proxy_async_global();
   stream.rewind();
   for (; stream.is_first_round(); stream.advance()) stream.load_record(s_plan);
   for (; !stream.is_done(); stream.advance()) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void load_handed_tiles(DownPlan<Shape>& s_plan, const
   DownStream<Shape> stream(inputs, num_tiles);
   init_ring(s_plan, threadIdx.x / 32);
   __syncwarp();
-  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  ptx::bar_arrive(kRecordBarrier, Shape::kThreads);
   stream.rewind();
   for (; stream.is_first_round(); stream.advance()) stream.load_weights(s_plan);
   stream.rewind();
@@ -224,29 +224,29 @@ template <class Shape, int kTokens>
 __device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownPlan<Shape>& s_plan, int stage,
                                                     int count) {
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
-  using Product = hopper::Wgmma<hopper::Element::kE4m3, kTokens>;
+  using Product = ptx::WgmmaE4m3<kTokens>;
   constexpr int kSteps = kDownTileK / 32;
   float r_first[kTokens / 2];
   float r_second[kTokens / 2];
   const uint64_t rows =
-      hopper::wgmma_descriptor(hopper::shared_address(s_plan.weights[stage]), Shape::kWeightColumnBytes, 128);
-  const uint64_t tokens = hopper::wgmma_descriptor(
-      hopper::shared_address(s_plan.records[stage]) + Records::codes_offset(count), count * 16, 128);
-  hopper::wgmma_fence();
+      ptx::wgmma_descriptor(ptx::shared_address(s_plan.weights[stage]), Shape::kWeightColumnBytes, 128);
+  const uint64_t tokens = ptx::wgmma_descriptor(
+      ptx::shared_address(s_plan.records[stage]) + Records::codes_offset(count), count * 16, 128);
+  ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const uint64_t row_part = advance_descriptor(rows, step * (2 * Shape::kWeightColumnBytes / 16));
     const uint64_t token_part = advance_descriptor(tokens, step * count * 2);
     if (step < kSteps / 2) {
-      Product::multiply(r_first, row_part, token_part, step == 0 ? 0 : 1);
+      Product::mma_async(r_first, row_part, token_part, step == 0 ? 0 : 1);
     } else {
-      Product::multiply(r_second, row_part, token_part, step == kSteps / 2 ? 0 : 1);
+      Product::mma_async(r_second, row_part, token_part, step == kSteps / 2 ? 0 : 1);
     }
   }
-  hopper::wgmma_commit_group();
-  hopper::wgmma_wait_group<0>();
-  hopper::pin_registers(r_first);
-  hopper::pin_registers(r_second);
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>();
+  ptx::pin_registers(r_first);
+  ptx::pin_registers(r_second);
 #pragma unroll
   for (int index = 0; index < kTokens / 2; ++index) {
     r_sum[index] = __fadd_rn(__fadd_rn(r_sum[index], r_first[index]), r_second[index]);
@@ -270,7 +270,7 @@ struct WeightedSums {
     r_row_scales[1] = row_first + 8 < kDownTileRows ? s_plan.row_scales[stage][row_first + 8] : 0.0F;
 #pragma unroll
     for (int item = 0; item < kColumns; ++item) {
-      const int column = item / 2 * kGroupTokens + thread % 4 * 2 + item % 2;
+      const int column = item / 2 * kFragmentTokens + thread % 4 * 2 + item % 2;
       const TokenFact fact = s_facts[column];
       r_scales[item] = fact.scale;
       r_weights[item] = fact.weight;
@@ -309,7 +309,7 @@ struct DownTurn {
 };
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
+__device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, PipelineState<Shape::kRingStages>& ring, const DownTurn& turn,
                                                    int count) {
   constexpr int kTurnOfFirst = 1;
   constexpr int kTurnThreads = 256;
@@ -319,18 +319,18 @@ __device__ __forceinline__ void multiply_down_tile(DownPlan<Shape>& s_plan, Ring
   for (int index = 0; index < kTokens / 2; ++index) r_sum[index] = 0.0F;
   for (int k_step = 0; k_step < turn.num_steps; ++k_step) {
     const int stage = turn.ring_first + ring.stage;
-    if (k_step > 0) hopper::mbarrier_wait(s_plan.stage_arrived[stage], ring.phase);
+    if (k_step > 0) ptx::mbarrier_wait_suspended(s_plan.stage_arrived[stage], ring.phase);
     multiply_down_stage<Shape, kTokens>(r_sum, s_plan, stage, count);
-    if (turn.thread % 32 == 0) hopper::mbarrier_arrive(s_plan.stage_released[stage]);
-    ring.advance(Shape::kRingStages);
+    if (turn.thread % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_released[stage]);
+    ring.advance();
   }
-  hopper::named_barrier_sync(kTurnOfFirst + turn.warpgroup, kTurnThreads);
+  ptx::bar_sync(kTurnOfFirst + turn.warpgroup, kTurnThreads);
   weighted.add_to(s_plan.sums, r_sum);
-  hopper::named_barrier_arrive(kTurnOfFirst + (turn.warpgroup + 1) % Shape::kRings, kTurnThreads);
+  ptx::bar_arrive(kTurnOfFirst + (turn.warpgroup + 1) % Shape::kRings, kTurnThreads);
 }
 
 template <class Shape>
-__device__ __forceinline__ void multiply_any_tile(DownPlan<Shape>& s_plan, RingPlace& ring, const DownTurn& turn,
+__device__ __forceinline__ void multiply_any_tile(DownPlan<Shape>& s_plan, PipelineState<Shape::kRingStages>& ring, const DownTurn& turn,
                                                   int count) {
   if (Shape::kMaxTokens <= 8 || count <= 8) {
     multiply_down_tile<Shape, 8>(s_plan, ring, turn, count);
@@ -345,7 +345,7 @@ template <class Shape>
 __device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const DownInputs& inputs) {
   constexpr int kTilesDone = 8;
   constexpr int kVectors = kDownTileRows / 4;
-  hopper::named_barrier_sync(kTilesDone, Shape::kConsumerThreads);
+  ptx::bar_sync(kTilesDone, Shape::kConsumerThreads);
   for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
     float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
     reinterpret_cast<float4*>(g_out)[index % kVectors] = reinterpret_cast<const float4*>(s_plan.sums)[index];
@@ -355,14 +355,14 @@ __device__ __forceinline__ void store_sums(const DownPlan<Shape>& s_plan, const 
 template <class Shape>
 __device__ __forceinline__ void multiply_down(DownPlan<Shape>& s_plan, const DownInputs& inputs, int num_tiles) {
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
-  const int thread = hopper::thread_index();
+  const int thread = ptx::tid_x();
   const int warpgroup = thread / 128 - 1;
   const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, Shape::num_steps(inputs)};
-  if (warpgroup == Shape::kRings - 1) hopper::named_barrier_arrive(1, 256);
-  RingPlace place;
+  if (warpgroup == Shape::kRings - 1) ptx::bar_arrive(1, 256);
+  PipelineState<Shape::kRingStages> place;
   for (int index = warpgroup; index < num_tiles; index += Shape::kRings) {
     const int stage = turn.ring_first + place.stage;
-    hopper::mbarrier_wait(s_plan.stage_arrived[stage], place.phase);
+    ptx::mbarrier_wait_suspended(s_plan.stage_arrived[stage], place.phase);
     multiply_any_tile(s_plan, place, turn, Records::count(s_plan.records[stage]));
   }
 }
@@ -372,20 +372,20 @@ __device__ __forceinline__ void run_listed_down(DownPlan<Shape>& s_plan, const D
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
   constexpr int kWriters = Shape::kConsumerThreads / 32;
   prepare_down(s_plan);
-  hopper::allow_next_kernel();
+  ptx::griddepcontrol_launch_dependents();
   const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
   if (threadIdx.x < 128) return load_listed_tiles(s_plan, inputs, num_tiles);
   const ListedRows rows = {inputs.grouped};
   const RecordItem<Records> first(rows, num_tiles,
                                   static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
-  hopper::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (Shape::width(inputs) <= kNarrowVectors * 128) {
     write_records<Records, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
   } else {
     write_records<Records, kWriters, kWideVectors, 1>(inputs, rows, num_tiles, first);
   }
-  hopper::fence_proxy_async_global();
-  hopper::named_barrier_arrive(kRecordBarrier, Shape::kThreads);
+  ptx::fence_proxy_async_global();
+  ptx::bar_arrive(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
   store_sums(s_plan, inputs);
 }
@@ -393,7 +393,7 @@ __device__ __forceinline__ void run_listed_down(DownPlan<Shape>& s_plan, const D
 template <class Shape, int kVectors>
 __device__ __forceinline__ void record_handed_rows(const DownInputs& inputs) {
   using Records = CoreMatrixRecords<Shape::kMaxTokens>;
-  const int thread = hopper::thread_index() - 128;
+  const int thread = ptx::tid_x() - 128;
   const int width = Shape::width(inputs);
   const int num_blocks = static_cast<int>(gridDim.x);
   const int num_rows = __ldcg(inputs.grouped.num_rows);
@@ -412,16 +412,16 @@ __device__ __forceinline__ void record_handed_rows(const DownInputs& inputs) {
     const typename Records::Row target = {g_record, place.slot(), place.row_count()};
     const float scale = r_row.quantise_by_converged_warp(target, width);
     if (thread % 32 == 0) target.store({token * Records::kPlaceStride, weight, scale});
-    hopper::fence_proxy_async_global();
+    ptx::fence_proxy_async_global();
     __syncwarp();
-    if (thread % 32 == 0) hopper::add_release(inputs.grouped.rows_recorded + place.tile(), 1);
+    if (thread % 32 == 0) ptx::red_add_release_gpu(inputs.grouped.rows_recorded + place.tile(), 1);
   }
 }
 
 template <class Shape>
 __device__ __forceinline__ void run_handed_down(DownPlan<Shape>& s_plan, const DownInputs& inputs) {
   const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
-  hopper::allow_next_kernel();
+  ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x < 128) return load_handed_tiles(s_plan, inputs, num_tiles);
   if (Shape::width(inputs) <= kNarrowVectors * 128) {
     record_handed_rows<Shape, kNarrowVectors>(inputs);
@@ -429,9 +429,9 @@ __device__ __forceinline__ void run_handed_down(DownPlan<Shape>& s_plan, const D
     record_handed_rows<Shape, kWideVectors>(inputs);
   }
   clear_sums(s_plan, threadIdx.x - 128, Shape::kConsumerThreads);
-  hopper::named_barrier_sync(kRecordBarrier, Shape::kThreads);
+  ptx::bar_sync(kRecordBarrier, Shape::kThreads);
   multiply_down(s_plan, inputs, num_tiles);
-  hopper::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   store_sums(s_plan, inputs);
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/kernels/moe/packed_tiles.cuh"
-#include "cuda/kernels/ptx/wgmma_fragments.cuh"
 
 namespace glint::cuda {
 
@@ -163,7 +162,7 @@ class CodeStream {
 
   __device__ __forceinline__ void start(int first, int last, int owner) {
     const RecordShape shape = {FragmentRecords::kMaxTokens, inputs_.width};
-    const int thread = hopper::thread_index();
+    const int thread = ptx::tid_x();
     cursor_.start(inputs_, first, last);
     g_codes_ = inputs_.records + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.width +
                thread % 32 * 16;
@@ -178,7 +177,7 @@ class CodeStream {
     const uint8_t* g_codes = g_codes_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * kDownTileK));
 #pragma unroll
     for (int fragment = 0; fragment < kManyFragments; ++fragment) {
-      hopper::load_where(is_loaded, r_codes[fragment], g_codes + fragment * 512);
+      ptx::ld_global_cg_if(is_loaded, r_codes[fragment], g_codes + fragment * 512);
     }
   }
 
@@ -190,14 +189,14 @@ class CodeStream {
     count = is_loaded ? cursor_.count : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      hopper::load_where(is_loaded, r_places[half], g_facts + half * kHalfBytes);
+      ptx::ld_global_cg_if(is_loaded, r_places[half], g_facts + half * kHalfBytes);
       load_float(is_loaded, r_weights[half], g_facts + half * kHalfBytes + kListBytes);
       load_float(is_loaded, r_scales[half], g_facts + half * kHalfBytes + 2 * kListBytes);
     }
     const float* g_row_scales = g_row_scales_ + int64_t{cursor_.expert} * inputs_.hidden_size;
 #pragma unroll
     for (int group = 0; group < kDownTileRows / 8; ++group) {
-      hopper::load_where(is_loaded, r_row_scales[group], g_row_scales + group * 8);
+      ptx::ld_global_nc_if(is_loaded, r_row_scales[group], g_row_scales + group * 8);
     }
   }
 
@@ -221,7 +220,7 @@ class CodeStream {
  private:
   static __device__ __forceinline__ void load_float(bool is_loaded, float& r_target, const uint8_t* g_source) {
     uint32_t bits = __float_as_uint(r_target);
-    hopper::load_where(is_loaded, bits, g_source);
+    ptx::ld_global_cg_if(is_loaded, bits, g_source);
     r_target = __uint_as_float(bits);
   }
 
@@ -275,9 +274,9 @@ struct TokenAdd {
     float2 r_narrow[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      r_wide[half][0] = hopper::load_shared_4(wide[half]);
-      r_wide[half][1] = hopper::load_shared_4(wide[half] ^ kChunkBytes);
-      r_narrow[half] = hopper::load_shared_2(narrow[half]);
+      r_wide[half][0] = ptx::ld_shared_v4(wide[half]);
+      r_wide[half][1] = ptx::ld_shared_v4(wide[half] ^ kChunkBytes);
+      r_narrow[half] = ptx::ld_shared_v2(narrow[half]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -289,9 +288,9 @@ struct TokenAdd {
                             __fmaf_rn(weight, r[register_of(half, chunk, 1)], old.y),
                             __fmaf_rn(weight, r[register_of(half, chunk, 2)], old.z),
                             __fmaf_rn(weight, r[register_of(half, chunk, 3)], old.w)};
-        hopper::store_shared_4(wide[half] ^ (chunk * kChunkBytes), sum);
+        ptx::st_shared_v4(wide[half] ^ (chunk * kChunkBytes), sum);
       }
-      hopper::store_shared_2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
+      ptx::st_shared_v2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
                                             __fmaf_rn(weight, r[register_of(half, 2, 1)], r_narrow[half].y)});
     }
   }
@@ -303,10 +302,10 @@ class ManyDown {
   __device__ __forceinline__ ManyDown(ManyDownPlan<Shape>& s_plan, const DownInputs& inputs)
       : s_plan_(s_plan),
         inputs_(inputs),
-        thread_(hopper::thread_index()),
+        thread_(ptx::tid_x()),
         group_(static_cast<uint32_t>(thread_) / 128U),
-        s_weights_(hopper::shared_address(s_plan.weights[group_])),
-        s_sums_(hopper::shared_address(s_plan.sums.values)),
+        s_weights_(ptx::shared_address(s_plan.weights[group_])),
+        s_sums_(ptx::shared_address(s_plan.sums.values)),
         tiles_to_turn_(static_cast<int32_t>(group_)),
         codes_(inputs, thread_) {}
 
@@ -336,9 +335,9 @@ class ManyDown {
       const int64_t matrix_tile = int64_t{weights_.expert} * inputs_.num_owners + owner;
       const int64_t tile = matrix_tile * inputs_.num_steps + weights_.k_step;
       uint64_t& arrived = s_plan_.arrived[group_][stage];
-      hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan_.weights[group_][stage],
-                                                 inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived);
+      ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
+      ptx::cp_async_bulk(s_plan_.weights[group_][stage],
+                                                 inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived, ptx::kEvictFirst);
     }
     weights_.advance(inputs_);
   }
@@ -346,20 +345,20 @@ class ManyDown {
   __device__ __forceinline__ void multiply(float (&r_first)[kManyRegisters], float (&r_second)[kManyRegisters]) const {
     constexpr int kHalf = kManyFragments / 2;
     constexpr int kColumnBytes = kDownTileRows * 16;
-    const uint64_t rows = hopper::wgmma_descriptor(s_weights_ + ring_.stage * kDownTileBytes, kColumnBytes, 128);
+    const uint64_t rows = ptx::wgmma_descriptor(s_weights_ + ring_.stage * kDownTileBytes, kColumnBytes, 128);
     const auto low = static_cast<uint32_t>(rows);
-    hopper::mbarrier_wait(s_plan_.arrived[group_][ring_.stage], ring_.phase);
-    hopper::wgmma_fence();
+    ptx::mbarrier_wait_suspended(s_plan_.arrived[group_][ring_.stage], ring_.phase);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kManyFragments; ++step) {
       const uint64_t part = uint64_t{128 / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
-      hopper::multiply_fragments_by_40_rows(step < kHalf ? r_first : r_second, codes_.r_codes[step], part,
+      ptx::wgmma_m64n40k32_e4m3(step < kHalf ? r_first : r_second, codes_.r_codes[step], part,
                                             step % kHalf == 0 ? 0 : 1);
     }
-    hopper::wgmma_commit_group();
-    hopper::wgmma_wait_group<0>();
-    hopper::pin_registers(r_first);
-    hopper::pin_registers(r_second);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::pin_registers(r_first);
+    ptx::pin_registers(r_second);
   }
 
   __device__ __forceinline__ void multiply_and_load(float (&r_sum)[kManyRegisters], bool is_first, int owner) {
@@ -367,9 +366,9 @@ class ManyDown {
     float r_second[kManyRegisters];
     multiply(r_first, r_second);
     codes_.load_codes();
-    hopper::named_barrier_sync(kFirstGroup + group_, 128);
+    ptx::bar_sync(kFirstGroup + group_, 128);
     load_weights(ring_.stage, owner);
-    ring_.advance(Shape::kRingStages);
+    ring_.advance();
 #pragma unroll
     for (int index = 0; index < kManyRegisters; ++index) {
       const float before = is_first ? r_first[index] : __fadd_rn(r_sum[index], r_first[index]);
@@ -390,9 +389,9 @@ class ManyDown {
     codes_.load_facts();
     codes_.advance();
     tokens.swap_chunks_of_odd_quads(r_sum);
-    hopper::named_barrier_sync(kFirstTurn + group_, 256);
+    ptx::bar_sync(kFirstTurn + group_, 256);
     if (has_rows) tokens.add(r_sum);
-    hopper::named_barrier_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
+    ptx::bar_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
   }
 
   ManyDownPlan<Shape>& s_plan_;
@@ -402,7 +401,7 @@ class ManyDown {
   uint32_t s_weights_;
   uint32_t s_sums_;
   int32_t tiles_to_turn_;
-  RingPlace ring_;
+  PipelineState<Shape::kRingStages> ring_;
   TileCursor<Shape> weights_;
   CodeStream<Shape> codes_;
 };
@@ -410,8 +409,8 @@ class ManyDown {
 template <class Shape>
 __device__ __forceinline__ void prepare_many_down(ManyDownPlan<Shape>& s_plan) {
   if (threadIdx.x < Shape::kGroups * Shape::kRingStages) {
-    hopper::mbarrier_init((&s_plan.arrived[0][0])[threadIdx.x], 1);
-    hopper::fence_mbarrier_init();
+    ptx::mbarrier_init((&s_plan.arrived[0][0])[threadIdx.x], 1);
+    ptx::fence_mbarrier_init();
   }
   constexpr int kVectors = TokenSums::kPlaces * kDownTileRows / 4;
   auto* s_sums = reinterpret_cast<float4*>(s_plan.sums.values);
@@ -427,20 +426,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   constexpr int kWriters = Shape::kThreads / 32;
   const int num_tiles = inputs.num_tiles();
   prepare_many_down(s_plan);
-  hopper::allow_next_kernel();
+  ptx::griddepcontrol_launch_dependents();
   ManyDown<Shape> down(s_plan, inputs);
   DownUnit unit(inputs, 0);
   down.start_weights(unit);
   const ListedRows rows{inputs.grouped};
   const RecordItem<FragmentRecords> first(
       rows, num_tiles, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
-  hopper::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const BlockArrivals arrivals(inputs.arrivals);
   write_records<FragmentRecords, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, rows, num_tiles, first);
   __syncthreads();
   arrivals.announce_and_wait<Shape::kThreads>();
   down.start_codes(unit);
-  if (threadIdx.x / 128 == Shape::kGroups - 1) hopper::named_barrier_arrive(1, 256);
+  if (threadIdx.x / 128 == Shape::kGroups - 1) ptx::bar_arrive(1, 256);
   const int num_rounds = inputs.num_token_blocks();
   for (int round = 0; round < num_rounds; ++round) {
     const DownUnit done = unit;

@@ -49,7 +49,7 @@ struct SwigluFinish {
       if (column + next >= tile.tokens.row_count) continue;
       const float gate = __fmul_rn(__fmul_rn(r_sum[next], token_scales_of_pair[next]), rows.gate_scale);
       const float up = __fmul_rn(__fmul_rn(r_sum[2 + next], token_scales_of_pair[next]), rows.up_scale);
-      hopper::store_relaxed(hidden + int64_t{tile.tokens.row_first + column + next} * width + unit,
+      ptx::st_relaxed_gpu(hidden + int64_t{tile.tokens.row_first + column + next} * width + unit,
                             never_unwritten(swiglu(gate, up)));
     }
   }
@@ -85,7 +85,7 @@ void launch_spread(const GateUpLaunch& gate_up) {
 void launch_wide(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
   const WideExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
-  launch_wide_product<WideShape<hopper::Element::kE4m3, GatheredTokens, false>>(
+  launch_wide_product<WideShape<GemmElement::kE4m3, GatheredTokens, false>>(
       gate_up.inputs, GatheredTokens{}, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
 }
 
@@ -104,9 +104,9 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
   const GateUpLaunch gate_up = {call, inputs, stream};
   const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
   if (tile_tokens == 16) {
-    launch_spread<ProductShape<hopper::Element::kE4m3, 16, kFewStages>>(gate_up);
+    launch_spread<ProductShape<GemmElement::kE4m3, 16, kFewStages>>(gate_up);
   } else if (tile_tokens == 32) {
-    launch_spread<ProductShape<hopper::Element::kE4m3, 32>>(gate_up);
+    launch_spread<ProductShape<GemmElement::kE4m3, 32>>(gate_up);
   } else {
     launch_wide(gate_up);
   }

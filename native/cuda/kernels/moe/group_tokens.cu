@@ -2,7 +2,7 @@
 
 #include "cuda/check.h"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/ptx/hopper.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kFewGroupThreads)
   __shared__ FewGroups s_groups;
   const FewGrouping grouping(call, s_groups, num_experts);
   __syncthreads();
-  hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const float weight = grouping.token < grouping.num_tokens ? __ldcg(call.weights + threadIdx.x) : 0.0F;
   const int expert = grouping.mark();
   __syncthreads();
@@ -391,8 +391,8 @@ __global__ void __launch_bounds__(kGroupThreads)
   __shared__ int32_t s_total;
   const int num_words = words_for(call.num_tokens);
   if (threadIdx.x < kLists) s_lists[threadIdx.x].num_before = 0;
-  hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const int first_pair = static_cast<int>(blockIdx.x) * kGroupThreads + static_cast<int>(threadIdx.x);
   const TokenChoices first_choices(call, threadIdx.x);
   const WeightedPair first_weight(call, first_pair);

@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/gemm/gemm_tile.cuh"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/ptx/hopper.cuh"
+#include "cuda/kernels/ptx/mbarrier.cuh"
 
 namespace glint::cuda {
 
@@ -77,7 +77,7 @@ struct HiddenRow {
       const int unit = first_unit(vector);
       r_values[vector] = {0.0F, 0.0F, 0.0F, 0.0F};
       if (unit >= width) continue;
-      r_values[vector] = hopper::load_relaxed(g_row + unit);
+      r_values[vector] = ptx::ld_relaxed_gpu(g_row + unit);
     }
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -90,7 +90,7 @@ struct HiddenRow {
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
       const int unit = first_unit(vector);
-      if (unit < width) hopper::store_relaxed(g_row + unit, float4{0.0F, 0.0F, 0.0F, 0.0F});
+      if (unit < width) ptx::st_relaxed_gpu(g_row + unit, float4{});
     }
   }
 
@@ -283,18 +283,18 @@ struct BlockArrivals {
     uint32_t all = 1;
     while (all < gridDim.x) all *= 2;
     mine = blockIdx.x == 0 ? all - gridDim.x + 1 : 1;
-    target = (hopper::load_acquire(g_arrivals) / all + 1) * all;
+    target = (ptx::ld_acquire_gpu(g_arrivals) / all + 1) * all;
   }
 
   template <int kThreads>
   __device__ __forceinline__ void announce_and_wait() const {
     constexpr int kAllArrived = 10;
     if (threadIdx.x == 0) {
-      hopper::add_release(g_arrivals, mine);
-      while (static_cast<int32_t>(hopper::load_acquire(g_arrivals) - target) < 0) {
+      ptx::red_add_release_gpu(g_arrivals, mine);
+      while (static_cast<int32_t>(ptx::ld_acquire_gpu(g_arrivals) - target) < 0) {
       }
     }
-    hopper::named_barrier_sync(kAllArrived, kThreads);
+    ptx::bar_sync(kAllArrived, kThreads);
   }
 };
 

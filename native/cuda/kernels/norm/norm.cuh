@@ -6,7 +6,7 @@
 #include "base/contract.h"
 #include "cuda/kernels/norm/row_tile.cuh"
 #include "cuda/kernels/norm/rows.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 
 namespace glint::cuda {
 
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(const NormCall call) 
   RowTile<kVectors> tile;
   RowTile<kVectors> weight;
   if (call.weight != nullptr) weight.load(call.weight, call.width, is_aligned);
-  wait_and_let_next_kernel_start(call.count);
+  wait_and_launch_dependents(call.count);
   tile.load(call.hidden + row * call.width, call.width, is_aligned);
   if constexpr (kRoom > 0) {
     const bool has_aligned_parts = is_aligned && (kRoom == 1 || call.part_stride % kVectorFloats == 0);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) whole_norm_kernel(const NormCa
   RowTile<kVectors> weight;
   weight.load_from_l2(call.weight, kWidth);
   if (call.hidden_is_settled) tile.load_from_l2(g_hidden, kWidth);
-  wait_and_let_next_kernel_start(call.count);
+  wait_and_launch_dependents(call.count);
   update.load_from_l2(call.parts + row * kWidth, kWidth);
   if (!call.hidden_is_settled) tile.load_from_l2(g_hidden, kWidth);
   add(tile, update);

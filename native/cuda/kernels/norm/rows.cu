@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/norm/norm.cuh"
 #include "cuda/kernels/norm/row_tile.cuh"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -26,8 +26,8 @@ __device__ __forceinline__ float4 widened_bf16(uint2 values) {
 
 __global__ void __launch_bounds__(kRowThreads) embed_kernel(const EmbedCall call) {
   const int64_t row = blockIdx.x;
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const uint16_t* g_source = call.table + embedded_token(call, row) * call.width;
   float* g_target = call.hidden + row * call.width;
   const int64_t num_vectors = call.width % kVectorFloats == 0 ? call.width / kVectorFloats : 0;
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kRowThreads) add_rows_kernel(float* hidden, co
   const int64_t stride = int64_t{gridDim.x} * kRowThreads;
   const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   const int64_t num_vectors = count / kVectorFloats;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   for (int64_t vector = start; vector < num_vectors; vector += stride) {
     float4 sum = reinterpret_cast<const float4*>(hidden)[vector];
     const float4 change = reinterpret_cast<const float4*>(update)[vector];
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kRowThreads) add_rows_kernel(float* hidden, co
 
 __global__ void __launch_bounds__(kRowThreads) gather_rows_kernel(const GatherCall call) {
   const int64_t row = blockIdx.x;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64_t source = call.rows[row] * call.width;
   const bool is_aligned = call.width % kVectorFloats == 0;
   for (int64_t first = 0; first < call.width; first += kGatherVectors * kRowThreads * kVectorFloats) {

@@ -2,7 +2,7 @@
 
 #include <cfloat>
 
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/ptx/reduce.cuh"
 #include "cuda/kernels/router/router.h"
 
@@ -145,8 +145,8 @@ __device__ __forceinline__ void store_choice_one_warp(const RouterCall& call, co
 __global__ void router_choice_kernel(const RouterCall call, int64_t pieces) {
   __shared__ RouterPlan plan;
   const int64_t row = blockIdx.x;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   score_experts(call, plan, row, pieces);
   __syncthreads();
   if (threadIdx.x >= kWarpLanes) return;

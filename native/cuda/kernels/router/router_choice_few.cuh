@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(kMaxRouterExperts, 1) router_choice_few_kernel
   const int64_t row = blockIdx.x;
   const int expert = static_cast<int>(threadIdx.x);
   const float bias = expert < call.num_experts ? call.bias[expert] : 0.0F;
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   score_expert(call, plan, row, pieces, bias);
   __syncthreads();
   if (threadIdx.x >= kWarpLanes) return;

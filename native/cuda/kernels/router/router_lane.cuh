@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/ptx/reduce.cuh"
-#include "cuda/kernels/ptx/tensor_core.cuh"
+#include "cuda/kernels/ptx/mma.cuh"
 #include "cuda/kernels/router/router.h"
 
 namespace glint::cuda {
@@ -61,7 +61,7 @@ struct LaneWeights {
     }
   }
 
-  __device__ __forceinline__ FragmentA fragment(int product) const {
+  __device__ __forceinline__ ptx::FragmentA fragment(int product) const {
     return {{pairs[0][2 * product], pairs[1][2 * product], pairs[0][2 * product + 1], pairs[1][2 * product + 1]}};
   }
 };
@@ -92,7 +92,7 @@ struct LaneInputs {
 };
 
 struct LaneTerms {
-  FragmentB terms[kStepProducts][kTermCount];
+  ptx::FragmentB terms[kStepProducts][kTermCount];
 
   __device__ __forceinline__ void split(const LaneInputs& inputs) {
 #pragma unroll
@@ -101,7 +101,7 @@ struct LaneTerms {
       float high = inputs.values[2 * pair_index + 1];
 #pragma unroll
       for (int term = 0; term < kTermCount; ++term) {
-        const uint32_t pair = pack_bf16(low, high);
+        const uint32_t pair = ptx::pack_bf16(low, high);
         low -= __uint_as_float(pair << 16U);
         high -= __uint_as_float(pair & 0xffff0000U);
         terms[pair_index / 2][term].regs[pair_index % 2] = pair;
@@ -126,7 +126,7 @@ struct LaneTerms {
 };
 
 template <int kExpertTiles, int kRowTiles>
-__device__ __forceinline__ void multiply(FragmentC (&sums)[kExpertTiles][kRowTiles],
+__device__ __forceinline__ void multiply(ptx::FragmentC (&sums)[kExpertTiles][kRowTiles],
                                          const LaneWeights (&weights)[kExpertTiles],
                                          const LaneTerms (&inputs)[kRowTiles]) {
 #pragma unroll
@@ -137,15 +137,15 @@ __device__ __forceinline__ void multiply(FragmentC (&sums)[kExpertTiles][kRowTil
       for (int expert_tile = 0; expert_tile < kExpertTiles; ++expert_tile) {
 #pragma unroll
         for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
-          const FragmentB& right = inputs[row_tile].terms[product][term];
-          mma_bf16(sums[expert_tile][row_tile], weights[expert_tile].fragment(product), right.regs[0], right.regs[1]);
+          const ptx::FragmentB& right = inputs[row_tile].terms[product][term];
+          ptx::mma_m16n8k16_bf16(sums[expert_tile][row_tile], weights[expert_tile].fragment(product), right.regs[0], right.regs[1]);
         }
       }
     }
   }
 }
 
-__device__ __forceinline__ void store_sums(float* g_out, const FragmentC& sum, const RouterCall& call,
+__device__ __forceinline__ void store_sums(float* g_out, const ptx::FragmentC& sum, const RouterCall& call,
                                            int expert_first, int64_t row_first) {
 #pragma unroll
   for (int element = 0; element < 4; ++element) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/ptx/copy.cuh"
 #include "cuda/kernels/router/router_lane.cuh"
 
 namespace glint::cuda {
@@ -75,10 +76,10 @@ __global__ void __launch_bounds__(kFewMostThreads) router_few_kernel(const Route
   const int expert_first = static_cast<int>(threadIdx.x) / kWarpLanes * kFewExperts;
   const int piece_first = static_cast<int>(blockIdx.x) * kRouterPieceCols;
   const int64_t row_first = int64_t{blockIdx.y} * 8 * kRowTiles;
-  FragmentC sums[kFewExpertTiles][kRowTiles] = {};
+  ptx::FragmentC sums[kFewExpertTiles][kRowTiles] = {};
   FewWeights weights;
   load_few_weights(weights, call, expert_first, piece_first);
-  wait_and_let_next_kernel_start(call.count);
+  wait_and_launch_dependents(call.count);
   s_terms.split(call, row_first, piece_first);
   __syncthreads();
 #pragma unroll
@@ -94,12 +95,6 @@ __global__ void __launch_bounds__(kFewMostThreads) router_few_kernel(const Route
     store_sums(g_piece, sums[tile / kRowTiles][tile % kRowTiles], call, expert_first + tile / kRowTiles * 16,
                row_first + tile % kRowTiles * 8);
   }
-}
-
-__device__ __forceinline__ void cp_async_or_zero(void* s_target, const void* g_source, bool has_source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(s_target)), "l"(g_source),
-               "r"(has_source ? 16 : 0)
-               : "memory");
 }
 
 struct RouterCopy {
@@ -128,15 +123,15 @@ struct RouterCopy {
       load_weights(first, stages.weights[step % kManyStages][0] + weight_place);
       load_inputs(first, stages.inputs[step % kManyStages][0] + input_place);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    ptx::cp_async_commit_group();
   }
 
   __device__ __forceinline__ void load_weights(int first, std::byte* s_target) const {
 #pragma unroll
     for (int row = 0; row < kManyExperts; row += kWeightRows) {
       const bool has_source = expert_first + weight_row + row < call.num_experts && first + weight_col < call.width;
-      cp_async_or_zero(s_target + row * kWeightRowBytes, has_source ? g_weight + row * call.width + first : call.weight,
-                       has_source);
+      ptx::cp_async_zfill(s_target + row * kWeightRowBytes,
+                          has_source ? g_weight + row * call.width + first : call.weight, has_source ? 16 : 0);
     }
   }
 
@@ -144,8 +139,8 @@ struct RouterCopy {
 #pragma unroll
     for (int row = 0; row < kManyRows; row += kInputRows) {
       const bool has_source = row_first + input_row + row < call.count && first + input_col < call.width;
-      cp_async_or_zero(s_target + row * kInputRowBytes, has_source ? g_input + row * call.width + first : call.in,
-                       has_source);
+      ptx::cp_async_zfill(s_target + row * kInputRowBytes,
+                          has_source ? g_input + row * call.width + first : call.in, has_source ? 16 : 0);
     }
   }
 };
@@ -191,7 +186,7 @@ struct RouterReader {
   }
 };
 
-__device__ __forceinline__ void add_many_step(FragmentC (&sums)[kManyExpertTiles][1], const RouterReader& reader,
+__device__ __forceinline__ void add_many_step(ptx::FragmentC (&sums)[kManyExpertTiles][1], const RouterReader& reader,
                                               const RouterStages& stages, int step) {
   LaneInputs inputs;
   LaneTerms terms[1];
@@ -205,8 +200,8 @@ __device__ __forceinline__ void add_many_step(FragmentC (&sums)[kManyExpertTiles
   multiply(sums, weights, terms);
 }
 
-__device__ __forceinline__ void join_piece(FragmentC (&totals)[kManyExpertTiles],
-                                           FragmentC (&sums)[kManyExpertTiles][1]) {
+__device__ __forceinline__ void join_piece(ptx::FragmentC (&totals)[kManyExpertTiles],
+                                           ptx::FragmentC (&sums)[kManyExpertTiles][1]) {
 #pragma unroll
   for (int tile = 0; tile < kManyExpertTiles; ++tile) {
 #pragma unroll
@@ -224,15 +219,15 @@ __global__ void __launch_bounds__(kManyThreads) router_many_kernel(const RouterC
   const int tile_row = warp / kManyHalves * 8;
   const int64_t row_first = int64_t{blockIdx.y} * kManyRows;
   const int num_steps = (call.width + kRouterStepCols - 1) / kRouterStepCols;
-  FragmentC totals[kManyExpertTiles] = {};
-  FragmentC sums[kManyExpertTiles][1] = {};
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::FragmentC totals[kManyExpertTiles] = {};
+  ptx::FragmentC sums[kManyExpertTiles][1] = {};
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const RouterCopy copy{call, stages, expert_first, row_first};
   const RouterReader reader(tile_first, tile_row);
   for (int step = 0; step < kManyStages - 1; ++step) copy.load(step);
   for (int step = 0; step < num_steps; ++step) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kManyStages - 2) : "memory");
+    ptx::cp_async_wait_group<kManyStages - 2>();
     __syncthreads();
     copy.load(step + kManyStages - 1);
     add_many_step(sums, reader, stages, step);
