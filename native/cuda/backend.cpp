@@ -238,7 +238,7 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
 }
 
 int64_t bytes_per_page(const glint_model& model, PageElement element) {
-  const int64_t widened = holds_codes(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
+  const int64_t widened = holds_fp8(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
   return model.num_layers * layer_page_bytes(model, element) + widened;
 }
 

@@ -42,7 +42,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
   const PlacedExperts& experts = layer.experts;
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  float* hidden = hands_rows_over(backend.num_rows) ? moe.handed : moe.hidden;
+  float* hidden = streams_down(backend.num_rows) ? moe.handed : moe.hidden;
   launch_group_tokens(group_call(backend, experts.holds_shared), backend.stream);
   launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,
@@ -58,7 +58,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
                          .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
-                      .records = moe.records,
+                      .packed_tiles = moe.records,
                       .arrivals = moe.arrivals,
                       .grouped = moe.grouped,
                       .packed_weights = experts.packed_down,
@@ -77,20 +77,20 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
 void run_grouped(Backend& backend, const PlacedWeight& weight, const Operand& operand, const int32_t* row_tokens,
                  float* out) {
   const ExpertActivations& moe = backend.places.moe;
-  launch_portable_product({.out = out,
-                           .out_stride = weight.rows,
-                           .weight = portable_weight(weight),
-                           .bias = nullptr,
-                           .activations = operand.rows,
-                           .activation_stride_bytes = operand.stride_bytes,
-                           .token_scales = operand.scales,
-                           .num_tokens = backend.num_rows,
-                           .row_tokens = row_tokens,
-                           .tiles = moe.grouped.gate_up_tiles,
-                           .num_tiles = moe.grouped.num_gate_up_tiles,
-                           .max_tiles = max_tiles(backend),
-                           .tile_tokens = plan_tiles(backend.num_rows).gate_up_tokens},
-                          backend.stream);
+  launch_gemm_portable({.out = out,
+                        .out_stride = weight.rows,
+                        .weight = portable_weight(weight),
+                        .bias = nullptr,
+                        .activations = operand.rows,
+                        .activation_stride_bytes = operand.stride_bytes,
+                        .token_scales = operand.scales,
+                        .num_tokens = backend.num_rows,
+                        .row_tokens = row_tokens,
+                        .tiles = moe.grouped.gate_up_tiles,
+                        .num_tiles = moe.grouped.num_gate_up_tiles,
+                        .max_tiles = max_tiles(backend),
+                        .tile_tokens = plan_tiles(backend.num_rows).gate_up_tokens},
+                       backend.stream);
 }
 
 Operand gate_expert_rows(Backend& backend) {
@@ -99,7 +99,7 @@ Operand gate_expert_rows(Backend& backend) {
   const int64_t rows = backend.num_rows * backend.model.experts_per_token;
   const bool has_codes = weight_element(backend.model) == GemmElement::kE4m3;
   launch_swiglu({.out = has_codes ? nullptr : moe.gate,
-                 .codes = has_codes ? moe.operand.rows : nullptr,
+                 .fp8 = has_codes ? moe.operand.rows : nullptr,
                  .scales = moe.operand.scales,
                  .gate = moe.gate,
                  .up = moe.up,

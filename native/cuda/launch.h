@@ -56,11 +56,11 @@ void launch_dependent(void (*kernel)(Wanted...), const LaunchShape& shape, cudaS
   GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kernel, std::forward<Given>(arguments)...));
 }
 
-template <typename Plan, typename Kernel, typename Call>
+template <typename Storage, typename Kernel, typename Call>
 void start_persistent(Kernel kernel, const Call& call, dim3 threads, cudaStream_t stream) {
-  constexpr int kPlanAlignment = 1024;
-  constexpr auto kSharedBytes = static_cast<int>(sizeof(Plan)) + kPlanAlignment;
-  static_assert(kSharedBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
+  constexpr int kStorageAlignment = 1024;
+  constexpr auto kSharedBytes = static_cast<int>(sizeof(Storage)) + kStorageAlignment;
+  static_assert(kSharedBytes <= kSharedLimitBytes, "the shared storage is larger than one thread block may have");
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const auto thread_blocks = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
   launch_dependent(kernel, {thread_blocks, threads, kSharedBytes}, stream, call);

@@ -32,9 +32,9 @@ void run_norm(Backend& backend, const float* weight, bool keeps_normed) {
   const bool has_codes = weight_element(model) == GemmElement::kE4m3;
   norm_update(backend, {.hidden = places.hidden + offset,
                         .normed = keeps_normed || !has_codes ? places.normed + offset : nullptr,
-                        .codes = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
+                        .fp8 = has_codes ? operand.rows + rows.first * operand.stride_bytes : nullptr,
                         .scales = has_codes ? operand.scales + rows.first : nullptr,
-                        .code_stride = operand.stride_bytes,
+                        .fp8_stride = operand.stride_bytes,
                         .parts = nullptr,
                         .part_stride = 0,
                         .num_parts = 0,
@@ -55,7 +55,7 @@ bool attends_in_one_kernel(const Backend& backend) {
          fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
 }
 
-RotateCall rotate_call(const Backend& backend, int64_t layer) {
+RopeCall rotate_call(const Backend& backend, int64_t layer) {
   const glint_model& model = backend.model;
   const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
   const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
@@ -118,9 +118,9 @@ void finish_logits(Backend& backend, int64_t count) {
 void norm_for_logits(Backend& backend, float* hidden, float* normed, int64_t count) {
   norm_update(backend, {.hidden = hidden,
                         .normed = normed,
-                        .codes = nullptr,
+                        .fp8 = nullptr,
                         .scales = nullptr,
-                        .code_stride = 0,
+                        .fp8_stride = 0,
                         .parts = nullptr,
                         .part_stride = 0,
                         .num_parts = 0,
@@ -169,35 +169,35 @@ PortableWeight portable_weight(const PlacedWeight& weight) {
 void run_product(Backend& backend, const PlacedWeight& weight, const float* bias, const Operand& operand, float* out,
                  int64_t out_stride, int64_t count) {
   if (weight.is_hopper) {
-    launch_dense_product({.out = out,
-                          .out_stride = out_stride,
-                          .packed_weights = weight.packed,
-                          .row_scales = weight.scales,
-                          .bias = bias,
-                          .activations = operand.rows,
-                          .token_scales = operand.scales,
-                          .rows = weight.rows,
-                          .k_bytes = operand.stride_bytes,
-                          .num_tokens = count,
-                          .element = weight.element},
-                         backend.stream);
+    launch_gemm({.out = out,
+                 .out_stride = out_stride,
+                 .packed_weights = weight.packed,
+                 .row_scales = weight.scales,
+                 .bias = bias,
+                 .activations = operand.rows,
+                 .token_scales = operand.scales,
+                 .rows = weight.rows,
+                 .k_bytes = operand.stride_bytes,
+                 .num_tokens = count,
+                 .element = weight.element},
+                backend.stream);
     if (starts_next_after_wait(operand.stride_bytes, count)) backend.hidden_is_settled = true;
     return;
   }
-  launch_portable_product({.out = out,
-                           .out_stride = out_stride,
-                           .weight = portable_weight(weight),
-                           .bias = bias,
-                           .activations = operand.rows,
-                           .activation_stride_bytes = operand.stride_bytes,
-                           .token_scales = operand.scales,
-                           .num_tokens = count,
-                           .row_tokens = nullptr,
-                           .tiles = nullptr,
-                           .num_tiles = nullptr,
-                           .max_tiles = 0,
-                           .tile_tokens = 0},
-                          backend.stream);
+  launch_gemm_portable({.out = out,
+                        .out_stride = out_stride,
+                        .weight = portable_weight(weight),
+                        .bias = bias,
+                        .activations = operand.rows,
+                        .activation_stride_bytes = operand.stride_bytes,
+                        .token_scales = operand.scales,
+                        .num_tokens = count,
+                        .row_tokens = nullptr,
+                        .tiles = nullptr,
+                        .num_tiles = nullptr,
+                        .max_tiles = 0,
+                        .tile_tokens = 0},
+                       backend.stream);
 }
 
 void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, const Operand& operand, float* out,
@@ -209,7 +209,7 @@ void run_sections(Backend& backend, const std::vector<PlacedSection>& sections, 
 
 void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand) {
   if (weight_element(backend.model) == GemmElement::kE4m3) {
-    launch_quantise({.codes = operand.rows,
+    launch_quantise({.fp8 = operand.rows,
                      .scales = operand.scales,
                      .in = rows,
                      .in_stride = width,
@@ -233,7 +233,7 @@ Operand prepare_gated(Backend& backend, int64_t width) {
   const Operand operand = backend.gated_operand(width);
   const bool has_codes = weight_element(backend.model) == GemmElement::kE4m3;
   launch_swiglu({.out = has_codes ? nullptr : backend.places.gated,
-                 .codes = has_codes ? operand.rows : nullptr,
+                 .fp8 = has_codes ? operand.rows : nullptr,
                  .scales = operand.scales,
                  .gate = backend.places.gate_up,
                  .up = backend.places.gate_up + width,
@@ -279,15 +279,15 @@ void compute_row_logits(Backend& backend, int64_t count) {
 }
 
 PagePool prefill_pages(Backend& backend, const PagePool& pages) {
-  if (!holds_codes(pages.element)) return pages;
+  if (!holds_fp8(pages.element)) return pages;
   const PagePool widened = backend.widened_pages();
-  launch_widen_pages({.codes = pages,
-                      .widened = widened,
-                      .page_table = backend.places.step.page_table,
-                      .num_pages = backend.num_prefill_pages,
-                      .num_kv_heads = backend.model.num_kv_heads,
-                      .head_dim = backend.model.head_dim},
-                     backend.stream);
+  launch_dequantise_kv({.fp8 = pages,
+                        .bf16 = widened,
+                        .page_table = backend.places.step.page_table,
+                        .num_pages = backend.num_prefill_pages,
+                        .num_kv_heads = backend.model.num_kv_heads,
+                        .head_dim = backend.model.head_dim},
+                       backend.stream);
   return widened;
 }
 
@@ -326,7 +326,7 @@ void project_query_key_value(Backend& backend, int64_t layer) {
 
 void rotate_and_store(Backend& backend, int64_t layer) {
   if (cuda::attends_in_one_kernel(backend)) return;
-  cuda::launch_rotate_and_store(cuda::rotate_call(backend, layer), backend.stream);
+  cuda::launch_rope_and_cache(cuda::rotate_call(backend, layer), backend.stream);
 }
 
 void attend(Backend& backend, int64_t layer) {

@@ -32,9 +32,9 @@ struct NormState {
     NormCall norm{};
     norm.hidden = hidden;
     norm.normed = normed;
-    norm.codes = codes;
+    norm.fp8 = codes;
     norm.scales = scales;
-    norm.code_stride = code_stride;
+    norm.fp8_stride = code_stride;
     norm.weight = weight;
     norm.count = rows;
     norm.width = width;

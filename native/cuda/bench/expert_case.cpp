@@ -18,24 +18,24 @@ uint64_t mix(uint64_t value) {
 int64_t largest_records(const ExpertLayout& layout, int64_t max_tokens) {
   int64_t most = 0;
   for (const int64_t tokens : {int64_t{64}, int64_t{256}, max_tokens}) {
-    const RecordShape shape = {plan_tiles(tokens).down_tokens, layout.width};
+    const PackedTileShape shape = {plan_tiles(tokens).down_tokens, layout.width};
     most = std::max(most, shape.bytes() * max_token_tiles(tokens, kExpertsPerToken, layout.num_local()));
   }
   return most;
 }
 
-int64_t code_place(const RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
+int64_t code_place(const PackedTileShape& shape, int64_t count, int64_t slot, int64_t unit) {
   if (shape.max_tokens == 64) {
     const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
     const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
     return slot / 16 * 16 * shape.width + unit / 32 * 512 + lane * 16 + word * 4 + unit % 4;
   }
-  return kRecordHeadBytes + count * kRecordFactBytes + (unit / 16 * count + slot) * 16 + unit % 16;
+  return kPackedTileHeadBytes + count * kTokenMetadataBytes + (unit / 16 * count + slot) * 16 + unit % 16;
 }
 
-int64_t scale_place(const RecordShape& shape, int64_t slot) {
-  if (shape.max_tokens == 64) return shape.facts_offset() + kRecordHeadBytes + (2 * shape.max_tokens + slot) * 4;
-  return kRecordHeadBytes + slot * kRecordFactBytes + 8;
+int64_t scale_place(const PackedTileShape& shape, int64_t slot) {
+  if (shape.max_tokens == 64) return shape.metadata_offset() + kPackedTileHeadBytes + (2 * shape.max_tokens + slot) * 4;
+  return kPackedTileHeadBytes + slot * kTokenMetadataBytes + 8;
 }
 
 }
@@ -88,8 +88,8 @@ GroupedCase::GroupedCase(const ExpertLayout& layout, const Routing& routing, int
       gate_up_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       down_tiles_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       counts_(64),
-      row_places_(most_handed_rows(num_tokens, kExpertsPerToken)),
-      rows_recorded_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
+      row_places_(max_streamed_rows(num_tokens, kExpertsPerToken)),
+      rows_packed_(max_token_tiles(num_tokens, kExpertsPerToken, layout.num_local())),
       num_real_tokens_(std::vector<int32_t>{static_cast<int32_t>(num_tokens)}),
       experts_touched_(std::vector<uint64_t>{0}) {}
 
@@ -106,7 +106,7 @@ GroupedTokens GroupedCase::grouped() const {
           .down_tile_ends = counts_.data() + 2,
           .num_rows = counts_.data() + 1,
           .row_places = row_places_.data(),
-          .rows_recorded = rows_recorded_.data()};
+          .rows_packed = rows_packed_.data()};
 }
 
 GroupCall GroupedCase::call(const ExpertLayout& layout) const {
@@ -135,7 +135,7 @@ ExpertCase::ExpertCase(const ExpertLayout& layout, int64_t max_tokens, bool keep
       activations_(max_tokens * kHiddenSize),
       token_scales_(max_tokens),
       hidden_(max_tokens * (kExpertsPerToken + 1) * layout.width),
-      handed_(most_handed_rows(max_tokens, kExpertsPerToken) * layout.width),
+      handed_(max_streamed_rows(max_tokens, kExpertsPerToken) * layout.width),
       records_(largest_records(layout, max_tokens)),
       arrivals_(1),
       tiles_taken_(1) {
@@ -186,7 +186,7 @@ GateUpCall ExpertCase::gate_up(const GroupedCase& grouped) const {
 
 DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
   return {.out = out,
-          .records = records_.data(),
+          .packed_tiles = records_.data(),
           .arrivals = arrivals_.data(),
           .grouped = grouped.grouped(),
           .packed_weights = packed_down_.data(),
@@ -199,7 +199,7 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
 }
 
 float* ExpertCase::hidden(const GroupedCase& grouped) const {
-  return hands_rows_over(grouped.num_tokens()) ? handed_.data() : hidden_.data();
+  return streams_down(grouped.num_tokens()) ? handed_.data() : hidden_.data();
 }
 
 void ExpertCase::keep_hidden(const GroupedCase& grouped) {
@@ -263,7 +263,7 @@ double ExpertCase::hidden_error(const HostGrouping& host, const GroupedCase& gro
 }
 
 int64_t ExpertCase::wrong_codes(const HostGrouping& host, const GroupedCase& grouped) {
-  const RecordShape shape = {plan_tiles(grouped.num_tokens()).down_tokens, layout_.width};
+  const PackedTileShape shape = {plan_tiles(grouped.num_tokens()).down_tokens, layout_.width};
   const std::vector<uint8_t> records = records_.to_host();
   const std::vector<TokenTile> tiles = grouped.down_tiles();
   const std::vector<float> hidden = hidden_.to_host();

@@ -62,7 +62,7 @@ class GroupedCase {
   DeviceArray<TokenTile> down_tiles_;
   DeviceArray<int32_t> counts_;
   DeviceArray<RowPlace> row_places_;
-  DeviceArray<uint32_t> rows_recorded_;
+  DeviceArray<uint32_t> rows_packed_;
   DeviceArray<int32_t> num_real_tokens_;
   DeviceArray<uint64_t> experts_touched_;
 };

@@ -25,7 +25,7 @@ __device__ double element_value(const uint8_t* values, int64_t index, GemmElemen
   return static_cast<float>(code);
 }
 
-__global__ void portable_reference_kernel(double* out, const PortableProductCall call, const uint8_t* source) {
+__global__ void portable_reference_kernel(double* out, const PortableGemmCall call, const uint8_t* source) {
   const PortableWeight& weight = call.weight;
   const int64_t output = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (output >= weight.rows * call.num_tokens) return;
@@ -132,8 +132,8 @@ class DenseCase {
     fill_signed(bias_.data(), shape.rows, {33, 1.0F});
   }
 
-  PortableProductCall call(float* out, int64_t out_stride, int64_t num_tokens, int64_t copy) const {
-    PortableProductCall product{};
+  PortableGemmCall call(float* out, int64_t out_stride, int64_t num_tokens, int64_t copy) const {
+    PortableGemmCall product{};
     product.out = out;
     product.out_stride = out_stride;
     product.weight = matrices_.weight(copy);
@@ -150,8 +150,8 @@ class DenseCase {
     const int64_t count = rows * kReferenceTokens;
     const DeviceArray<float> out(count);
     const DeviceArray<double> reference(count);
-    const PortableProductCall product = call(out.data(), rows, kReferenceTokens, 0);
-    launch_portable_product(product, nullptr);
+    const PortableGemmCall product = call(out.data(), rows, kReferenceTokens, 0);
+    launch_gemm_portable(product, nullptr);
     portable_reference_kernel<<<thread_blocks_for(count * 32), 256>>>(reference.data(), product, matrices_.source());
     synchronize();
     const Difference difference = compare(out.data(), reference.data(), count);
@@ -167,11 +167,11 @@ class DenseCase {
     copy_rows(activations.data(), activations_.data(), stride_bytes_, num_tokens);
     GLINT_CHECK_CUDA(cudaMemcpy(token_scales.data(), token_scales_.data(), static_cast<size_t>(num_tokens) * 4,
                                 cudaMemcpyDeviceToDevice));
-    PortableProductCall product = call(out.data(), stride, num_tokens, 0);
+    PortableGemmCall product = call(out.data(), stride, num_tokens, 0);
     product.activations = activations.data();
     if (product.token_scales != nullptr) product.token_scales = token_scales.data();
     poison_shared_memory();
-    launch_portable_product(product, nullptr);
+    launch_gemm_portable(product, nullptr);
     DeviceArray<unsigned long long> wrong(1);
     wrong.fill_bytes(0);
     const GuardedOut check = {reinterpret_cast<const uint32_t*>(out.data()),
@@ -199,7 +199,7 @@ bool check_shape(const MatrixShape& shape, double& worst) {
   const DenseCase dense(shape, kMostTokens, 1);
   const int64_t stride = shape.rows + kGuardColumns;
   const DeviceArray<float> expected(stride * kMostTokens);
-  launch_portable_product(dense.call(expected.data(), stride, kMostTokens, 0), nullptr);
+  launch_gemm_portable(dense.call(expected.data(), stride, kMostTokens, 0), nullptr);
   synchronize();
   const double error = dense.error();
   worst = std::max(worst, error);
@@ -287,7 +287,7 @@ void measure_dense(double ceiling) {
     const DeviceArray<float> out(kMostTokens * named.shape.rows);
     for (const int64_t tokens : {1, 16, 32, 64, 128, 256, 4096}) {
       const double time = median_microseconds(stream, static_cast<int>(std::min<int64_t>(copies, 20)), [&](int index) {
-        launch_portable_product(dense.call(out.data(), named.shape.rows, tokens, index % copies), stream);
+        launch_gemm_portable(dense.call(out.data(), named.shape.rows, tokens, index % copies), stream);
       });
       const double flops = 2.0 * static_cast<double>(tokens * named.shape.rows * named.shape.cols);
       std::printf("%-16s %5lld tokens %9.2f us  %6.0f GB/s %5.1f%% of ceiling  %6.1f TFLOP/s\n", named.name,

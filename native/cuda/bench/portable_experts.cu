@@ -68,7 +68,7 @@ class ExpertsCase {
         gate_up_tiles_(max_tiles_),
         down_tiles_(max_tiles_),
         row_places_(max_rows_),
-        rows_recorded_(max_tiles_),
+        rows_packed_(max_tiles_),
         counts_(8 + num_tokens),
         token_rows_(token_rows_count(num_tokens, shape.experts_per_token)),
         activations_(num_tokens * in_stride_),
@@ -99,7 +99,7 @@ class ExpertsCase {
     group(stream);
     gate_up(stream);
     prepare_mid(stream);
-    launch_portable_product(down_call(), stream);
+    launch_gemm_portable(down_call(), stream);
     combine(stream);
   }
 
@@ -116,12 +116,12 @@ class ExpertsCase {
   }
 
   void gate_up(cudaStream_t stream) const {
-    launch_portable_product(up_call(gate_, gate_out_.data()), stream);
-    launch_portable_product(up_call(up_, up_out_.data()), stream);
+    launch_gemm_portable(up_call(gate_, gate_out_.data()), stream);
+    launch_gemm_portable(up_call(up_, up_out_.data()), stream);
   }
 
-  PortableProductCall up_call(const PackedMatrices& matrices, float* out) const {
-    PortableProductCall call = down_call();
+  PortableGemmCall up_call(const PackedMatrices& matrices, float* out) const {
+    PortableGemmCall call = down_call();
     call.out = out;
     call.out_stride = shape_.width;
     call.weight = matrices.weight(0);
@@ -132,8 +132,8 @@ class ExpertsCase {
     return call;
   }
 
-  PortableProductCall down_call() const {
-    PortableProductCall call{};
+  PortableGemmCall down_call() const {
+    PortableGemmCall call{};
     call.out = routed_.data();
     call.out_stride = shape_.hidden;
     call.weight = down_.weight(0);
@@ -158,7 +158,7 @@ class ExpertsCase {
     call.row_slices = 1;
     call.slice_stride = mid_stride_;
     if (has_codes()) {
-      call.codes = mid_.data();
+      call.fp8 = mid_.data();
       call.scales = mid_scales_.data();
     } else {
       call.out = mid_floats_.data();
@@ -211,7 +211,7 @@ class ExpertsCase {
             .down_tile_ends = counts_.data() + 2,
             .num_rows = counts_.data(),
             .row_places = row_places_.data(),
-            .rows_recorded = rows_recorded_.data()};
+            .rows_packed = rows_packed_.data()};
   }
 
   bool is_chosen(int64_t token, int64_t local) const {
@@ -223,7 +223,7 @@ class ExpertsCase {
 
   int64_t num_rows() const { return counts_.to_host()[0]; }
 
-  int64_t count_wrong_products(const PackedMatrices& matrices, const PortableProductCall& grouped_call,
+  int64_t count_wrong_products(const PackedMatrices& matrices, const PortableGemmCall& grouped_call,
                                int64_t input_rows, bool gathers) const {
     const int64_t rows = matrices.shape().rows;
     const DeviceArray<float> dense(std::max<int64_t>(input_rows, 1) * rows);
@@ -231,13 +231,13 @@ class ExpertsCase {
     int64_t wrong = 0;
     int64_t row = 0;
     for (int64_t local = 0; local < shape_.num_local(); ++local) {
-      PortableProductCall call = grouped_call;
+      PortableGemmCall call = grouped_call;
       call.out = dense.data();
       call.weight = matrices.weight(local);
       call.num_tokens = input_rows;
       call.row_tokens = nullptr;
       call.tiles = nullptr;
-      launch_portable_product(call, nullptr);
+      launch_gemm_portable(call, nullptr);
       synchronize();
       const std::vector<float> expected = dense.to_host();
       for (int64_t token = 0; token < num_tokens_; ++token) {
@@ -301,7 +301,7 @@ class ExpertsCase {
   DeviceArray<TokenTile> gate_up_tiles_;
   DeviceArray<TokenTile> down_tiles_;
   DeviceArray<RowPlace> row_places_;
-  DeviceArray<uint32_t> rows_recorded_;
+  DeviceArray<uint32_t> rows_packed_;
   DeviceArray<int32_t> counts_;
   DeviceArray<int32_t> token_rows_;
   DeviceArray<uint8_t> activations_;
@@ -356,7 +356,7 @@ void measure_portable_experts() {
     experts.group(stream);
     const double both = time([&] { experts.gate_up(stream); });
     const double mid = time([&] { experts.prepare_mid(stream); });
-    const double down = time([&] { launch_portable_product(experts.down_call(), stream); });
+    const double down = time([&] { launch_gemm_portable(experts.down_call(), stream); });
     const double sum = time([&] { experts.combine(stream); });
     const double all = time([&] { experts.run(stream); });
     std::printf("experts tp 160x192 %5lld tokens: gate, up %.1f  swiglu %.1f  down %.1f  combine %.1f  all %.1f us\n",

@@ -26,7 +26,7 @@ class DenseCase {
   DenseCase(const DenseShape& shape, int64_t max_tokens, int copies)
       : shape_(shape),
         weights_(shape.rows * shape.k_bytes()),
-        packed_(packed_product_bytes(shape.rows, shape.k_bytes()) * copies),
+        packed_(packed_weight_bytes(shape.rows, shape.k_bytes()) * copies),
         activations_((max_tokens + 64) * shape.k_bytes()),
         row_scales_(shape.rows),
         token_scales_(max_tokens),
@@ -45,11 +45,11 @@ class DenseCase {
     synchronize();
   }
 
-  DenseProductCall call(float* out, int64_t num_tokens, int copy) const {
+  GemmCall call(float* out, int64_t num_tokens, int copy) const {
     const bool has_scales = shape_.element == GemmElement::kE4m3;
     return {.out = out,
             .out_stride = shape_.rows,
-            .packed_weights = packed_.data() + copy * packed_product_bytes(shape_.rows, shape_.k_bytes()),
+            .packed_weights = packed_.data() + copy * packed_weight_bytes(shape_.rows, shape_.k_bytes()),
             .row_scales = has_scales ? row_scales_.data() : nullptr,
             .bias = shape_.has_bias ? bias_.data() : nullptr,
             .activations = activations_.data(),
@@ -78,7 +78,7 @@ class DenseCase {
     DeviceArray<float> out(num_tokens * shape_.rows);
     const DeviceArray<double> sums(num_tokens * shape_.rows);
     poison_shared_memory();
-    launch_dense_product(call(out.data(), num_tokens, 0), nullptr);
+    launch_gemm(call(out.data(), num_tokens, 0), nullptr);
     run_reference({sums.data(), weights_.data(), activations_.data(), nullptr, shape_.rows, shape_.k, num_tokens,
                    shape_.element == GemmElement::kBf16});
     std::vector<double> reference = sums.to_host();
@@ -90,14 +90,14 @@ class DenseCase {
 
   int64_t count_variant_values(int64_t num_tokens, const float* expected) const {
     DeviceArray<float> out(num_tokens * shape_.rows);
-    launch_dense_product(call(out.data(), num_tokens, 0), nullptr);
+    launch_gemm(call(out.data(), num_tokens, 0), nullptr);
     synchronize();
     return count_different_bits(out.data(), expected, out.count());
   }
 
  private:
   void pack(int copy) const {
-    launch_pack_rows({.packed = packed_.data() + copy * packed_product_bytes(shape_.rows, shape_.k_bytes()),
+    launch_pack_rows({.packed = packed_.data() + copy * packed_weight_bytes(shape_.rows, shape_.k_bytes()),
                       .weights = weights_.data(),
                       .up_weights = nullptr,
                       .rows = shape_.rows,
@@ -150,7 +150,7 @@ bool check_invariance(const DenseShape& shape) {
   constexpr int64_t kMost = 4096;
   const DenseCase dense(shape, kMost, 1);
   DeviceArray<float> expected(kMost * shape.rows);
-  launch_dense_product(dense.call(expected.data(), kMost, 0), nullptr);
+  launch_gemm(dense.call(expected.data(), kMost, 0), nullptr);
   synchronize();
   int64_t different = 0;
   int64_t runs = 0;
@@ -172,7 +172,7 @@ void measure_shape(const DenseShape& shape, double ceiling, cudaStream_t stream)
   const DeviceArray<float> out(4096 * shape.rows);
   for (const int64_t tokens : {1, 16, 64, 128, 256, 4096}) {
     const double time = median_microseconds(stream, std::max(copies, 10), [&](int index) {
-      launch_dense_product(dense.call(out.data(), tokens, index % copies), stream);
+      launch_gemm(dense.call(out.data(), tokens, index % copies), stream);
     });
     const double flops = 2.0 * static_cast<double>(tokens * shape.rows * shape.k);
     const double rate = static_cast<double>(bytes) / time * 1e6;

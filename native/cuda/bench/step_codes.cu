@@ -22,7 +22,7 @@ std::vector<uint8_t> codes_of(const std::vector<uint16_t>& slabs, int padded_dim
   for (size_t first = 0; first < slabs.size(); first += slab_elements) {
     for (int row = 0; row < kPageTokens; ++row) {
       for (int dim = 0; dim < padded_dim; ++dim) {
-        codes[first + as_size(code_offset(padded_dim, row, dim))] =
+        codes[first + as_size(fp8_offset(padded_dim, row, dim))] =
             code_of(slabs[first + as_size(swizzled_offset(row, dim)) / 2]);
       }
     }
@@ -55,7 +55,7 @@ class CodedBatch {
     return {reinterpret_cast<std::byte*>(widened_keys->data()), reinterpret_cast<std::byte*>(widened_values->data()),
             batch.heads.page_bytes(), batch.heads.slab_bytes()};
   }
-  WidenCall widen() const {
+  DequantiseKvCall widen() const {
     return {codes(), widened(), batch.device_table->data(), static_cast<int64_t>(batch.table.size()),
             batch.heads.num_kv_heads, batch.heads.head_dim};
   }
@@ -103,7 +103,7 @@ void check_coded(Report& report, const Heads& heads, const Lengths& lengths, int
     batch.spoil(0, spoiled_position, spoiled_position + 1, false);
     coded.upload();
   }
-  launch_widen_pages(coded.widen(), nullptr);
+  launch_dequantise_kv(coded.widen(), nullptr);
   const Outputs wanted = run_all(batch, batch.pool(), batch.pool());
   const Outputs found = run_all(batch, coded.codes(), coded.widened());
   const auto num_nan = std::ranges::count_if(found.decoded, [](float value) { return std::isnan(value); });
@@ -123,7 +123,7 @@ void check_every_code(Report& report) {
     if ((codes[place] & kNanCode) == kNanCode) codes[place] = 0x80;
   }
   coded.keys->upload(codes);
-  launch_widen_pages(coded.widen(), nullptr);
+  launch_dequantise_kv(coded.widen(), nullptr);
   const std::vector<uint16_t> widened = coded.widened_keys->download();
   int64_t num_wrong = 0;
   std::vector<bool> is_seen(256);
@@ -131,7 +131,7 @@ void check_every_code(Report& report) {
   for (size_t first = 0; first < codes.size(); first += slab_elements) {
     for (int row = 0; row < kPageTokens; ++row) {
       for (int dim = 0; dim < kMaxHeadDim; ++dim) {
-        const uint8_t code = codes[first + as_size(code_offset(kMaxHeadDim, row, dim))];
+        const uint8_t code = codes[first + as_size(fp8_offset(kMaxHeadDim, row, dim))];
         is_seen[code] = true;
         const uint16_t found = widened[first + as_size(swizzled_offset(row, dim)) / 2];
         num_wrong += found == bf16_from_float(float_from_e4m3(code)) ? 0 : 1;
@@ -175,7 +175,7 @@ void time_prefill(const Ceiling& ceiling, int32_t cached, int32_t fresh) {
         [&](int, cudaStream_t stream) {
           PrefillCall call = run.call(out.data());
           if (has_codes) {
-            launch_widen_pages(coded.widen(), stream);
+            launch_dequantise_kv(coded.widen(), stream);
             call.attend.pages = coded.widened();
           }
           launch_attention_prefill(call, stream);

@@ -58,7 +58,7 @@ struct RotateSet {
   RotaryTableCall table_call() const {
     return {cosines.data(), sines.data(), positions.data(), count, shape.rotary_dim, kTheta};
   }
-  RotateCall call() const {
+  RopeCall call() const {
     return {.query_out = query.data(),
             .pages = {reinterpret_cast<std::byte*>(keys.data()), reinterpret_cast<std::byte*>(values.data()),
                       shape.heads.page_bytes(), shape.heads.slab_bytes()},
@@ -188,7 +188,7 @@ int64_t check_pages(Mismatch& mismatch, const RotateSet& set) {
 void check_rotate(Report& report, const RotateShape& shape, int64_t count) {
   const RotateSet set(shape, count, 31);
   launch_rotary_table(set.table_call(), nullptr);
-  launch_rotate_and_store(set.call(), nullptr);
+  launch_rope_and_cache(set.call(), nullptr);
   Mismatch mismatch;
   check_query(mismatch, set);
   const int64_t unaccounted = check_pages(mismatch, set);
@@ -209,7 +209,7 @@ void time_rotate(const Ceiling& ceiling, int64_t count) {
     launch_rotary_table(sets.back()->table_call(), nullptr);
   }
   const double seconds = median_seconds(
-      [&](int set, cudaStream_t stream) { launch_rotate_and_store(sets[as_size(set)]->call(), stream); }, kSets);
+      [&](int set, cudaStream_t stream) { launch_rope_and_cache(sets[as_size(set)]->call(), stream); }, kSets);
   print_time(text("q/k norm, rotary, page write, ", count, " rows"), seconds,
              {.bytes = static_cast<double>(count * RotateShape{}.width()) * 6}, ceiling);
 }

@@ -29,9 +29,9 @@ struct NormSet {
   NormCall call() const {
     return {.hidden = hidden.data(),
             .normed = normed.data(),
-            .codes = codes.data(),
+            .fp8 = codes.data(),
             .scales = scales.data(),
-            .code_stride = code_stride(),
+            .fp8_stride = code_stride(),
             .parts = parts.data(),
             .part_stride = count * width,
             .num_parts = num_parts,

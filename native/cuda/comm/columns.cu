@@ -10,7 +10,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) join_columns_kernel(const JoinColumnsCall call) {
+__global__ void __launch_bounds__(kThreads) concat_columns_kernel(const ConcatColumnsCall call) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int64_t part = blockIdx.z;
@@ -47,13 +47,13 @@ void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_
   launch_dependent(repeat_rows_kernel, {kBlocks, kThreads, 0}, stream, shared, rows_per_piece, num_pieces);
 }
 
-void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream) {
+void launch_concat_columns(const ConcatColumnsCall& call, cudaStream_t stream) {
   constexpr int64_t kColumnsPerThread = 4;
   constexpr int64_t kMostRows = 65535;
-  require_argument(call.rows <= kMostRows, "logits of ", call.rows, " rows are joined; at most ", kMostRows);
+  require_argument(call.rows <= kMostRows, "logits of ", call.rows, " rows are concatenated; at most ", kMostRows);
   if (call.rows == 0) return;
   const int64_t wide = (call.cols + kThreads * kColumnsPerThread - 1) / (kThreads * kColumnsPerThread);
-  launch_dependent(join_columns_kernel,
+  launch_dependent(concat_columns_kernel,
                    {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(call.rows),
                          static_cast<unsigned>(call.num_parts)),
                     kThreads, 0},

@@ -128,9 +128,9 @@ void finish_with_peers(Backend& backend) {
   if (!backend.pending.is_with_peers) return;
   norm_update(backend, {.hidden = backend.places.hidden,
                         .normed = nullptr,
-                        .codes = nullptr,
+                        .fp8 = nullptr,
                         .scales = nullptr,
-                        .code_stride = 0,
+                        .fp8_stride = 0,
                         .parts = nullptr,
                         .part_stride = 0,
                         .num_parts = 0,
@@ -160,12 +160,12 @@ void gather_logits(Backend& backend, int64_t count) {
   backend.collectives->gather(backend.places.gathered_logits, backend.places.rank_logits,
                               static_cast<uint64_t>(count * cols) * sizeof(float), 0, backend.stream);
   if (!backend.slice.is_first()) return;
-  launch_join_columns({.out = backend.places.logits,
-                       .in = backend.places.gathered_logits,
-                       .num_parts = backend.slice.num_ranks,
-                       .rows = count,
-                       .cols = cols},
-                      backend.stream);
+  launch_concat_columns({.out = backend.places.logits,
+                         .in = backend.places.gathered_logits,
+                         .num_parts = backend.slice.num_ranks,
+                         .rows = count,
+                         .cols = cols},
+                        backend.stream);
 }
 
 void share_results(Backend& backend, void* results, int64_t byte_count) {

@@ -44,7 +44,7 @@ struct SharedRows {
   int64_t second_row_bytes = 0;
 };
 
-struct JoinColumnsCall {
+struct ConcatColumnsCall {
   float* out;
   const float* in;
   int64_t num_parts;
@@ -63,7 +63,7 @@ void await_rows(Backend& backend, Arrival arrival);
 void gather_logits(Backend& backend, int64_t count);
 void share_results(Backend& backend, void* results, int64_t byte_count);
 void wait_for_event(Backend& backend, cudaEvent_t event);
-void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream);
+void launch_concat_columns(const ConcatColumnsCall& call, cudaStream_t stream);
 void launch_repeat_rows(const SharedRows& shared, int64_t rows_per_piece, int32_t num_pieces, cudaStream_t stream);
 
 }

@@ -41,14 +41,14 @@ __device__ __forceinline__ bool wait_for_peer(const PeerSumCall& call, uint32_t 
 
 __device__ __forceinline__ bool wait_for_peers(const PeerSumCall& call, uint32_t epoch) {
   const uint32_t peer = threadIdx.x;
-  bool has_met = true;
+  bool has_synced = true;
   if (peer < static_cast<uint32_t>(call.norm.num_parts)) {
-    has_met = ptx::ld_acquire_sys(&call.state->failed) == 0 && wait_for_peer(call, peer, epoch);
+    has_synced = ptx::ld_acquire_sys(&call.state->failed) == 0 && wait_for_peer(call, peer, epoch);
   }
-  return __syncthreads_and(has_met ? 1 : 0) != 0;
+  return __syncthreads_and(has_synced ? 1 : 0) != 0;
 }
 
-__device__ __forceinline__ bool meet_peers(const PeerSumCall& call, uint32_t epoch) {
+__device__ __forceinline__ bool sync_with_peers(const PeerSumCall& call, uint32_t epoch) {
   const uint32_t peer = threadIdx.x;
   if (blockIdx.x == 0 && peer < static_cast<uint32_t>(call.norm.num_parts)) {
     if (peer == 0 && call.state->last_slot == static_cast<uint32_t>(call.slot) + 1) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ bool meet_peers(const PeerSumCall& call, uint32_t epo
   return wait_for_peers(call, epoch);
 }
 
-__device__ __forceinline__ void leave_peers(const PeerSumCall& call, uint32_t epoch) {
+__device__ __forceinline__ void leave_epoch(const PeerSumCall& call, uint32_t epoch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (atomicAdd(&call.state->arrivals, 1U) + 1 < gridDim.x) return;
@@ -70,17 +70,17 @@ __device__ __forceinline__ void leave_peers(const PeerSumCall& call, uint32_t ep
 }
 
 template <int kRoom, typename Parts>
-__device__ __forceinline__ void join_parts(float* g_out, const Parts& parts, int num_parts, int64_t first,
-                                           int64_t count, bool is_aligned) {
+__device__ __forceinline__ void reduce_parts(float* g_out, const Parts& parts, int num_parts, int64_t first,
+                                             int64_t count, bool is_aligned) {
   const int64_t stride = int64_t{gridDim.x} * kRowThreads;
   const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   const int64_t num_vectors = is_aligned ? count / kVectorFloats : 0;
   for (int64_t vector = start; vector < num_vectors; vector += stride) {
     const int64_t index = vector * kVectorFloats;
-    *reinterpret_cast<float4*>(g_out + index) = joined_vector<kRoom>(parts, num_parts, first + index);
+    *reinterpret_cast<float4*>(g_out + index) = reduced_vector<kRoom>(parts, num_parts, first + index);
   }
   for (int64_t index = num_vectors * kVectorFloats + start; index < count; index += stride) {
-    g_out[index] = joined_number<kRoom>(parts, num_parts, first + index);
+    g_out[index] = reduced_number<kRoom>(parts, num_parts, first + index);
   }
 }
 
@@ -88,8 +88,8 @@ template <int kRoom>
 __device__ __forceinline__ void sum_own_share(const PeerSumCall& call) {
   const int64_t first = min(call.rank * call.share_rows, call.norm.count);
   const int64_t count = min(call.share_rows, call.norm.count - first);
-  join_parts<kRoom>(call.shares[call.rank], call.parts, call.norm.num_parts, first * call.norm.width,
-                    count * call.norm.width, call.norm.width % kVectorFloats == 0);
+  reduce_parts<kRoom>(call.shares[call.rank], call.parts, call.norm.num_parts, first * call.norm.width,
+                      count * call.norm.width, call.norm.width % kVectorFloats == 0);
 }
 
 __device__ __forceinline__ void announce_share(const PeerSumCall& call, uint32_t epoch) {
@@ -145,17 +145,17 @@ __global__ void __launch_bounds__(kRowThreads) peer_sum_kernel(const __grid_cons
   ptx::griddepcontrol_wait();
   uint32_t epoch = call.state->epoch + 1;
   tile.load(norm.hidden + blockIdx.x * norm.width, norm.width, is_aligned);
-  bool has_met = meet_peers(call, epoch);
+  bool has_synced = sync_with_peers(call, epoch);
   if (call.share_rows > 0) {
     ++epoch;
-    if (has_met) {
+    if (has_synced) {
       sum_own_share<kRoom>(call);
       announce_share(call, epoch);
-      has_met = wait_for_peers(call, epoch);
+      has_synced = wait_for_peers(call, epoch);
     }
   }
-  if (has_met) sum_rows<kVectors, kRoom>(call, tile, weight, s_norm);
-  leave_peers(call, epoch);
+  if (has_synced) sum_rows<kVectors, kRoom>(call, tile, weight, s_norm);
+  leave_epoch(call, epoch);
 }
 
 template <int kRoom>
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kRowThreads) sum_parts_kernel(const SumCall ca
   const StridedParts parts{call.parts, call.part_stride};
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  join_parts<kRoom>(call.out, parts, call.num_parts, 0, call.count, call.is_aligned);
+  reduce_parts<kRoom>(call.out, parts, call.num_parts, 0, call.count, call.is_aligned);
 }
 
 constexpr int64_t kMaxThreadBlocks = 1056;
@@ -181,7 +181,7 @@ bool starts_at_vector(const void* place) { return reinterpret_cast<uintptr_t>(pl
 void launch_peer_sum(const PeerSumCall& call, cudaStream_t stream) {
   const NormCall& norm = call.norm;
   if (norm.count == 0) return;
-  require_argument(norm.num_parts > 0, "a peer sum joins ", norm.num_parts, " parts; it joins 1 to ", kMaxParts);
+  require_argument(norm.num_parts > 0, "a peer sum reduces ", norm.num_parts, " parts; it reduces 1 to ", kMaxParts);
   const auto thread_blocks = static_cast<unsigned>(std::min(norm.count, most_thread_blocks(call)));
   with_norm_vectors(norm.width, [&](auto vectors) {
     with_room_for(norm.num_parts, [&](auto room) {
@@ -196,7 +196,7 @@ void launch_peer_sum(const PeerSumCall& call, cudaStream_t stream) {
 void launch_sum(const SumCall& given, cudaStream_t stream) {
   SumCall call = given;
   if (call.count == 0) return;
-  require_argument(call.num_parts > 0, "a sum joins ", call.num_parts, " parts; it joins 1 to ", kMaxParts);
+  require_argument(call.num_parts > 0, "a sum reduces ", call.num_parts, " parts; it reduces 1 to ", kMaxParts);
   call.is_aligned =
       call.part_stride % kVectorFloats == 0 && starts_at_vector(call.out) && starts_at_vector(call.parts);
   const int64_t wanted = (call.count + kRowThreads * kVectorFloats - 1) / (kRowThreads * kVectorFloats);

@@ -26,7 +26,7 @@ GroupSizes largest_group(const glint_model& model, const StepLimits& limits) {
   GroupSizes sizes;
   for (int64_t tokens = 1; tokens <= limits.max_tokens; ++tokens) {
     const int64_t tiles = max_token_tiles(tokens, model.experts_per_token, limits.num_local_experts);
-    const RecordShape shape = {plan_tiles(tokens).down_tokens, model.expert_width};
+    const PackedTileShape shape = {plan_tiles(tokens).down_tokens, model.expert_width};
     sizes.tiles = std::max(sizes.tiles, tiles);
     sizes.record_bytes = std::max(sizes.record_bytes, tiles * shape.bytes());
   }
@@ -51,7 +51,7 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   if (model.num_dense_layers == model.num_layers) return moe;
   const int64_t pairs = limits.padded_tokens() * model.experts_per_token;
   const int64_t rows = pairs + limits.max_tokens;
-  const int64_t handed_rows = most_handed_rows(limits.max_tokens, model.experts_per_token);
+  const int64_t handed_rows = max_streamed_rows(limits.max_tokens, model.experts_per_token);
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
   moe.weights = arena.take<float>(pairs);
@@ -64,7 +64,7 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   moe.grouped.down_tiles = arena.take<TokenTile>(sizes.tiles);
   moe.grouped.down_tile_ends = arena.take<int32_t>(limits.max_tokens + 1);
   moe.grouped.row_places = arena.take<RowPlace>(handed_rows);
-  moe.grouped.rows_recorded = arena.take<uint32_t>(sizes.tiles);
+  moe.grouped.rows_packed = arena.take<uint32_t>(sizes.tiles);
   moe.grouped.num_rows = arena.take<int32_t>(1);
   if (limits.has_shared_apart) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
   if (!limits.has_hopper_experts) {

@@ -10,7 +10,7 @@ namespace glint::cuda {
 namespace {
 
 constexpr int64_t kHopperWidthLimit = 1536;
-constexpr int32_t kHopperExpertPieces = 8;
+constexpr int32_t kHopperExpertSplits = 8;
 
 int64_t tiles_over(int64_t length) { return (length + kScaleTile - 1) / kScaleTile; }
 
@@ -127,7 +127,7 @@ class Placer {
     placed.num_matrices = num_matrices;
     placed.element = element;
     placed.is_hopper = is_hopper;
-    placed.matrix_bytes = is_hopper ? packed_product_bytes(rows, cols * element_bytes(element))
+    placed.matrix_bytes = is_hopper ? packed_weight_bytes(rows, cols * element_bytes(element))
                                     : portable_weight_bytes(rows, cols, element);
     placed.packed = arena_.take<uint8_t>(num_matrices * placed.matrix_bytes);
     if (element == GemmElement::kBf16) return placed;
@@ -141,13 +141,13 @@ class Placer {
 
   bool is_hopper_product(int64_t cols, GemmElement element) const {
     const bool has_tiles = element == GemmElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
-    return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kProductTileK == 0;
+    return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kGemmTileK == 0;
   }
 
   bool is_hopper_expert() const {
     const int64_t width = model_.expert_width;
     return layer_element_ == GemmElement::kE4m3 && is_hopper_product(hidden_, layer_element_) &&
-           plan_pieces(hidden_).num_pieces == kHopperExpertPieces && hidden_ % kDownTileRows == 0 &&
+           plan_k_splits(hidden_).num_splits == kHopperExpertSplits && hidden_ % kDownTileRows == 0 &&
            hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 && width <= kHopperWidthLimit &&
            num_experts_ + 1 <= kMaxLocalExperts;
   }

@@ -78,7 +78,7 @@ class Rotation {
         sines_(test.sines, num_rows(pages) * pages.rotary_dim / 2),
         slots_(slots_of(pages)) {}
 
-  glint::cuda::RotateCall call(uint16_t* query_out, const glint::cuda::PagePool& pool) const {
+  glint::cuda::RopeCall call(uint16_t* query_out, const glint::cuda::PagePool& pool) const {
     return {.query_out = query_out,
             .pages = pool,
             .query = joined_.data(),
@@ -116,7 +116,7 @@ void rotate_and_store(Runner& runner, const TestRotation& test, const TestPages&
   const DeviceArray<uint16_t> query(num_rows(pages) * pages.num_heads * padded_dim(pages));
   const Rotation rotation(test, pages, padding_floats(pages));
   runner.run(
-      [&] { glint::cuda::launch_rotate_and_store(rotation.call(query.data(), device_pages.pool()), nullptr); },
+      [&] { glint::cuda::launch_rope_and_cache(rotation.call(query.data(), device_pages.pool()), nullptr); },
       {&query, &device_pages.keys(), &device_pages.values()});
   store_query(test.query, query, pages);
   device_pages.download();

@@ -17,7 +17,7 @@ using glint::testing::TestExperts;
 int64_t record_bytes(const TestExperts& test) {
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= test.num_tokens(); ++tokens) {
-    const glint::cuda::RecordShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
+    const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
     const int64_t tiles = glint::cuda::max_token_tiles(tokens, test.grouping->experts_per_token,
                                                        test.grouping->num_local());
     most = std::max(most, tiles * shape.bytes());
@@ -26,7 +26,7 @@ int64_t record_bytes(const TestExperts& test) {
 }
 
 int64_t handed_rows(const TestExperts& test) {
-  return glint::cuda::most_handed_rows(test.num_tokens(), test.grouping->experts_per_token);
+  return glint::cuda::max_streamed_rows(test.num_tokens(), test.grouping->experts_per_token);
 }
 
 class HopperExperts {
@@ -76,7 +76,7 @@ class HopperExperts {
   }
 
  private:
-  bool hands_over(int64_t num_tokens) const { return glint::cuda::hands_rows_over(num_tokens); }
+  bool hands_over(int64_t num_tokens) const { return glint::cuda::streams_down(num_tokens); }
 
   void launch_gate_up(int64_t num_tokens) const {
     grouping_.launch(num_tokens);
@@ -97,7 +97,7 @@ class HopperExperts {
 
   void launch_down(int64_t num_tokens) const {
     glint::cuda::launch_expert_down({.out = out_.data(),
-                                     .records = records_.data(),
+                                     .packed_tiles = records_.data(),
                                      .arrivals = arrivals_.data(),
                                      .grouped = grouping_.grouped(),
                                      .packed_weights = down_.data(),

@@ -34,7 +34,7 @@ Operand::Operand(const TestOperand& source)
 
 void Operand::launch() const {
   if (has_codes_) {
-    cuda::launch_quantise({.codes = rows_.data(),
+    cuda::launch_quantise({.fp8 = rows_.data(),
                            .scales = scales_.data(),
                            .in = in_.data(),
                            .in_stride = width_,

@@ -58,14 +58,14 @@ int64_t DevicePages::host_place(bool is_value, int64_t slab, int token, int dim)
 }
 
 int64_t DevicePages::device_place(int64_t slab, int token, int dim) const {
-  const int offset = cuda::holds_codes(element_) ? cuda::code_offset(static_cast<int>(padded_dim(test_)), token, dim)
+  const int offset = cuda::holds_fp8(element_) ? cuda::fp8_offset(static_cast<int>(padded_dim(test_)), token, dim)
                                                  : cuda::swizzled_offset(token, dim);
   return slab * slab_bytes() + offset;
 }
 
 uint16_t DevicePages::read(const std::vector<uint8_t>& pages, int64_t place) const {
   const uint8_t* source = pages.data() + place;
-  if (cuda::holds_codes(element_)) {
+  if (cuda::holds_fp8(element_)) {
     return *source == kPoisonCode ? kPoisonBits : bf16_from_float(float_from_e4m3(*source));
   }
   uint16_t bits = 0;
@@ -75,7 +75,7 @@ uint16_t DevicePages::read(const std::vector<uint8_t>& pages, int64_t place) con
 
 void DevicePages::write(std::vector<uint8_t>& pages, int64_t place, uint16_t bits) const {
   uint8_t* target = pages.data() + place;
-  if (cuda::holds_codes(element_)) {
+  if (cuda::holds_fp8(element_)) {
     *target = bits == kPoisonBits ? kPoisonCode : e4m3_from_float(float_from_bf16(bits));
   } else {
     std::memcpy(target, &bits, sizeof(bits));

@@ -139,27 +139,27 @@ class PortableExperts {
   void launch_grouped(int64_t num_tokens, const Matrices& matrices, const Rows& rows, const int32_t* row_tokens,
                       const DeviceArray<float>& out) const {
     const glint::cuda::GroupedTokens grouped = grouping_.grouped();
-    glint::cuda::launch_portable_product({.out = out.data(),
-                                          .out_stride = matrices.rows(),
-                                          .weight = matrices.weight(),
-                                          .bias = nullptr,
-                                          .activations = rows.data,
-                                          .activation_stride_bytes = rows.stride_bytes,
-                                          .token_scales = rows.scales,
-                                          .num_tokens = num_tokens,
-                                          .row_tokens = row_tokens,
-                                          .tiles = grouped.gate_up_tiles,
-                                          .num_tiles = grouped.num_gate_up_tiles,
-                                          .max_tiles = grouping_.max_tiles(num_tokens),
-                                          .tile_tokens = glint::cuda::plan_tiles(num_tokens).gate_up_tokens},
-                                         nullptr);
+    glint::cuda::launch_gemm_portable({.out = out.data(),
+                                       .out_stride = matrices.rows(),
+                                       .weight = matrices.weight(),
+                                       .bias = nullptr,
+                                       .activations = rows.data,
+                                       .activation_stride_bytes = rows.stride_bytes,
+                                       .token_scales = rows.scales,
+                                       .num_tokens = num_tokens,
+                                       .row_tokens = row_tokens,
+                                       .tiles = grouped.gate_up_tiles,
+                                       .num_tiles = grouped.num_gate_up_tiles,
+                                       .max_tiles = grouping_.max_tiles(num_tokens),
+                                       .tile_tokens = glint::cuda::plan_tiles(num_tokens).gate_up_tokens},
+                                      nullptr);
   }
 
   void launch_swiglu(int64_t num_tokens) const {
     const int64_t rows = num_tokens * test_.grouping->experts_per_token;
     const bool has_codes = test_.has_codes();
     glint::cuda::launch_swiglu({.out = has_codes ? nullptr : gate_.data(),
-                                .codes = has_codes ? gated_.data() : nullptr,
+                                .fp8 = has_codes ? gated_.data() : nullptr,
                                 .scales = gated_scales_.data(),
                                 .gate = gate_.data(),
                                 .up = up_.data(),

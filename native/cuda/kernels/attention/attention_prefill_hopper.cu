@@ -19,19 +19,19 @@ inline constexpr int kPageScores = kPageTokens / 2;
 inline constexpr int kOutSums = kHeadDim / 2;
 inline constexpr uint32_t kRowGroupBytes = 8 * kSlabRowBytes;
 
-struct SharedPlan {
+struct SharedStorage {
   using Ring = PageRing<Bf16Tile<kHeadDim>, kStages>;
   Ring ring;
   float4 totals[kOutSums / 4][kConsumers];
 };
 
 struct Lane {
-  SharedPlan& plan;
+  SharedStorage& storage;
   uint32_t query[kSteps][4];
   float scores[2][kPageScores];
   uint32_t weights[2][kGroups][4];
   float sums[kOutSums];
-  SplitJoin joins[2];
+  SplitReduction reductions[2];
   int num_visible[2];
   int exponent[2];
   float keep[2];
@@ -42,7 +42,7 @@ struct Lane {
     return static_cast<int>(threadIdx.x) / kWarpLanes * 16 + lane() / 4 + 8 * half;
   }
 
-  __device__ explicit Lane(SharedPlan& shared) : plan(shared) {}
+  __device__ explicit Lane(SharedStorage& shared) : storage(shared) {}
 
   __device__ __forceinline__ void start(const AttendCall& call, const PrefillItem& item) {
 #pragma unroll
@@ -55,7 +55,7 @@ struct Lane {
         query[step][half] = is_query ? *reinterpret_cast<const uint32_t*>(g_query + dim) : 0U;
         query[step][half + 2] = is_query ? *reinterpret_cast<const uint32_t*>(g_query + dim + 8) : 0U;
       }
-      joins[half] = {};
+      reductions[half] = {};
       num_visible[half] = item.num_visible(row(half));
     }
     start_weights();
@@ -77,41 +77,43 @@ struct Lane {
   }
 
   template <int kPages>
-  __device__ __forceinline__ void wait_for_tiles(uint32_t (&tiles)[kPages], SharedPlan::Ring::Place place) {
+  __device__ __forceinline__ void wait_for_tiles(uint32_t (&tiles)[kPages], SharedStorage::Ring::State state) {
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
-      tiles[page] = ptx::shared_address(plan.ring.wait_until_arrived(place));
-      place.advance();
+      tiles[page] = ptx::shared_address(storage.ring.wait_until_arrived(state));
+      state.advance();
     }
   }
 
   template <int kPages>
-  __device__ __forceinline__ void begin_scores(const SharedPlan::Ring::Place& place) {
+  __device__ __forceinline__ void begin_scores(const SharedStorage::Ring::State& state) {
     uint32_t keys[kPages];
-    wait_for_tiles(keys, place);
+    wait_for_tiles(keys, state);
     ptx::wgmma_fence();
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const uint32_t start = keys[page] + step / 4 * kSlabBytes + step % 4 * 32;
-        ptx::wgmma_m64n64k16_bf16(scores[page], query[step], ptx::wgmma_descriptor_swizzle_128b(start, 16, kRowGroupBytes), step > 0);
+        ptx::wgmma_m64n64k16_bf16(scores[page], query[step],
+                                  ptx::wgmma_descriptor_swizzle_128b(start, 16, kRowGroupBytes), step > 0);
       }
     }
     ptx::wgmma_commit_group();
   }
 
   template <int kPages>
-  __device__ __forceinline__ void begin_sums(const SharedPlan::Ring::Place& place) {
+  __device__ __forceinline__ void begin_sums(const SharedStorage::Ring::State& state) {
     uint32_t values[kPages];
-    wait_for_tiles(values, place);
+    wait_for_tiles(values, state);
     ptx::wgmma_fence();
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const uint32_t start = values[page] + group * 16 * kSlabRowBytes;
-        ptx::wgmma_m64n128k16_trans_bf16(sums, weights[page][group], ptx::wgmma_descriptor_swizzle_128b(start, kSlabBytes, kRowGroupBytes), 1);
+        ptx::wgmma_m64n128k16_trans_bf16(sums, weights[page][group],
+                                         ptx::wgmma_descriptor_swizzle_128b(start, kSlabBytes, kRowGroupBytes), 1);
       }
     }
     ptx::wgmma_commit_group();
@@ -197,23 +199,25 @@ struct Lane {
     for (int index = 0; index < kOutSums; ++index) sums[index] *= keep[index / 2 % 2];
   }
 
-  __device__ __forceinline__ void join_weight_sums() {
+  __device__ __forceinline__ void reduce_weight_sums() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = weight_sums[0][half];
 #pragma unroll
       for (int group = 1; group < kGroups; ++group) sum += weight_sums[group][half];
-      joins[half].add(exponent[half], sum_of_quad(sum));
+      reductions[half].add(exponent[half], sum_of_quad(sum));
     }
   }
 
-  __device__ __forceinline__ void join_sums(bool is_first) {
+  __device__ __forceinline__ void reduce_sums(bool is_first) {
 #pragma unroll
     for (int tile = 0; tile < kOutSums / 4; ++tile) {
-      float4& total = plan.totals[tile][threadIdx.x];
+      float4& total = storage.totals[tile][threadIdx.x];
       const float4 before = is_first ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : total;
-      total = make_float4(joins[0].joined(before.x, sums[4 * tile]), joins[0].joined(before.y, sums[4 * tile + 1]),
-                          joins[1].joined(before.z, sums[4 * tile + 2]), joins[1].joined(before.w, sums[4 * tile + 3]));
+      total = make_float4(reductions[0].reduced(before.x, sums[4 * tile]),
+                          reductions[0].reduced(before.y, sums[4 * tile + 1]),
+                          reductions[1].reduced(before.z, sums[4 * tile + 2]),
+                          reductions[1].reduced(before.w, sums[4 * tile + 3]));
     }
     clear_sums();
   }
@@ -223,10 +227,10 @@ struct Lane {
     for (int half = 0; half < 2; ++half) {
       if (!item.is_query(row(half))) continue;
       float* g_out = call.out + item.query_offset(row(half), call.num_heads, kHeadDim);
-      const float weight_sum = joins[half].weight_sum;
+      const float weight_sum = reductions[half].weight_sum;
 #pragma unroll
       for (int tile = 0; tile < kOutSums / 4; ++tile) {
-        const float4 total = plan.totals[tile][threadIdx.x];
+        const float4 total = storage.totals[tile][threadIdx.x];
         const float2 pair = half == 0 ? make_float2(total.x, total.y) : make_float2(total.z, total.w);
         *reinterpret_cast<float2*>(g_out + tile * 8 + lane() % 4 * 2) =
             make_float2(__fdiv_rn(pair.x, weight_sum), __fdiv_rn(pair.y, weight_sum));
@@ -248,18 +252,18 @@ __device__ __forceinline__ void pass_turn() {
 }
 
 template <int kPages>
-__device__ __forceinline__ void release_pages(SharedPlan& plan, SharedPlan::Ring::Place& place) {
+__device__ __forceinline__ void release_pages(SharedStorage& storage, SharedStorage::Ring::State& state) {
 #pragma unroll
-  for (int page = 0; page < kPages; ++page) plan.ring.release(place);
+  for (int page = 0; page < kPages; ++page) storage.ring.release(state);
 }
 
 template <int kPages>
-__device__ __forceinline__ void zero_tails(SharedPlan& plan, SharedPlan::Ring::Place place, int tokens) {
+__device__ __forceinline__ void zero_tails(SharedStorage& storage, SharedStorage::Ring::State state, int tokens) {
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    plan.ring.wait_until_arrived(place);
-    plan.ring.template zero_tail<kConsumers>(place, tokens - page * kPageTokens);
-    place.advance();
+    storage.ring.wait_until_arrived(state);
+    storage.ring.template zero_tail<kConsumers>(state, tokens - page * kPageTokens);
+    state.advance();
   }
 }
 
@@ -271,32 +275,32 @@ __device__ __forceinline__ void weigh_pair(Lane& work, int pair, float scale) {
 }
 
 template <int kPages>
-__device__ __forceinline__ void attend_next_pair(Lane& work, SharedPlan::Ring::Place& place, int pair,
+__device__ __forceinline__ void attend_next_pair(Lane& work, SharedStorage::Ring::State& state, int pair,
                                                  float scale) {
-  SharedPlan& plan = work.plan;
+  SharedStorage& storage = work.storage;
   const bool is_split_start = pair % kSplitPairs == 0;
-  SharedPlan::Ring::Place keys = place;
+  SharedStorage::Ring::State keys = state;
   keys.advance();
   keys.advance();
   wait_for_turn();
   work.template begin_scores<kPages>(keys);
-  work.template begin_sums<2>(place);
+  work.template begin_sums<2>(state);
   pass_turn();
   ptx::wgmma_wait_group<1>();
   ptx::pin_registers(work.scores[0]);
   if constexpr (kPages == 2) ptx::pin_registers(work.scores[1]);
-  release_pages<kPages>(plan, keys);
+  release_pages<kPages>(storage, keys);
   if (is_split_start) {
-    work.join_weight_sums();
+    work.reduce_weight_sums();
     work.start_weights();
   }
   weigh_pair<kPages>(work, pair, scale);
   ptx::wgmma_wait_group<0>();
   ptx::pin_registers(work.sums);
-  release_pages<2>(plan, place);
-  place = keys;
+  release_pages<2>(storage, state);
+  state = keys;
   if (is_split_start) {
-    work.join_sums(pair == kSplitPairs);
+    work.reduce_sums(pair == kSplitPairs);
   } else {
     work.rescale_sums();
   }
@@ -304,66 +308,66 @@ __device__ __forceinline__ void attend_next_pair(Lane& work, SharedPlan::Ring::P
 }
 
 template <int kPages>
-__device__ __forceinline__ void finish_pairs(Lane& work, SharedPlan::Ring::Place& place, const PrefillItem& item,
+__device__ __forceinline__ void finish_pairs(Lane& work, SharedStorage::Ring::State& state, const PrefillItem& item,
                                              int pair) {
-  zero_tails<kPages>(work.plan, place, item.num_positions() - pair * kPairTokens);
-  work.template begin_sums<kPages>(place);
-  work.join_weight_sums();
+  zero_tails<kPages>(work.storage, state, item.num_positions() - pair * kPairTokens);
+  work.template begin_sums<kPages>(state);
+  work.reduce_weight_sums();
   ptx::wgmma_wait_group<0>();
   ptx::pin_registers(work.sums);
-  release_pages<kPages>(work.plan, place);
-  work.join_sums(pair < kSplitPairs);
+  release_pages<kPages>(work.storage, state);
+  work.reduce_sums(pair < kSplitPairs);
 }
 
 template <int kPages>
-__device__ __forceinline__ void attend_first_pair(Lane& work, SharedPlan::Ring::Place& place, float scale) {
-  work.template begin_scores<kPages>(place);
+__device__ __forceinline__ void attend_first_pair(Lane& work, SharedStorage::Ring::State& state, float scale) {
+  work.template begin_scores<kPages>(state);
   ptx::wgmma_wait_group<0>();
   ptx::pin_registers(work.scores[0]);
   if constexpr (kPages == 2) ptx::pin_registers(work.scores[1]);
-  release_pages<kPages>(work.plan, place);
+  release_pages<kPages>(work.storage, state);
   weigh_pair<kPages>(work, 0, scale);
   work.template round_weights<kPages>();
 }
 
-__device__ __forceinline__ void attend_item(Lane& work, SharedPlan::Ring::Place& place, const PrefillItem& item,
+__device__ __forceinline__ void attend_item(Lane& work, SharedStorage::Ring::State& state, const PrefillItem& item,
                                             float scale) {
   const int page_count = item.page_count();
   const int last_pair = (page_count - 1) / 2;
   const bool has_odd_page = page_count % 2 == 1;
   if (last_pair == 0 && has_odd_page) {
-    attend_first_pair<1>(work, place, scale);
-    return finish_pairs<1>(work, place, item, 0);
+    attend_first_pair<1>(work, state, scale);
+    return finish_pairs<1>(work, state, item, 0);
   }
-  attend_first_pair<2>(work, place, scale);
+  attend_first_pair<2>(work, state, scale);
   for (int pair = 1; pair < last_pair + (has_odd_page ? 0 : 1); ++pair) {
-    attend_next_pair<2>(work, place, pair, scale);
+    attend_next_pair<2>(work, state, pair, scale);
   }
-  if (!has_odd_page) return finish_pairs<2>(work, place, item, last_pair);
-  attend_next_pair<1>(work, place, last_pair, scale);
-  finish_pairs<1>(work, place, item, last_pair);
+  if (!has_odd_page) return finish_pairs<2>(work, state, item, last_pair);
+  attend_next_pair<1>(work, state, last_pair, scale);
+  finish_pairs<1>(work, state, item, last_pair);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(const PrefillCall call) {
   extern __shared__ std::byte s_memory[];
-  auto& plan = *reinterpret_cast<SharedPlan*>(aligned_plan(s_memory));
+  auto& storage = *reinterpret_cast<SharedStorage*>(aligned_storage(s_memory));
   ptx::griddepcontrol_launch_dependents();
-  plan.ring.template prepare<kConsumers / kWarpLanes>();
+  storage.ring.template prepare<kConsumers / kWarpLanes>();
   ptx::griddepcontrol_wait();
   if (threadIdx.x < kConsumers) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     if (warpgroup() == 1) pass_turn();
-    SharedPlan::Ring::Place place;
-    Lane work(plan);
+    SharedStorage::Ring::State state;
+    Lane work(storage);
     const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
     for_each_prefill_item(call, [&](const PrefillItem& item) {
       work.start(call.attend, item);
-      attend_item(work, place, item, scale);
+      attend_item(work, state, item, scale);
       work.store_out(call.attend, item);
     });
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == kConsumers) load_prefill_pages(call, plan.ring);
+    if (threadIdx.x == kConsumers) load_prefill_pages(call, storage.ring);
   }
 }
 
@@ -374,7 +378,7 @@ namespace glint::cuda {
 void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream) {
   require_argument(call.attend.head_dim == hopper::kHeadDim, "head_dim is ", call.attend.head_dim,
                    "; the Hopper prefill kernel is built for ", hopper::kHeadDim);
-  start_persistent<hopper::SharedPlan>(hopper::attention_prefill_hopper_kernel, call, hopper::kThreads, stream);
+  start_persistent<hopper::SharedStorage>(hopper::attention_prefill_hopper_kernel, call, hopper::kThreads, stream);
 }
 
 }

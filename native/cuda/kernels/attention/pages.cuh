@@ -19,18 +19,18 @@ __device__ __forceinline__ uint32_t raise_bf16_pair(uint32_t pair) {
   return ptx::mul_bf16x2(pair, kTwoTo120);
 }
 
-__device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t& even, uint32_t& odd) {
+__device__ __forceinline__ void dequantise_fp8(uint32_t fp8, uint32_t& even, uint32_t& odd) {
   constexpr uint32_t kSigns = 0x80008000U;
   constexpr uint32_t kMagnitudes = 0x07f007f0U;
-  even = raise_bf16_pair((codes << 4U & kMagnitudes) | (codes << 8U & kSigns));
-  odd = raise_bf16_pair((codes >> 4U & kMagnitudes) | (codes & kSigns));
+  even = raise_bf16_pair((fp8 << 4U & kMagnitudes) | (fp8 << 8U & kSigns));
+  odd = raise_bf16_pair((fp8 >> 4U & kMagnitudes) | (fp8 & kSigns));
 }
 
-__device__ __forceinline__ void widen_codes_or_nan(uint32_t codes, uint32_t& even, uint32_t& odd) {
-  constexpr uint32_t kNanCodes = 0x7f7f7f7fU;
+__device__ __forceinline__ void dequantise_fp8_or_nan(uint32_t fp8, uint32_t& even, uint32_t& odd) {
+  constexpr uint32_t kNanFp8 = 0x7f7f7f7fU;
   constexpr uint32_t kNanPair = 0x7fff7fffU;
-  const bool is_nan = (codes & kNanCodes) == kNanCodes;
-  widen_codes(codes, even, odd);
+  const bool is_nan = (fp8 & kNanFp8) == kNanFp8;
+  dequantise_fp8(fp8, even, odd);
   even = is_nan ? kNanPair : even;
   odd = is_nan ? kNanPair : odd;
 }
@@ -57,7 +57,7 @@ struct Bf16Tile {
     for (int tile = 0; tile < kTiles; tile += 2) {
       uint32_t loaded[4];
       ptx::ldmatrix_x4_trans(loaded, swizzled_address(s_values, token + warp_lane() % 16,
-                                                 dim + tile * 8 + warp_lane() / 16 * 8));
+                                                      dim + tile * 8 + warp_lane() / 16 * 8));
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) values[tile + reg / 2][reg % 2] = loaded[reg];
     }
@@ -65,28 +65,28 @@ struct Bf16Tile {
 };
 
 template <int kPaddedDim>
-struct CodeTile {
+struct Fp8Tile {
   static constexpr int kHeadDim = kPaddedDim;
   static constexpr int kSlabs = 1;
   static constexpr int kRowBytes = kPaddedDim;
 
   __device__ __forceinline__ static uint32_t group_address(const std::byte* s_tile, int row, int group) {
-    return ptx::shared_address(s_tile) + static_cast<uint32_t>(code_group_offset(kPaddedDim, row, group));
+    return ptx::shared_address(s_tile) + static_cast<uint32_t>(fp8_group_offset(kPaddedDim, row, group));
   }
 
   __device__ __forceinline__ static void load_keys(uint32_t (&keys)[2][4], const std::byte* s_keys, int token,
                                                    int step) {
     const int row = token + warp_lane() / 16 * 8 + warp_lane() % 8;
-    uint32_t codes[4];
-    ptx::ldmatrix_x4(codes, group_address(s_keys, row, step + warp_lane() / 8 % 2));
+    uint32_t fp8[4];
+    ptx::ldmatrix_x4(fp8, group_address(s_keys, row, step + warp_lane() / 8 % 2));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (step == 0) {
-        widen_codes_or_nan(codes[2 * half], keys[0][2 * half], keys[0][2 * half + 1]);
+        dequantise_fp8_or_nan(fp8[2 * half], keys[0][2 * half], keys[0][2 * half + 1]);
       } else {
-        widen_codes(codes[2 * half], keys[0][2 * half], keys[0][2 * half + 1]);
+        dequantise_fp8(fp8[2 * half], keys[0][2 * half], keys[0][2 * half + 1]);
       }
-      widen_codes(codes[2 * half + 1], keys[1][2 * half], keys[1][2 * half + 1]);
+      dequantise_fp8(fp8[2 * half + 1], keys[1][2 * half], keys[1][2 * half + 1]);
     }
   }
 
@@ -94,27 +94,27 @@ struct CodeTile {
   __device__ __forceinline__ static void load_values(uint32_t (&values)[kTiles][2], const std::byte* s_values,
                                                      int token, int dim) {
     constexpr int kGroups = kTiles / 2;
-    const int group = dim / kCodeGroup + (kGroups == 2 ? warp_lane() / 16 : 0);
+    const int group = dim / kFp8Group + (kGroups == 2 ? warp_lane() / 16 : 0);
     const uint32_t address = group_address(s_values, token + warp_lane() % 16, group);
-    uint32_t codes[2 * kGroups];
+    uint32_t fp8[2 * kGroups];
     if constexpr (kGroups == 2) {
-      ptx::ldmatrix_x4_trans(codes, address);
+      ptx::ldmatrix_x4_trans(fp8, address);
     } else {
-      ptx::ldmatrix_x2_trans(codes, address);
+      ptx::ldmatrix_x2_trans(fp8, address);
     }
 #pragma unroll
     for (int index = 0; index < 2 * kGroups; ++index) {
       const int tile = index / 2 * 2;
-      widen_codes(codes[index], values[tile][index % 2], values[tile + 1][index % 2]);
+      dequantise_fp8(fp8[index], values[tile][index % 2], values[tile + 1][index % 2]);
     }
   }
 };
 
-inline constexpr int kPlanAlignment = 1024;
+inline constexpr int kStorageAlignment = 1024;
 
-__device__ __forceinline__ std::byte* aligned_plan(std::byte* s_memory) {
+__device__ __forceinline__ std::byte* aligned_storage(std::byte* s_memory) {
   const uint32_t address = ptx::shared_address(s_memory);
-  return s_memory + (kPlanAlignment - address % kPlanAlignment) % kPlanAlignment;
+  return s_memory + (kStorageAlignment - address % kStorageAlignment) % kStorageAlignment;
 }
 
 template <int kThreads>
@@ -127,9 +127,9 @@ struct PageRing {
   static constexpr int kSlabs = Tile::kSlabs;
   static constexpr int kTileSlabBytes = kPageTokens * Tile::kRowBytes;
   static constexpr int kTileBytes = kSlabs * kTileSlabBytes;
-  using Place = PipelineState<kStages>;
+  using State = PipelineState<kStages>;
 
-  alignas(kPlanAlignment) std::byte tiles[kStages][kTileBytes];
+  alignas(kStorageAlignment) std::byte tiles[kStages][kTileBytes];
   uint64_t arrived[kStages];
   uint64_t released[kStages];
 
@@ -143,50 +143,50 @@ struct PageRing {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
+  __device__ __forceinline__ void load_one_lane(State& state, const std::byte* g_tile, int tokens) {
     const auto slab_bytes = static_cast<uint32_t>(tokens * Tile::kRowBytes);
-    ptx::mbarrier_wait(released[place.stage], place.phase ^ 1U);
-    ptx::mbarrier_arrive_expect_tx(arrived[place.stage], kSlabs * slab_bytes);
+    ptx::mbarrier_wait(released[state.stage], state.phase ^ 1U);
+    ptx::mbarrier_arrive_expect_tx(arrived[state.stage], kSlabs * slab_bytes);
     if (tokens == kPageTokens) {
-      ptx::cp_async_bulk(tiles[place.stage], g_tile, kTileBytes, arrived[place.stage], ptx::createpolicy_evict_first());
+      ptx::cp_async_bulk(tiles[state.stage], g_tile, kTileBytes, arrived[state.stage], ptx::createpolicy_evict_first());
     } else if (tokens > 0) {
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
-        ptx::cp_async_bulk(tiles[place.stage] + slab * kTileSlabBytes, g_tile + int64_t{slab} * kTileSlabBytes,
-                           slab_bytes, arrived[place.stage], ptx::createpolicy_evict_first());
+        ptx::cp_async_bulk(tiles[state.stage] + slab * kTileSlabBytes, g_tile + int64_t{slab} * kTileSlabBytes,
+                           slab_bytes, arrived[state.stage], ptx::createpolicy_evict_first());
       }
     }
-    place.advance();
+    state.advance();
   }
 
-  __device__ __forceinline__ std::byte* wait_until_arrived(const Place& place) {
-    ptx::mbarrier_wait(arrived[place.stage], place.phase);
-    return tiles[place.stage];
+  __device__ __forceinline__ std::byte* wait_until_arrived(const State& state) {
+    ptx::mbarrier_wait(arrived[state.stage], state.phase);
+    return tiles[state.stage];
   }
 
   template <int kThreads>
-  __device__ __forceinline__ void zero_tokens(const Place& place, int first, int last) {
+  __device__ __forceinline__ void zero_tokens(const State& state, int first, int last) {
     constexpr int kRowChunks = Tile::kRowBytes / kChunkBytes;
     const int chunks = (last - first) * kRowChunks;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      auto* s_tail = reinterpret_cast<uint4*>(tiles[place.stage] + slab * kTileSlabBytes + first * Tile::kRowBytes);
+      auto* s_tail = reinterpret_cast<uint4*>(tiles[state.stage] + slab * kTileSlabBytes + first * Tile::kRowBytes);
       for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) s_tail[chunk] = {};
     }
   }
 
   template <int kThreads>
-  __device__ __forceinline__ void zero_tail(const Place& place, int tokens) {
+  __device__ __forceinline__ void zero_tail(const State& state, int tokens) {
     if (tokens >= kPageTokens) return;
-    zero_tokens<kThreads>(place, tokens, kPageTokens);
+    zero_tokens<kThreads>(state, tokens, kPageTokens);
     ptx::fence_proxy_async();
     sync_consumers<kThreads>();
   }
 
-  __device__ __forceinline__ void release(Place& place) {
+  __device__ __forceinline__ void release(State& state) {
     __syncwarp();
-    if (threadIdx.x % kWarpLanes == 0) ptx::mbarrier_arrive(released[place.stage]);
-    place.advance();
+    if (threadIdx.x % kWarpLanes == 0) ptx::mbarrier_arrive(released[state.stage]);
+    state.advance();
   }
 };
 
@@ -203,15 +203,15 @@ struct PageSource {
 };
 
 template <typename Ring, typename Item>
-__device__ __forceinline__ void load_page_pairs(Ring& ring, typename Ring::Place& place, const PageSource& source,
+__device__ __forceinline__ void load_page_pairs(Ring& ring, typename Ring::State& state, const PageSource& source,
                                                 const Item& item) {
   const int page_count = item.page_count();
   for (int page = 0; page < page_count; page += 2) {
     const bool has_second = page + 1 < page_count;
-    ring.load_one_lane(place, source.keys(page), item.page_tokens(page));
-    if (has_second) ring.load_one_lane(place, source.keys(page + 1), item.page_tokens(page + 1));
-    ring.load_one_lane(place, source.values(page), item.page_tokens(page));
-    if (has_second) ring.load_one_lane(place, source.values(page + 1), item.page_tokens(page + 1));
+    ring.load_one_lane(state, source.keys(page), item.page_tokens(page));
+    if (has_second) ring.load_one_lane(state, source.keys(page + 1), item.page_tokens(page + 1));
+    ring.load_one_lane(state, source.values(page), item.page_tokens(page));
+    if (has_second) ring.load_one_lane(state, source.values(page + 1), item.page_tokens(page + 1));
   }
 }
 

@@ -12,8 +12,8 @@
 
 namespace glint::cuda {
 
-inline constexpr int kRotateWarps = 4;
-inline constexpr int kRotateBlocks = 5;
+inline constexpr int kRopeWarps = 4;
+inline constexpr int kRopeBlocks = 5;
 inline constexpr float kBf16Limit = 0x1.ffp127F;
 
 template <int kPaddedDim>
@@ -28,7 +28,7 @@ struct RotaryLane {
     return dim < half ? dim + half : dim - half;
   }
 
-  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+  __device__ __forceinline__ void load(const RopeCall& call, int64_t row) {
     half = call.rotary_dim / 2;
 #pragma unroll
     for (int index = 0; index < kDims; ++index) {
@@ -131,44 +131,45 @@ struct HeadLane {
 
   __device__ __forceinline__ void store(std::byte* g_target) const {
     if constexpr (kDims == 4) {
-      *reinterpret_cast<uint2*>(g_target) = {ptx::pack_bf16(values[0], values[1]), ptx::pack_bf16(values[2], values[3])};
+      *reinterpret_cast<uint2*>(g_target) = {ptx::pack_bf16(values[0], values[1]),
+                                             ptx::pack_bf16(values[2], values[3])};
     } else {
       *reinterpret_cast<uint32_t*>(g_target) = ptx::pack_bf16(values[0], values[1]);
     }
   }
 
-  __device__ __forceinline__ static uint16_t code_pair(float low, float high) {
+  __device__ __forceinline__ static uint16_t fp8_pair(float low, float high) {
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
   }
 
   __device__ __forceinline__ void round_to_e4m3() {
 #pragma unroll
     for (int index = 0; index < kDims; index += 2) {
-      const __half2 pair = __nv_cvt_fp8x2_to_halfraw2(code_pair(values[index], values[index + 1]), __NV_E4M3);
+      const __half2 pair = __nv_cvt_fp8x2_to_halfraw2(fp8_pair(values[index], values[index + 1]), __NV_E4M3);
       values[index] = __low2float(pair);
       values[index + 1] = __high2float(pair);
     }
   }
 
-  __device__ __forceinline__ void store_codes(std::byte* g_page, int row, float* s_head) const {
+  __device__ __forceinline__ void store_fp8(std::byte* g_page, int row, float* s_head) const {
 #pragma unroll
     for (int index = 0; index < kDims; ++index) s_head[first_dim() + index] = values[index];
     __syncwarp();
-    std::byte* g_target = g_page + code_group_offset(kPaddedDim, row, first_dim() / kCodeGroup);
+    std::byte* g_target = g_page + fp8_group_offset(kPaddedDim, row, first_dim() / kFp8Group);
 #pragma unroll
     for (int index = 0; index < kDims; index += 2) {
       const int place = first_dim() + index;
-      *reinterpret_cast<uint16_t*>(g_target + place % kCodeGroup) =
-          code_pair(s_head[code_dim(place)], s_head[code_dim(place + 1)]);
+      *reinterpret_cast<uint16_t*>(g_target + place % kFp8Group) =
+          fp8_pair(s_head[fp8_dim(place)], s_head[fp8_dim(place + 1)]);
     }
   }
 };
 
 struct HeadRows {
-  const RotateCall& call;
+  const RopeCall& call;
   bool has_vectors;
 
-  __device__ __forceinline__ explicit HeadRows(const RotateCall& rotate) : call(rotate) {
+  __device__ __forceinline__ explicit HeadRows(const RopeCall& rotate) : call(rotate) {
     const auto addresses = reinterpret_cast<uintptr_t>(call.query) | reinterpret_cast<uintptr_t>(call.key) |
                            reinterpret_cast<uintptr_t>(call.value);
     has_vectors = call.head_dim == kMaxHeadDim && call.query_stride % 4 == 0 && call.key_stride % 4 == 0 &&
@@ -190,7 +191,7 @@ struct HeadNorm {
   bool is_used;
   float inverse_dim;
 
-  __device__ __forceinline__ HeadNorm(const RotateCall& call, const float* g_weight) : is_used(g_weight != nullptr) {
+  __device__ __forceinline__ HeadNorm(const RopeCall& call, const float* g_weight) : is_used(g_weight != nullptr) {
     inverse_dim = __frcp_rn(static_cast<float>(call.head_dim));
     if (is_used) weight.load(g_weight, call.head_dim);
   }
@@ -223,7 +224,7 @@ struct QueryRow {
   RotaryLane<kPaddedDim> rotary;
 
   __device__ __forceinline__ void load(const HeadRows& rows, int64_t row, int head_first) {
-    const RotateCall& call = rows.call;
+    const RopeCall& call = rows.call;
     const float* g_row = call.query + row * call.query_stride;
 #pragma unroll
     for (int next = 0; next < kHeads; ++next) {
@@ -233,7 +234,7 @@ struct QueryRow {
     rotary.load(call, row);
   }
 
-  __device__ __forceinline__ void store(const RotateCall& call, int64_t row, int head_first,
+  __device__ __forceinline__ void store(const RopeCall& call, int64_t row, int head_first,
                                         const HeadNorm<kPaddedDim>& norm, float* s_head) {
     norm.apply(heads, call.epsilon);
 #pragma unroll
@@ -255,7 +256,7 @@ struct KeyValueRow {
   int64_t slot;
 
   __device__ __forceinline__ void load(const HeadRows& rows, int64_t row, int kv_head) {
-    const RotateCall& call = rows.call;
+    const RopeCall& call = rows.call;
     const int64_t first = row * call.key_stride + int64_t{kv_head} * call.head_dim;
     rows.load(keys[0], call.key + first);
     rows.load(value, call.value + first);
@@ -263,7 +264,7 @@ struct KeyValueRow {
     slot = call.slots[row];
   }
 
-  __device__ __forceinline__ void store(const RotateCall& call, int64_t, int kv_head, const HeadNorm<kPaddedDim>& norm,
+  __device__ __forceinline__ void store(const RopeCall& call, int64_t, int kv_head, const HeadNorm<kPaddedDim>& norm,
                                         float* s_head) {
     const PagePool& pages = call.pages;
     const int64_t offset = slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
@@ -288,15 +289,15 @@ struct KeyValueRow {
   __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const PagePool& pages,
                                                 std::byte* g_page, float* s_head) const {
     const int page_row = static_cast<int>(slot % kPageTokens);
-    if (holds_codes(pages.element)) return lane.store_codes(g_page, page_row, s_head);
+    if (holds_fp8(pages.element)) return lane.store_fp8(g_page, page_row, s_head);
     lane.store(g_page + swizzled_offset(page_row, HeadLane<kPaddedDim>::first_dim()));
   }
 };
 
 template <class Row, int kPaddedDim>
-__device__ __forceinline__ void rotate_rows(const HeadRows& rows, int64_t first_row, int64_t stride, int head,
-                                            const HeadNorm<kPaddedDim>& norm, float* s_head) {
-  const RotateCall& call = rows.call;
+__device__ __forceinline__ void rope_rows(const HeadRows& rows, int64_t first_row, int64_t stride, int head,
+                                          const HeadNorm<kPaddedDim>& norm, float* s_head) {
+  const RopeCall& call = rows.call;
   Row current;
   if (first_row < call.count) current.load(rows, first_row, head);
   for (int64_t row = first_row; row < call.count; row += stride) {
@@ -308,14 +309,14 @@ __device__ __forceinline__ void rotate_rows(const HeadRows& rows, int64_t first_
 }
 
 template <int kPaddedDim, int kHeads>
-__global__ void __launch_bounds__(kRotateWarps* kWarpLanes, kRotateBlocks)
-    rotate_and_store_kernel(const RotateCall call) {
-  __shared__ float s_heads[kRotateWarps][kPaddedDim];
+__global__ void __launch_bounds__(kRopeWarps* kWarpLanes, kRopeBlocks)
+    rope_and_cache_kernel(const RopeCall call) {
+  __shared__ float s_heads[kRopeWarps][kPaddedDim];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int query_tasks = (call.num_heads + kHeads - 1) / kHeads;
   const int row_tasks = query_tasks + call.num_kv_heads;
-  const int64_t place = int64_t{blockIdx.x} * kRotateWarps + warp;
-  const int64_t stride = int64_t{gridDim.x} * kRotateWarps / row_tasks;
+  const int64_t place = int64_t{blockIdx.x} * kRopeWarps + warp;
+  const int64_t stride = int64_t{gridDim.x} * kRopeWarps / row_tasks;
   const int64_t first_row = place / row_tasks;
   const int task = static_cast<int>(place % row_tasks);
   const bool is_query = task < query_tasks;
@@ -325,9 +326,9 @@ __global__ void __launch_bounds__(kRotateWarps* kWarpLanes, kRotateBlocks)
   ptx::griddepcontrol_wait();
   if (first_row >= stride) return;
   if (is_query) {
-    rotate_rows<QueryRow<kPaddedDim, kHeads>>(rows, first_row, stride, task * kHeads, norm, s_heads[warp]);
+    rope_rows<QueryRow<kPaddedDim, kHeads>>(rows, first_row, stride, task * kHeads, norm, s_heads[warp]);
   } else {
-    rotate_rows<KeyValueRow<kPaddedDim>>(rows, first_row, stride, task - query_tasks, norm, s_heads[warp]);
+    rope_rows<KeyValueRow<kPaddedDim>>(rows, first_row, stride, task - query_tasks, norm, s_heads[warp]);
   }
 }
 

@@ -9,7 +9,7 @@ namespace glint::cuda {
 
 namespace {
 
-struct DenseFinish {
+struct GemmEpilogue {
   float* out;
   int64_t out_stride;
   const float* token_scales;
@@ -18,34 +18,34 @@ struct DenseFinish {
   int32_t num_rows;
   bool has_vector_rows;
 
-  struct RowFacts {
+  struct RowMetadata {
     float scales[2];
     float shifts[2];
   };
 
-  __device__ __forceinline__ RowFacts row_facts(const ProductTile& tile, int fragment) const {
-    return facts_of_rows(row_of(tile, fragment, 0), 8);
+  __device__ __forceinline__ RowMetadata row_metadata(const GemmTile& tile, int fragment) const {
+    return metadata_of_rows(row_of(tile, fragment, 0), 8);
   }
 
-  __device__ __forceinline__ RowFacts facts_of_rows(int first, int distance) const {
-    RowFacts facts = {{1.0F, 1.0F}, {0.0F, 0.0F}};
+  __device__ __forceinline__ RowMetadata metadata_of_rows(int first, int distance) const {
+    RowMetadata metadata = {{1.0F, 1.0F}, {0.0F, 0.0F}};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first + half * distance;
       if (row >= num_rows) continue;
-      if (row_scales != nullptr) facts.scales[half] = __ldg(row_scales + row);
-      if (bias != nullptr) facts.shifts[half] = __ldg(bias + row);
+      if (row_scales != nullptr) metadata.scales[half] = __ldg(row_scales + row);
+      if (bias != nullptr) metadata.shifts[half] = __ldg(bias + row);
     }
-    return facts;
+    return metadata;
   }
 
-  __device__ __forceinline__ float token_scale(const ProductTile& tile, int column) const {
+  __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
     if (token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
     return __ldg(token_scales + tile.tokens.row_first + column);
   }
 
-  __device__ __forceinline__ void store_group(const ProductTile& tile, int fragment, int column, const float* r_sum,
-                                              const RowFacts& rows, const float2& scales) const {
+  __device__ __forceinline__ void store_group(const GemmTile& tile, int fragment, int column, const float* r_sum,
+                                              const RowMetadata& rows, const float2& scales) const {
     const float token_scales_of_pair[2] = {scales.x, scales.y};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -72,16 +72,16 @@ struct DenseFinish {
     if (row + 3 < num_rows) g_row[3] = values.w;
   }
 
-  __device__ __forceinline__ float value(float sum, float token_scale, const RowFacts& rows, int half) const {
+  __device__ __forceinline__ float value(float sum, float token_scale, const RowMetadata& rows, int half) const {
     return __fadd_rn(__fmul_rn(__fmul_rn(sum, token_scale), rows.scales[half]), rows.shifts[half]);
   }
 
-  __device__ __forceinline__ int row_of(const ProductTile& tile, int fragment, int half) const {
-    return tile.row_tile * kProductTileRows + fragment * kFragmentRows + threadIdx.x % 32 / 4 + half * 8;
+  __device__ __forceinline__ int row_of(const GemmTile& tile, int fragment, int half) const {
+    return tile.row_tile * kGemmTileRows + fragment * kFragmentRows + threadIdx.x % 32 / 4 + half * 8;
   }
 };
 
-CUtensorMap tensor_out(const DenseProductCall& call, int32_t tile_tokens) {
+CUtensorMap tensor_out(const GemmCall& call, int32_t tile_tokens) {
   return make_tensor_map(call.out, {.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                                     .columns = static_cast<cuuint64_t>(call.rows),
                                     .rows = static_cast<cuuint64_t>(call.num_tokens),
@@ -90,23 +90,23 @@ CUtensorMap tensor_out(const DenseProductCall& call, int32_t tile_tokens) {
                                     .box_rows = static_cast<cuuint32_t>(tile_tokens)});
 }
 
-struct StagedFinish : DenseFinish {
+struct StagedEpilogue : GemmEpilogue {
   CUtensorMap out_map;
 };
 
 struct DenseLaunch {
-  const DenseProductCall& call;
-  const ProductInputs& inputs;
+  const GemmCall& call;
+  const GemmInputs& inputs;
   cudaStream_t stream;
 
-  int32_t row_tiles() const { return static_cast<int32_t>((call.rows + kProductTileRows - 1) / kProductTileRows); }
+  int32_t row_tiles() const { return static_cast<int32_t>((call.rows + kGemmTileRows - 1) / kGemmTileRows); }
   bool has_vector_rows() const {
     return call.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(call.out) % 16 == 0;
   }
-  DenseWalk walk(int32_t max_tokens) const {
+  DenseTileScheduler scheduler(int32_t max_tokens) const {
     return {row_tiles(), static_cast<int32_t>(call.num_tokens), max_tokens};
   }
-  DenseFinish finish() const {
+  GemmEpilogue epilogue() const {
     return {call.out,  call.out_stride,                 call.token_scales, call.row_scales,
             call.bias, static_cast<int32_t>(call.rows), has_vector_rows()};
   }
@@ -114,64 +114,64 @@ struct DenseLaunch {
 
 template <class Shape>
 void launch_shape(const DenseLaunch& dense) {
-  const DenseWalk walk = dense.walk(Shape::kMaxTokens);
-  launch_tile_product<Shape>(dense.inputs, walk, dense.finish(), walk.num_tiles(), dense.stream);
+  const DenseTileScheduler scheduler = dense.scheduler(Shape::kMaxTokens);
+  launch_gemm_split_k_tiles<Shape>(dense.inputs, scheduler, dense.epilogue(), scheduler.num_tiles(), dense.stream);
 }
 
 template <class Shape>
-bool launch_spread_if_it_fits(const DenseLaunch& dense) {
+bool launch_cluster_split_k_if_it_fits(const DenseLaunch& dense) {
   const auto tokens = static_cast<int32_t>(dense.call.num_tokens);
-  if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.piece_steps)) return false;
-  launch_spread_product<Shape>(dense.inputs, dense.finish(), tokens, dense.row_tiles(), dense.stream);
+  if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.split_steps)) return false;
+  launch_gemm_cluster_split_k<Shape>(dense.inputs, dense.epilogue(), tokens, dense.row_tiles(), dense.stream);
   return true;
 }
 
 template <GemmElement kElement>
-bool launch_one_tile(const DenseLaunch& dense) {
-  return launch_spread_if_it_fits<SpreadShape<kElement, 8>>(dense) ||
-         launch_spread_if_it_fits<SpreadShape<kElement, 16>>(dense) ||
-         launch_spread_if_it_fits<SpreadShape<kElement, 32>>(dense) ||
-         launch_spread_if_it_fits<SpreadShape<kElement, 64>>(dense);
+bool launch_cluster_split_k(const DenseLaunch& dense) {
+  return launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 8>>(dense) ||
+         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 16>>(dense) ||
+         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 32>>(dense) ||
+         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 64>>(dense);
 }
 
 template <GemmElement kElement>
-void launch_spread(const DenseLaunch& dense) {
+void launch_split_k(const DenseLaunch& dense) {
   const int64_t tokens = dense.call.num_tokens;
-  const bool is_one_round = dense.row_tiles() * kSpreadPieces <= device_multiprocessors();
-  if (is_one_round && launch_one_tile<kElement>(dense)) return;
+  const bool is_one_round = dense.row_tiles() * kClusterSplits <= device_multiprocessors();
+  if (is_one_round && launch_cluster_split_k<kElement>(dense)) return;
   const bool takes_all_tokens = tokens > 32 && is_one_round;
   if (tokens <= 16) {
-    launch_shape<ProductShape<kElement, 16>>(dense);
+    launch_shape<SplitKTilesShape<kElement, 16>>(dense);
   } else if (tokens <= 64 && dense.call.rows < 8192 && !takes_all_tokens) {
-    launch_shape<ProductShape<kElement, 32>>(dense);
+    launch_shape<SplitKTilesShape<kElement, 32>>(dense);
   } else {
-    launch_shape<ProductShape<kElement, 64>>(dense);
+    launch_shape<SplitKTilesShape<kElement, 64>>(dense);
   }
 }
 
 template <class Shape>
-bool launch_whole_if_it_fits(const DenseLaunch& dense) {
+bool launch_resident_if_it_fits(const DenseLaunch& dense) {
   const auto tokens = static_cast<int32_t>(dense.call.num_tokens);
-  if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.piece_steps)) return false;
-  launch_whole_product<Shape>(dense.inputs, dense.finish(), tokens, dense.stream);
+  if (tokens > Shape::kTokens || !Shape::fits(dense.inputs.split_steps)) return false;
+  launch_gemm_resident<Shape>(dense.inputs, dense.epilogue(), tokens, dense.stream);
   return true;
 }
 
 template <GemmElement kElement>
-bool launch_whole(const DenseLaunch& dense) {
-  return launch_whole_if_it_fits<WholeShape<kElement, 8>>(dense) ||
-         launch_whole_if_it_fits<WholeShape<kElement, 16>>(dense) ||
-         launch_whole_if_it_fits<WholeShape<kElement, 32>>(dense) ||
-         launch_whole_if_it_fits<WholeShape<kElement, 64>>(dense);
+bool launch_resident(const DenseLaunch& dense) {
+  return launch_resident_if_it_fits<ResidentShape<kElement, 8>>(dense) ||
+         launch_resident_if_it_fits<ResidentShape<kElement, 16>>(dense) ||
+         launch_resident_if_it_fits<ResidentShape<kElement, 32>>(dense) ||
+         launch_resident_if_it_fits<ResidentShape<kElement, 64>>(dense);
 }
 
-int32_t wide_tile_tokens(const DenseLaunch& dense) {
+int32_t persistent_tile_tokens(const DenseLaunch& dense) {
   constexpr int64_t kFixedCostTokens = 160;
   const int64_t blocks = device_multiprocessors();
-  int32_t best = kWideTokens;
+  int32_t best = kPersistentTokens;
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (const int32_t tokens : {kWideTokens, 112, 96, 64, 32}) {
-    const int64_t rounds = (dense.walk(tokens).num_tiles() + blocks - 1) / blocks;
+  for (const int32_t tokens : {kPersistentTokens, 112, 96, 64, 32}) {
+    const int64_t rounds = (dense.scheduler(tokens).num_tiles() + blocks - 1) / blocks;
     const int64_t cost = rounds * (kFixedCostTokens + tokens);
     if (cost < least) {
       least = cost;
@@ -182,54 +182,55 @@ int32_t wide_tile_tokens(const DenseLaunch& dense) {
 }
 
 template <GemmElement kElement>
-void launch_wide(const DenseLaunch& dense) {
-  const DenseWalk walk = dense.walk(wide_tile_tokens(dense));
-  const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, walk.max_tokens)};
+void launch_persistent(const DenseLaunch& dense) {
+  const DenseTileScheduler scheduler = dense.scheduler(persistent_tile_tokens(dense));
+  const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, scheduler.max_tokens)};
   if (kElement == GemmElement::kE4m3 && dense.has_vector_rows()) {
-    const StagedFinish finish = {dense.finish(), tensor_out(dense.call, walk.max_tokens)};
-    launch_wide_product<WideShape<GemmElement::kE4m3, TensorTokens, true>>(dense.inputs, tokens, walk, finish,
-                                                                               walk.num_tiles(), dense.stream);
+    const StagedEpilogue epilogue = {dense.epilogue(), tensor_out(dense.call, scheduler.max_tokens)};
+    launch_gemm_persistent<PersistentShape<GemmElement::kE4m3, TensorTokens, true>>(
+        dense.inputs, tokens, scheduler, epilogue, scheduler.num_tiles(), dense.stream);
   } else {
-    launch_wide_product<WideShape<kElement, TensorTokens, false>>(dense.inputs, tokens, walk, dense.finish(),
-                                                                  walk.num_tiles(), dense.stream);
+    launch_gemm_persistent<PersistentShape<kElement, TensorTokens, false>>(
+        dense.inputs, tokens, scheduler, dense.epilogue(), scheduler.num_tiles(), dense.stream);
   }
 }
 
-bool is_spread(const DenseLaunch& dense) {
+bool is_split_k(const DenseLaunch& dense) {
   constexpr int64_t kFewestRowTileTokens = 2560;
   const int64_t tokens = dense.call.num_tokens;
-  return dense.inputs.num_pieces == kSpreadPieces && (tokens <= 64 || dense.row_tiles() * tokens < kFewestRowTileTokens);
+  const bool has_few_tokens = tokens <= 64 || dense.row_tiles() * tokens < kFewestRowTileTokens;
+  return dense.inputs.num_splits == kClusterSplits && has_few_tokens;
 }
 
 template <GemmElement kElement>
 void launch_element(const DenseLaunch& dense) {
-  if (is_spread(dense)) {
-    launch_spread<kElement>(dense);
-  } else if (dense.inputs.num_pieces != kWholePieces || !launch_whole<kElement>(dense)) {
-    launch_wide<kElement>(dense);
+  if (is_split_k(dense)) {
+    launch_split_k<kElement>(dense);
+  } else if (dense.inputs.num_splits != kResidentSplits || !launch_resident<kElement>(dense)) {
+    launch_persistent<kElement>(dense);
   }
 }
 
 }
 
-PiecePlan plan_pieces(int64_t k_bytes) {
-  const auto steps = static_cast<int32_t>(k_bytes / kProductTileK);
+KSplitPlan plan_k_splits(int64_t k_bytes) {
+  const auto steps = static_cast<int32_t>(k_bytes / kGemmTileK);
   if (steps % 8 == 0 && steps >= 24) return {8, steps / 8};
   if (steps % 3 == 0 && steps >= 6) return {3, steps / 3};
   return {1, steps};
 }
 
 bool starts_next_after_wait(int64_t k_bytes, int64_t num_tokens) {
-  return num_tokens <= 64 && plan_pieces(k_bytes).num_pieces == kSpreadPieces;
+  return num_tokens <= 64 && plan_k_splits(k_bytes).num_splits == kClusterSplits;
 }
 
-void launch_dense_product(const DenseProductCall& call, cudaStream_t stream) {
-  require_argument(call.k_bytes % kProductTileK == 0, "a product's row must be a multiple of ", kProductTileK,
+void launch_gemm(const GemmCall& call, cudaStream_t stream) {
+  require_argument(call.k_bytes % kGemmTileK == 0, "a GEMM's row must be a multiple of ", kGemmTileK,
                    " bytes, not ", call.k_bytes, "; pad the weight with zeros");
   if (call.num_tokens == 0) return;
-  const PiecePlan plan = plan_pieces(call.k_bytes);
-  const ProductInputs inputs = {call.packed_weights, call.activations, nullptr,
-                                call.k_bytes,        plan.piece_steps, plan.num_pieces};
+  const KSplitPlan plan = plan_k_splits(call.k_bytes);
+  const GemmInputs inputs = {call.packed_weights, call.activations, nullptr,
+                             call.k_bytes,        plan.split_steps, plan.num_splits};
   if (call.element == GemmElement::kE4m3) {
     launch_element<GemmElement::kE4m3>({call, inputs, stream});
   } else {

@@ -6,9 +6,9 @@
 
 namespace glint::cuda {
 
-constexpr int32_t kProductTileRows = 128;
-constexpr int32_t kProductTileK = 128;
-constexpr int32_t kProductTileBytes = kProductTileRows * kProductTileK;
+constexpr int32_t kGemmTileRows = 128;
+constexpr int32_t kGemmTileK = 128;
+constexpr int32_t kGemmTileBytes = kGemmTileRows * kGemmTileK;
 
 enum class GemmElement { kE4m3, kBf16 };
 
@@ -19,21 +19,21 @@ struct TokenTile {
   int32_t index;
 };
 
-struct ProductInputs {
+struct GemmInputs {
   const uint8_t* weights;
   const uint8_t* activations;
   const int32_t* row_tokens;
   int64_t activation_stride;
-  int32_t piece_steps;
-  int32_t num_pieces;
+  int32_t split_steps;
+  int32_t num_splits;
 };
 
-struct PiecePlan {
-  int32_t num_pieces;
-  int32_t piece_steps;
+struct KSplitPlan {
+  int32_t num_splits;
+  int32_t split_steps;
 };
 
-PiecePlan plan_pieces(int64_t k_bytes);
+KSplitPlan plan_k_splits(int64_t k_bytes);
 bool starts_next_after_wait(int64_t k_bytes, int64_t num_tokens);
 
 struct PackCall {
@@ -45,7 +45,7 @@ struct PackCall {
   int64_t num_matrices;
 };
 
-struct DenseProductCall {
+struct GemmCall {
   float* out;
   int64_t out_stride;
   const uint8_t* packed_weights;
@@ -59,10 +59,10 @@ struct DenseProductCall {
   GemmElement element;
 };
 
-int64_t packed_product_bytes(int64_t rows, int64_t k_bytes);
+int64_t packed_weight_bytes(int64_t rows, int64_t k_bytes);
 int64_t packed_gate_up_bytes(int64_t width, int64_t k_bytes);
 void launch_pack_rows(const PackCall& call, cudaStream_t stream);
 void launch_pack_gate_up(const PackCall& call, cudaStream_t stream);
-void launch_dense_product(const DenseProductCall& call, cudaStream_t stream);
+void launch_gemm(const GemmCall& call, cudaStream_t stream);
 
 }

@@ -4,26 +4,26 @@
 
 namespace glint::cuda {
 
-constexpr int kSpreadThreads = kConsumerWarps * 32;
+constexpr int kClusterSplitKThreads = kConsumerWarps * 32;
 
 template <GemmElement kElementValue, int kTokensValue>
-struct SpreadShape {
+struct ClusterSplitKShape {
   static constexpr GemmElement kElement = kElementValue;
   static constexpr int kTokens = kTokensValue;
   static constexpr int kGroups = kTokens / kFragmentTokens;
   static constexpr int kFragmentBytes = kFragmentRows * kTokens * static_cast<int>(sizeof(float));
-  static constexpr int kPartialBytes = kSpreadPieces * kFragmentBytes;
-  static constexpr int kStepBytes = kProductTileBytes + kTokens * kProductTileK;
-  static_assert(kGroups <= kConsumerWarps, "a warp joins the pieces of at most one group of tokens");
+  static constexpr int kPartialBytes = kClusterSplits * kFragmentBytes;
+  static constexpr int kStepBytes = kGemmTileBytes + kTokens * kGemmTileK;
+  static_assert(kGroups <= kConsumerWarps, "a warp reduces the splits of at most one group of tokens");
 
-  static constexpr bool fits(int piece_steps) { return shared_bytes(piece_steps) <= kSharedLimitBytes; }
-  static constexpr int shared_bytes(int piece_steps) {
-    return kPartialBytes + piece_steps * kStepBytes + (piece_steps + 1) * static_cast<int>(sizeof(uint64_t));
+  static constexpr bool fits(int split_steps) { return shared_bytes(split_steps) <= kSharedLimitBytes; }
+  static constexpr int shared_bytes(int split_steps) {
+    return kPartialBytes + split_steps * kStepBytes + (split_steps + 1) * static_cast<int>(sizeof(uint64_t));
   }
 };
 
 template <class Shape>
-struct SpreadPiece {
+struct ClusterSplit {
   static constexpr int kRegisters = Shape::kTokens / 2;
 
   uint8_t* s_partials;
@@ -32,35 +32,35 @@ struct SpreadPiece {
   int num_steps;
   int step_first;
 
-  __device__ __forceinline__ SpreadPiece(uint8_t* s_bytes, int piece_steps)
+  __device__ __forceinline__ ClusterSplit(uint8_t* s_bytes, int split_steps)
       : s_partials(s_bytes),
         s_steps(s_bytes + Shape::kPartialBytes),
-        num_steps(piece_steps),
-        step_first(static_cast<int>(ptx::cluster_ctarank()) * piece_steps) {
+        num_steps(split_steps),
+        step_first(static_cast<int>(ptx::cluster_ctarank()) * split_steps) {
     s_arrived = reinterpret_cast<uint64_t*>(s_steps + num_steps * Shape::kStepBytes);
   }
 
   __device__ __forceinline__ uint8_t* weights(int step) const { return s_steps + step * Shape::kStepBytes; }
-  __device__ __forceinline__ uint8_t* tokens(int step) const { return weights(step) + kProductTileBytes; }
+  __device__ __forceinline__ uint8_t* tokens(int step) const { return weights(step) + kGemmTileBytes; }
   __device__ __forceinline__ uint64_t& partials_arrived() const { return s_arrived[num_steps]; }
 
   __device__ __forceinline__ void load_weights(const uint8_t* g_weights, int row_tile) const {
-    const int64_t first_tile = int64_t{row_tile} * kSpreadPieces * num_steps + step_first;
-    const uint8_t* g_step = g_weights + first_tile * kProductTileBytes;
+    const int64_t first_tile = int64_t{row_tile} * kClusterSplits * num_steps + step_first;
+    const uint8_t* g_step = g_weights + first_tile * kGemmTileBytes;
     for (int step = 0; step <= num_steps; ++step) ptx::mbarrier_init(s_arrived[step], 1);
     ptx::fence_mbarrier_init();
     ptx::fence_proxy_async();
-    for (int step = 0; step < num_steps; ++step, g_step += kProductTileBytes) {
+    for (int step = 0; step < num_steps; ++step, g_step += kGemmTileBytes) {
       ptx::mbarrier_arrive_expect_tx(s_arrived[step], Shape::kStepBytes);
-      ptx::cp_async_bulk(weights(step), g_step, kProductTileBytes, s_arrived[step], ptx::kEvictFirst);
+      ptx::cp_async_bulk(weights(step), g_step, kGemmTileBytes, s_arrived[step], ptx::kEvictFirst);
     }
     ptx::mbarrier_arrive_expect_tx(partials_arrived(), Shape::kPartialBytes);
   }
 
   __device__ __forceinline__ void load_tokens(const CUtensorMap& map) const {
     for (int step = 0; step < num_steps; ++step) {
-      ptx::cp_async_bulk_tensor_load(tokens(step), map, (step_first + step) * kProductTileK, 0,
-                                                    s_arrived[step], ptx::kEvictNormal);
+      ptx::cp_async_bulk_tensor_load(tokens(step), map, (step_first + step) * kGemmTileK, 0,
+                                     s_arrived[step], ptx::kEvictNormal);
     }
   }
 
@@ -113,13 +113,13 @@ struct SpreadPiece {
     }
   }
 
-  __device__ __forceinline__ void join(float (&r_sum)[4], int group) const {
+  __device__ __forceinline__ void reduce(float (&r_sum)[4], int group) const {
     const auto* s_fragments = reinterpret_cast<const float4*>(s_partials) + group * 32 + threadIdx.x % 32;
     ptx::mbarrier_wait_suspended(partials_arrived(), 0);
     float4 sum = s_fragments[0];
 #pragma unroll
-    for (int piece = 1; piece < kSpreadPieces; ++piece) {
-      const float4 next = s_fragments[piece * (Shape::kFragmentBytes / 16)];
+    for (int split = 1; split < kClusterSplits; ++split) {
+      const float4 next = s_fragments[split * (Shape::kFragmentBytes / 16)];
       sum = {__fadd_rn(sum.x, next.x), __fadd_rn(sum.y, next.y), __fadd_rn(sum.z, next.z), __fadd_rn(sum.w, next.w)};
     }
     r_sum[0] = sum.x;
@@ -129,47 +129,47 @@ struct SpreadPiece {
   }
 };
 
-template <class Finish>
-__device__ __forceinline__ float late_token_scale(const Finish& finish, const ProductTile& tile, int column) {
-  if (finish.token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
-  return __ldcg(finish.token_scales + column);
+template <class Epilogue>
+__device__ __forceinline__ float late_token_scale(const Epilogue& epilogue, const GemmTile& tile, int column) {
+  if (epilogue.token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
+  return __ldcg(epilogue.token_scales + column);
 }
 
-template <class Shape, class Finish>
-__global__ void __launch_bounds__(kSpreadThreads, 1)
-    spread_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ CUtensorMap tokens,
-                          const __grid_constant__ Finish finish, int num_tokens) {
+template <class Shape, class Epilogue>
+__global__ void __launch_bounds__(kClusterSplitKThreads, 1)
+    gemm_cluster_split_k_kernel(const __grid_constant__ GemmInputs inputs, const __grid_constant__ CUtensorMap tokens,
+                                const __grid_constant__ Epilogue epilogue, int num_tokens) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
-  const SpreadPiece<Shape> piece(s_bytes, inputs.piece_steps);
-  const ProductTile tile = {{0, 0, num_tokens, 0}, static_cast<int32_t>(blockIdx.x) / kSpreadPieces};
+  const ClusterSplit<Shape> split(s_bytes, inputs.split_steps);
+  const GemmTile tile = {{0, 0, num_tokens, 0}, static_cast<int32_t>(blockIdx.x) / kClusterSplits};
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(tokens);
-    piece.load_weights(inputs.weights, tile.row_tile);
+    split.load_weights(inputs.weights, tile.row_tile);
   }
   __syncwarp();
   const int fragment = static_cast<int>(ptx::cluster_ctarank());
   const int group = static_cast<int>(threadIdx.x) / 32;
   const int column = group * kFragmentTokens + static_cast<int>(threadIdx.x) % 4 * 2;
-  const typename Finish::RowFacts rows = finish.row_facts(tile, fragment);
+  const typename Epilogue::RowMetadata rows = epilogue.row_metadata(tile, fragment);
   ptx::barrier_cluster_sync_relaxed();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  if (threadIdx.x == 0) piece.load_tokens(tokens);
+  if (threadIdx.x == 0) split.load_tokens(tokens);
   __syncwarp();
-  const float2 scales = {late_token_scale(finish, tile, column), late_token_scale(finish, tile, column + 1)};
+  const float2 scales = {late_token_scale(epilogue, tile, column), late_token_scale(epilogue, tile, column + 1)};
   float r_sum[Shape::kTokens / 2];
-  piece.multiply(r_sum);
-  piece.send(r_sum);
+  split.multiply(r_sum);
+  split.send(r_sum);
   if (group >= Shape::kGroups) return;
-  float r_joined[4];
-  piece.join(r_joined, group);
-  finish.store_group(tile, fragment, column, r_joined, rows, scales);
+  float r_reduced[4];
+  split.reduce(r_reduced, group);
+  epilogue.store_group(tile, fragment, column, r_reduced, rows, scales);
 }
 
-template <class Shape, class Finish>
-void launch_spread_product(const ProductInputs& inputs, const Finish& finish, int32_t num_tokens, int32_t row_tiles,
-                           cudaStream_t stream) {
-  const auto kernel = spread_product_kernel<Shape, Finish>;
+template <class Shape, class Epilogue>
+void launch_gemm_cluster_split_k(const GemmInputs& inputs, const Epilogue& epilogue, int32_t num_tokens,
+                                 int32_t row_tiles, cudaStream_t stream) {
+  const auto kernel = gemm_cluster_split_k_kernel<Shape, Epilogue>;
   static PerDevice most_bytes;
   most_bytes.get([kernel] {
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimitBytes));
@@ -177,9 +177,9 @@ void launch_spread_product(const ProductInputs& inputs, const Finish& finish, in
   });
   const CUtensorMap tokens = token_map(inputs, num_tokens, Shape::kTokens);
   launch_dependent(kernel,
-                   {static_cast<unsigned>(row_tiles * kSpreadPieces), kSpreadThreads,
-                    Shape::shared_bytes(inputs.piece_steps), kSpreadPieces},
-                   stream, inputs, tokens, finish, num_tokens);
+                   {static_cast<unsigned>(row_tiles * kClusterSplits), kClusterSplitKThreads,
+                    Shape::shared_bytes(inputs.split_steps), kClusterSplits},
+                   stream, inputs, tokens, epilogue, num_tokens);
 }
 
 }

@@ -4,7 +4,7 @@
 
 namespace glint::cuda {
 
-constexpr int kWideTokens = 128;
+constexpr int kPersistentTokens = 128;
 constexpr int kStagedRows = 32;
 
 struct TensorTokens {
@@ -26,7 +26,7 @@ struct GatheredTokens {
 };
 
 template <GemmElement kElementValue, class TokensValue, bool kIsStagedValue>
-struct WideShape {
+struct PersistentShape {
   using Tokens = TokensValue;
   static constexpr GemmElement kElement = kElementValue;
   static constexpr bool kIsStaged = kIsStagedValue;
@@ -39,31 +39,31 @@ struct StagedTile {};
 
 template <>
 struct StagedTile<true> {
-  alignas(1024) float outs[kProductTileRows / kStagedRows][kWideTokens * kStagedRows];
+  alignas(1024) float outs[kGemmTileRows / kStagedRows][kPersistentTokens * kStagedRows];
 };
 
 template <class Shape>
-struct WidePlan {
-  alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
-  alignas(1024) uint8_t tokens[Shape::kStages][kWideTokens * kProductTileK];
+struct PersistentStorage {
+  alignas(1024) uint8_t weights[Shape::kStages][kGemmTileBytes];
+  alignas(1024) uint8_t tokens[Shape::kStages][kPersistentTokens * kGemmTileK];
   [[no_unique_address]] StagedTile<Shape::kIsStaged> staged;
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
 };
 
 template <class Shape>
-__device__ __forceinline__ void prepare(WidePlan<Shape>& s_plan) {
+__device__ __forceinline__ void prepare(PersistentStorage<Shape>& s_storage) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      ptx::mbarrier_init(s_plan.stage_arrived[stage], Shape::Tokens::kArrivals);
-      ptx::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
+      ptx::mbarrier_init(s_storage.stage_arrived[stage], Shape::Tokens::kArrivals);
+      ptx::mbarrier_init(s_storage.stage_released[stage], kConsumerWarps);
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
 }
 
-struct WideExpertWalk {
+struct PersistentExpertScheduler {
   static constexpr bool kIsKnownEarly = false;
 
   int32_t num_row_tiles;
@@ -72,13 +72,13 @@ struct WideExpertWalk {
 
   __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldg(num_token_tiles); }
 
-  __device__ __forceinline__ ProductTile tile(int index) const {
+  __device__ __forceinline__ GemmTile tile(int index) const {
     const int last = __ldg(num_token_tiles) - 1;
     const int place = last - index / num_row_tiles;
     return {even_tile(load(place), load(max(place - 1, 0)), load(min(place + 1, last))), index % num_row_tiles};
   }
 
-  __device__ __forceinline__ int64_t weight_tile(const ProductTile& tile) const {
+  __device__ __forceinline__ int64_t weight_tile(const GemmTile& tile) const {
     return int64_t{tile.tokens.expert} * num_row_tiles + tile.row_tile;
   }
 
@@ -93,10 +93,10 @@ struct WideExpertWalk {
   static __device__ __forceinline__ TokenTile even_tile(TokenTile tile, const TokenTile& before,
                                                         const TokenTile& after) {
     const int last = tile.row_first + tile.row_count;
-    if (before.expert == tile.expert && before.row_first < tile.row_first && tile.row_count < kWideTokens) {
+    if (before.expert == tile.expert && before.row_first < tile.row_first && tile.row_count < kPersistentTokens) {
       tile.row_first = before.row_first + first_share(last - before.row_first);
       tile.row_count = last - tile.row_first;
-    } else if (after.expert == tile.expert && after.row_first > tile.row_first && after.row_count < kWideTokens) {
+    } else if (after.expert == tile.expert && after.row_first > tile.row_first && after.row_count < kPersistentTokens) {
       tile.row_count = first_share(tile.row_count + after.row_count);
     }
     return tile;
@@ -104,54 +104,55 @@ struct WideExpertWalk {
 };
 
 template <class Shape>
-struct WideWeights {
+struct PersistentWeights {
   const uint8_t* g_weights;
   int num_steps;
   uint32_t token_bytes;
 
-  __device__ __forceinline__ void load(WidePlan<Shape>& s_plan, int64_t weight_tile, int k_step, int stage) const {
-    const uint8_t* g_tile = g_weights + (weight_tile * num_steps + k_step) * kProductTileBytes;
-    ptx::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes + token_bytes);
-    ptx::cp_async_bulk(s_plan.weights[stage], g_tile, kProductTileBytes,
-                                                        s_plan.stage_arrived[stage], Shape::Tokens::kWeightPolicy);
+  __device__ __forceinline__ void load(PersistentStorage<Shape>& s_storage, int64_t weight_tile, int k_step,
+                                       int stage) const {
+    const uint8_t* g_tile = g_weights + (weight_tile * num_steps + k_step) * kGemmTileBytes;
+    ptx::mbarrier_arrive_expect_tx(s_storage.stage_arrived[stage], kGemmTileBytes + token_bytes);
+    ptx::cp_async_bulk(s_storage.weights[stage], g_tile, kGemmTileBytes,
+                       s_storage.stage_arrived[stage], Shape::Tokens::kWeightPolicy);
   }
 };
 
-template <class Shape, class Walk>
-__device__ __forceinline__ void load_boxes(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
-                                           const TensorTokens& tokens, const Walk& walk) {
-  const int num_steps = inputs.piece_steps * inputs.num_pieces;
-  const auto token_bytes = static_cast<uint32_t>(walk.max_tokens * kProductTileK);
-  const WideWeights<Shape> weights = {inputs.weights, num_steps, token_bytes};
-  const int num_tiles = walk.num_tiles();
-  const int first_tile = walk.tile(blockIdx.x).row_tile;
+template <class Shape, class Scheduler>
+__device__ __forceinline__ void load_boxes(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                           const TensorTokens& tokens, const Scheduler& scheduler) {
+  const int num_steps = inputs.split_steps * inputs.num_splits;
+  const auto token_bytes = static_cast<uint32_t>(scheduler.max_tokens * kGemmTileK);
+  const PersistentWeights<Shape> weights = {inputs.weights, num_steps, token_bytes};
+  const int num_tiles = scheduler.num_tiles();
+  const int first_tile = scheduler.tile(blockIdx.x).row_tile;
   int num_early = min(num_steps, Shape::kStages);
-  for (int k_step = 0; k_step < num_early; ++k_step) weights.load(s_plan, first_tile, k_step, k_step);
+  for (int k_step = 0; k_step < num_early; ++k_step) weights.load(s_storage, first_tile, k_step, k_step);
   ptx::griddepcontrol_wait();
   PipelineState<Shape::kStages> ring;
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const ProductTile tile = walk.tile(index);
+    const GemmTile tile = scheduler.tile(index);
     for (int k_step = 0; k_step < num_steps; ++k_step) {
-      ptx::mbarrier_wait_suspended(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
-      if (num_early <= 0) weights.load(s_plan, tile.row_tile, k_step, ring.stage);
+      ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
+      if (num_early <= 0) weights.load(s_storage, tile.row_tile, k_step, ring.stage);
       --num_early;
-      ptx::cp_async_bulk_tensor_load(s_plan.tokens[ring.stage], tokens.map, k_step * kProductTileK,
-                                                    tile.tokens.row_first, s_plan.stage_arrived[ring.stage], ptx::kEvictNormal);
+      ptx::cp_async_bulk_tensor_load(s_storage.tokens[ring.stage], tokens.map, k_step * kGemmTileK,
+                                     tile.tokens.row_first, s_storage.stage_arrived[ring.stage], ptx::kEvictNormal);
       ring.advance();
     }
   }
 }
 
-struct WideRows {
+struct GatheredRows {
   static constexpr int kRowsPerPass = 16;
-  static constexpr int kPasses = kWideTokens / kRowsPerPass;
+  static constexpr int kPasses = kPersistentTokens / kRowsPerPass;
 
   int r_tokens[kPasses];
   int count;
 
-  __device__ __forceinline__ WideRows(const ProductInputs& inputs, const TokenTile& tile) { find(inputs, tile); }
+  __device__ __forceinline__ GatheredRows(const GemmInputs& inputs, const TokenTile& tile) { find(inputs, tile); }
 
-  __device__ __forceinline__ void find(const ProductInputs& inputs, const TokenTile& tile) {
+  __device__ __forceinline__ void find(const GemmInputs& inputs, const TokenTile& tile) {
     count = tile.row_count;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -161,17 +162,17 @@ struct WideRows {
   }
 };
 
-struct WideGather {
+struct RowGather {
   const uint8_t* g_chunk;
-  uint32_t r_offsets[WideRows::kPasses];
+  uint32_t r_offsets[GatheredRows::kPasses];
   int num_passes;
 
-  __device__ __forceinline__ WideGather(const ProductInputs& inputs, const WideRows& rows)
+  __device__ __forceinline__ RowGather(const GemmInputs& inputs, const GatheredRows& rows)
       : g_chunk(inputs.activations + threadIdx.x % 8 * 16),
-        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + WideRows::kRowsPerPass - 1) /
-                   WideRows::kRowsPerPass) {
+        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + GatheredRows::kRowsPerPass - 1) /
+                   GatheredRows::kRowsPerPass) {
 #pragma unroll
-    for (int pass = 0; pass < WideRows::kPasses; ++pass) {
+    for (int pass = 0; pass < GatheredRows::kPasses; ++pass) {
       r_offsets[pass] = static_cast<uint32_t>(rows.r_tokens[pass]) * static_cast<uint32_t>(inputs.activation_stride);
     }
   }
@@ -179,12 +180,12 @@ struct WideGather {
   __device__ __forceinline__ void load(const uint8_t* s_tokens, int k_step) const {
     const uint32_t row = threadIdx.x / 8;
     const uint32_t target =
-        ptx::shared_address(s_tokens) + row * kProductTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
-    const uint8_t* g_source = g_chunk + k_step * kProductTileK;
+        ptx::shared_address(s_tokens) + row * kGemmTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
+    const uint8_t* g_source = g_chunk + k_step * kGemmTileK;
 #pragma unroll
-    for (int pass = 0; pass < WideRows::kPasses; ++pass) {
+    for (int pass = 0; pass < GatheredRows::kPasses; ++pass) {
       if (pass >= num_passes) continue;
-      ptx::cp_async(target + pass * WideRows::kRowsPerPass * kProductTileK, g_source + r_offsets[pass]);
+      ptx::cp_async(target + pass * GatheredRows::kRowsPerPass * kGemmTileK, g_source + r_offsets[pass]);
     }
   }
 };
@@ -196,65 +197,66 @@ struct GatherSignal {
   PipelineState<Shape::kStages> place;
   int num_issued = 0;
 
-  __device__ __forceinline__ void issue(WidePlan<Shape>& s_plan) {
+  __device__ __forceinline__ void issue(PersistentStorage<Shape>& s_storage) {
     ptx::cp_async_commit_group();
     if (++num_issued <= kInFlight) return;
     ptx::cp_async_wait_group<kInFlight>();
-    tell(s_plan, 1);
+    signal_arrived(s_storage, 1);
   }
 
-  __device__ __forceinline__ void finish(WidePlan<Shape>& s_plan) {
+  __device__ __forceinline__ void flush(PersistentStorage<Shape>& s_storage) {
     ptx::cp_async_wait_group<0>();
-    tell(s_plan, min(num_issued, kInFlight));
+    signal_arrived(s_storage, min(num_issued, kInFlight));
   }
 
  private:
-  __device__ __forceinline__ void tell(WidePlan<Shape>& s_plan, int count) {
+  __device__ __forceinline__ void signal_arrived(PersistentStorage<Shape>& s_storage, int count) {
     ptx::fence_proxy_async();
     __syncwarp();
     for (int index = 0; index < count; ++index) {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_arrived[place.stage]);
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_arrived[place.stage]);
       place.advance();
     }
   }
 };
 
-template <class Shape, class Walk>
-__device__ __forceinline__ void gather_tiles(WidePlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk) {
-  const int num_steps = inputs.piece_steps * inputs.num_pieces;
-  const WideWeights<Shape> weights = {inputs.weights, num_steps, 0};
-  const int num_tiles = walk.num_tiles();
+template <class Shape, class Scheduler>
+__device__ __forceinline__ void gather_tiles(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                             const Scheduler& scheduler) {
+  const int num_steps = inputs.split_steps * inputs.num_splits;
+  const PersistentWeights<Shape> weights = {inputs.weights, num_steps, 0};
+  const int num_tiles = scheduler.num_tiles();
   if (blockIdx.x >= num_tiles) return;
   PipelineState<Shape::kStages> ring;
   GatherSignal<Shape> signal;
-  ProductTile next_tile = walk.tile(blockIdx.x);
-  WideRows next_rows(inputs, next_tile.tokens);
+  GemmTile next_tile = scheduler.tile(blockIdx.x);
+  GatheredRows next_rows(inputs, next_tile.tokens);
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const int64_t weight_tile = walk.weight_tile(next_tile);
-    const WideGather gather(inputs, next_rows);
-    next_tile = walk.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1));
+    const int64_t weight_tile = scheduler.weight_tile(next_tile);
+    const RowGather gather(inputs, next_rows);
+    next_tile = scheduler.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1));
     for (int k_step = 0; k_step < num_steps; ++k_step) {
-      ptx::mbarrier_wait_suspended(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
-      if (threadIdx.x == 0) weights.load(s_plan, weight_tile, k_step, ring.stage);
-      gather.load(s_plan.tokens[ring.stage], k_step);
-      signal.issue(s_plan);
+      ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
+      if (threadIdx.x == 0) weights.load(s_storage, weight_tile, k_step, ring.stage);
+      gather.load(s_storage.tokens[ring.stage], k_step);
+      signal.issue(s_storage);
       ring.advance();
       if (k_step == 0) next_rows.find(inputs, next_tile.tokens);
     }
   }
-  signal.finish(s_plan);
+  signal.flush(s_storage);
 }
 
-template <int kTokens, class Finish>
+template <int kTokens, class Epilogue>
 struct TokenScales {
   static constexpr int kParts = (kTokens + 31) / 32;
 
   float r_scales[kParts];
 
-  __device__ __forceinline__ TokenScales(const Finish& finish, const ProductTile& tile) {
+  __device__ __forceinline__ TokenScales(const Epilogue& epilogue, const GemmTile& tile) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      r_scales[part] = finish.token_scale(tile, part * 32 + static_cast<int>(threadIdx.x % 32));
+      r_scales[part] = epilogue.token_scale(tile, part * 32 + static_cast<int>(threadIdx.x % 32));
     }
   }
 
@@ -264,15 +266,16 @@ struct TokenScales {
   }
 };
 
-template <class Shape, int kTokens, class Finish>
-__device__ __forceinline__ void stage_values(WidePlan<Shape>& s_plan, const Finish& finish,
-                                             const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
-                                             const TokenScales<kTokens, Finish>& scales) {
+template <class Shape, int kTokens, class Epilogue>
+__device__ __forceinline__ void stage_values(PersistentStorage<Shape>& s_storage, const Epilogue& epilogue,
+                                             const float (&r_total)[kTokens / 2],
+                                             const typename Epilogue::RowMetadata& rows,
+                                             const TokenScales<kTokens, Epilogue>& scales) {
   const int warpgroup = threadIdx.x / 128 - 1;
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const int token = lane % 4 * 2;
-  float* s_out = s_plan.staged.outs[warpgroup * 2 + warp / 2];
+  float* s_out = s_storage.staged.outs[warpgroup * 2 + warp / 2];
 #pragma unroll
   for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
     const float2 pair = scales.of_group(group);
@@ -281,39 +284,43 @@ __device__ __forceinline__ void stage_values(WidePlan<Shape>& s_plan, const Fini
     for (int half = 0; half < 2; ++half) {
       const int chunk = warp % 2 * 4 + half * 2 + lane / 16;
       const float* r_sums = r_total + group * 4 + half * 2;
-      s_group[token * kStagedRows + (chunk ^ token) * 4] = finish.value(r_sums[0], pair.x, rows, half);
-      s_group[(token + 1) * kStagedRows + (chunk ^ (token + 1)) * 4] = finish.value(r_sums[1], pair.y, rows, half);
+      s_group[token * kStagedRows + (chunk ^ token) * 4] = epilogue.value(r_sums[0], pair.x, rows, half);
+      s_group[(token + 1) * kStagedRows + (chunk ^ (token + 1)) * 4] = epilogue.value(r_sums[1], pair.y, rows, half);
     }
   }
 }
 
-template <class Shape, int kTokens, class Finish>
-__device__ __forceinline__ void store_staged(WidePlan<Shape>& s_plan, const Finish& finish, const ProductTile& tile,
-                                             const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
-                                             const TokenScales<kTokens, Finish>& scales) {
+template <class Shape, int kTokens, class Epilogue>
+__device__ __forceinline__ void store_staged(PersistentStorage<Shape>& s_storage, const Epilogue& epilogue,
+                                             const GemmTile& tile,
+                                             const float (&r_total)[kTokens / 2],
+                                             const typename Epilogue::RowMetadata& rows,
+                                             const TokenScales<kTokens, Epilogue>& scales) {
   const int warpgroup = threadIdx.x / 128 - 1;
   const bool issues = threadIdx.x % 128 == 0;
   if (issues) ptx::cp_async_bulk_wait_group_read();
   ptx::bar_sync(2 + warpgroup, 128);
-  stage_values<Shape, kTokens>(s_plan, finish, r_total, rows, scales);
+  stage_values<Shape, kTokens>(s_storage, epilogue, r_total, rows, scales);
   ptx::fence_proxy_async();
   ptx::bar_sync(2 + warpgroup, 128);
   if (issues) {
-    const int row = tile.row_tile * kProductTileRows + warpgroup * 64;
-    ptx::cp_async_bulk_tensor_store(finish.out_map, s_plan.staged.outs[warpgroup * 2], row, tile.tokens.row_first);
-    ptx::cp_async_bulk_tensor_store(finish.out_map, s_plan.staged.outs[warpgroup * 2 + 1], row + kStagedRows, tile.tokens.row_first);
+    const int row = tile.row_tile * kGemmTileRows + warpgroup * 64;
+    ptx::cp_async_bulk_tensor_store(epilogue.out_map, s_storage.staged.outs[warpgroup * 2], row, tile.tokens.row_first);
+    ptx::cp_async_bulk_tensor_store(epilogue.out_map, s_storage.staged.outs[warpgroup * 2 + 1], row + kStagedRows,
+                                    tile.tokens.row_first);
     ptx::cp_async_bulk_commit_group();
   }
 }
 
-template <class Shape, int kTokens, class Finish>
-__device__ __forceinline__ void store_direct(const Finish& finish, const ProductTile& tile,
-                                             const float (&r_total)[kTokens / 2], const typename Finish::RowFacts& rows,
-                                             const TokenScales<kTokens, Finish>& scales) {
+template <class Shape, int kTokens, class Epilogue>
+__device__ __forceinline__ void store_direct(const Epilogue& epilogue, const GemmTile& tile,
+                                             const float (&r_total)[kTokens / 2],
+                                             const typename Epilogue::RowMetadata& rows,
+                                             const TokenScales<kTokens, Epilogue>& scales) {
 #pragma unroll
   for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
     const int column = group * kFragmentTokens + threadIdx.x % 4 * 2;
-    finish.store_group(tile, threadIdx.x / 32 - 4, column, r_total + group * 4, rows, scales.of_group(group));
+    epilogue.store_group(tile, threadIdx.x / 32 - 4, column, r_total + group * 4, rows, scales.of_group(group));
   }
 }
 
@@ -330,103 +337,105 @@ __device__ __forceinline__ void add(float (&r_sum)[kCount], const float (&r_valu
 }
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void add_piece(float (&r_piece)[kTokens / 2], WidePlan<Shape>& s_plan, int num_steps,
-                                          PipelineState<Shape::kStages>& ring) {
+__device__ __forceinline__ void add_split(float (&r_split)[kTokens / 2], PersistentStorage<Shape>& s_storage,
+                                          int num_steps, PipelineState<Shape::kStages>& ring) {
   const int warpgroup = threadIdx.x / 128 - 1;
-  clear(r_piece);
+  clear(r_split);
   for (int k_step = 0; k_step < num_steps; ++k_step) {
     float r_stage[kTokens / 2];
     const uint64_t rows = ptx::wgmma_descriptor(
-        ptx::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_plan.tokens[ring.stage]), 0, 1024);
-    ptx::mbarrier_wait_suspended(s_plan.stage_arrived[ring.stage], ring.phase);
+        ptx::shared_address(s_storage.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0,
+                                                               1024);
+    ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
     start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
     ptx::wgmma_wait_group<0>();
     ptx::pin_registers(r_stage);
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
     ring.advance();
-    add(r_piece, r_stage);
+    add(r_split, r_stage);
   }
 }
 
-template <class Shape, int kTokens, class Finish>
-__device__ __forceinline__ void multiply_wide_tile(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
-                                                   const Finish& finish, const ProductTile& tile, PipelineState<Shape::kStages>& ring) {
-  const TokenScales<kTokens, Finish> scales(finish, tile);
+template <class Shape, int kTokens, class Epilogue>
+__device__ __forceinline__ void multiply_persistent_tile(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                                         const Epilogue& epilogue, const GemmTile& tile,
+                                                         PipelineState<Shape::kStages>& ring) {
+  const TokenScales<kTokens, Epilogue> scales(epilogue, tile);
   float r_total[kTokens / 2];
-  add_piece<Shape, kTokens>(r_total, s_plan, inputs.piece_steps, ring);
-  for (int piece = 1; piece < inputs.num_pieces; ++piece) {
-    float r_piece[kTokens / 2];
-    add_piece<Shape, kTokens>(r_piece, s_plan, inputs.piece_steps, ring);
-    add(r_total, r_piece);
+  add_split<Shape, kTokens>(r_total, s_storage, inputs.split_steps, ring);
+  for (int split = 1; split < inputs.num_splits; ++split) {
+    float r_split[kTokens / 2];
+    add_split<Shape, kTokens>(r_split, s_storage, inputs.split_steps, ring);
+    add(r_total, r_split);
   }
-  const typename Finish::RowFacts rows = finish.row_facts(tile, threadIdx.x / 32 - 4);
+  const typename Epilogue::RowMetadata rows = epilogue.row_metadata(tile, threadIdx.x / 32 - 4);
   if constexpr (Shape::kIsStaged) {
-    store_staged<Shape, kTokens>(s_plan, finish, tile, r_total, rows, scales);
+    store_staged<Shape, kTokens>(s_storage, epilogue, tile, r_total, rows, scales);
   } else {
-    store_direct<Shape, kTokens>(finish, tile, r_total, rows, scales);
+    store_direct<Shape, kTokens>(epilogue, tile, r_total, rows, scales);
   }
 }
 
-template <class Shape, class Walk, class Finish>
-__device__ __forceinline__ void multiply_wide_tiles(WidePlan<Shape>& s_plan, const ProductInputs& inputs,
-                                                    const Walk& walk, const Finish& finish) {
-  const int num_tiles = walk.num_tiles();
+template <class Shape, class Scheduler, class Epilogue>
+__device__ __forceinline__ void multiply_persistent_tiles(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                                          const Scheduler& scheduler, const Epilogue& epilogue) {
+  const int num_tiles = scheduler.num_tiles();
   PipelineState<Shape::kStages> ring;
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const ProductTile tile = walk.tile(index);
+    const GemmTile tile = scheduler.tile(index);
     const int count = tile.tokens.row_count;
     if (count > 112) {
-      multiply_wide_tile<Shape, 128>(s_plan, inputs, finish, tile, ring);
+      multiply_persistent_tile<Shape, 128>(s_storage, inputs, epilogue, tile, ring);
     } else if (count > 96) {
-      multiply_wide_tile<Shape, 112>(s_plan, inputs, finish, tile, ring);
+      multiply_persistent_tile<Shape, 112>(s_storage, inputs, epilogue, tile, ring);
     } else if (count > 64) {
-      multiply_wide_tile<Shape, 96>(s_plan, inputs, finish, tile, ring);
+      multiply_persistent_tile<Shape, 96>(s_storage, inputs, epilogue, tile, ring);
     } else if (count > 32) {
-      multiply_wide_tile<Shape, 64>(s_plan, inputs, finish, tile, ring);
+      multiply_persistent_tile<Shape, 64>(s_storage, inputs, epilogue, tile, ring);
     } else {
-      multiply_wide_tile<Shape, 32>(s_plan, inputs, finish, tile, ring);
+      multiply_persistent_tile<Shape, 32>(s_storage, inputs, epilogue, tile, ring);
     }
   }
   if constexpr (Shape::kIsStaged) ptx::cp_async_bulk_wait_group();
 }
 
-template <class Shape, class Walk, class Finish>
-__global__ void __launch_bounds__(kProductThreads, 1)
-    wide_product_kernel(const __grid_constant__ ProductInputs inputs,
-                        const __grid_constant__ typename Shape::Tokens tokens, const __grid_constant__ Walk walk,
-                        const __grid_constant__ Finish finish) {
+template <class Shape, class Scheduler, class Epilogue>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    gemm_persistent_kernel(const __grid_constant__ GemmInputs inputs,
+                           const __grid_constant__ typename Shape::Tokens tokens,
+                           const __grid_constant__ Scheduler scheduler, const __grid_constant__ Epilogue epilogue) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
-  auto& s_plan = *reinterpret_cast<WidePlan<Shape>*>(s_bytes);
-  prepare(s_plan);
-  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) ptx::griddepcontrol_wait();
+  auto& s_storage = *reinterpret_cast<PersistentStorage<Shape>*>(s_bytes);
+  prepare(s_storage);
+  if (!Scheduler::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x < Shape::kLoadThreads) {
     ptx::setmaxnreg_dec<Shape::Tokens::kLoadRegisters>();
     if constexpr (Shape::Tokens::kIsGathered) {
-      gather_tiles(s_plan, inputs, walk);
+      gather_tiles(s_storage, inputs, scheduler);
     } else if (threadIdx.x == 0) {
-      load_boxes(s_plan, inputs, tokens, walk);
+      load_boxes(s_storage, inputs, tokens, scheduler);
     }
   } else {
     ptx::setmaxnreg_inc<Shape::Tokens::kMultiplyRegisters>();
-    multiply_wide_tiles(s_plan, inputs, walk, finish);
+    multiply_persistent_tiles(s_storage, inputs, scheduler, epilogue);
   }
 }
 
-template <class Shape, class Walk, class Finish>
-void launch_wide_product(const ProductInputs& inputs, const typename Shape::Tokens& tokens, const Walk& walk,
-                         const Finish& finish, int64_t max_tiles, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(WidePlan<Shape>);
-  static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
-  const auto kernel = wide_product_kernel<Shape, Walk, Finish>;
+template <class Shape, class Scheduler, class Epilogue>
+void launch_gemm_persistent(const GemmInputs& inputs, const typename Shape::Tokens& tokens, const Scheduler& scheduler,
+                            const Epilogue& epilogue, int64_t max_tiles, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(PersistentStorage<Shape>);
+  static_assert(kBytes <= kSharedLimitBytes, "the shared storage is larger than one thread block may have");
+  const auto kernel = gemm_persistent_kernel<Shape, Scheduler, Epilogue>;
   static PerDevice thread_blocks;
   const int most = thread_blocks.get([kernel] {
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return device_multiprocessors();
   });
-  launch_dependent(kernel, {static_cast<unsigned>(max_tiles < most ? max_tiles : most), kProductThreads, kBytes}, stream,
-                   inputs, tokens, walk, finish);
+  launch_dependent(kernel, {static_cast<unsigned>(max_tiles < most ? max_tiles : most), kGemmThreads, kBytes}, stream,
+                   inputs, tokens, scheduler, epilogue);
 }
 
 }

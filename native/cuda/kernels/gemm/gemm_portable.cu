@@ -56,33 +56,33 @@ namespace glint::cuda {
 
 namespace {
 
-using portable::ProductPlan;
-using portable::ProductShape;
+using portable::GemmPlan;
+using portable::GemmShape;
 
 template <GemmElement kElement, bool kHasTileScales>
 struct Shapes {
-  using Split16 = ProductShape<kElement, kHasTileScales, 1, 2, 1, 1, 3, 2>;
-  using Split32 = ProductShape<kElement, kHasTileScales, 1, 4, 1, 1, 2, 2>;
-  using Split64 = ProductShape<kElement, kHasTileScales, kHasTileScales ? 1 : 2, 8, 1, 1, 2, 1>;
-  using Wide16 = ProductShape<kElement, kHasTileScales, 1, 2, 8, 1, 2, kHasTileScales ? 3 : 4>;
-  using Wide32 = ProductShape<kElement, kHasTileScales, 2, 2, 4, 2, 3, kHasTileScales ? 2 : 3>;
-  using Wide64 = ProductShape<kElement, kHasTileScales, 2, 4, 4, 2, 3, kHasTileScales ? 1 : 2>;
+  using Split16 = GemmShape<kElement, kHasTileScales, 1, 2, 1, 1, 3, 2>;
+  using Split32 = GemmShape<kElement, kHasTileScales, 1, 4, 1, 1, 2, 2>;
+  using Split64 = GemmShape<kElement, kHasTileScales, kHasTileScales ? 1 : 2, 8, 1, 1, 2, 1>;
+  using WholeK16 = GemmShape<kElement, kHasTileScales, 1, 2, 8, 1, 2, kHasTileScales ? 3 : 4>;
+  using WholeK32 = GemmShape<kElement, kHasTileScales, 2, 2, 4, 2, 3, kHasTileScales ? 2 : 3>;
+  using WholeK64 = GemmShape<kElement, kHasTileScales, 2, 4, 4, 2, 3, kHasTileScales ? 1 : 2>;
 };
 
 int64_t element_bytes(GemmElement element) { return element == GemmElement::kBf16 ? 2 : 1; }
 
 int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-ProductPlan plan_product(const PortableWeight& weight) {
+GemmPlan plan_gemm(const PortableWeight& weight) {
   const int64_t row_bytes = weight.cols * element_bytes(weight.element);
   const int64_t num_lines = divide_up(row_bytes, portable::kLineBytes);
   const int64_t num_stages = divide_up(num_lines, portable::kStageLines);
-  const int64_t piece_stages = std::max<int64_t>(2, divide_up(num_stages, portable::kMaxPieces));
+  const int64_t split_stages = std::max<int64_t>(2, divide_up(num_stages, portable::kMaxSplits));
   return {.num_units = static_cast<int32_t>(divide_up(weight.rows, portable::kUnitRows)),
           .num_lines = static_cast<int32_t>(num_lines),
           .row_bytes = static_cast<int32_t>(row_bytes),
-          .piece_stages = static_cast<int32_t>(piece_stages),
-          .num_pieces = static_cast<int32_t>(divide_up(num_stages, piece_stages)),
+          .split_stages = static_cast<int32_t>(split_stages),
+          .num_splits = static_cast<int32_t>(divide_up(num_stages, split_stages)),
           .row_groups = 1,
           .tile_parts = 1};
 }
@@ -94,14 +94,14 @@ bool fits_device() {
 }
 
 template <class Shape>
-void launch_shape(const PortableProductCall& call, cudaStream_t stream) {
-  const auto kernel = portable::portable_product_kernel<Shape>;
-  ProductPlan plan = plan_product(call.weight);
+void launch_shape(const PortableGemmCall& call, cudaStream_t stream) {
+  const auto kernel = portable::gemm_portable_kernel<Shape>;
+  GemmPlan plan = plan_gemm(call.weight);
   int groups = 1;
   if constexpr (Shape::kIsSplit) {
     const auto wanted = static_cast<int32_t>(divide_up(plan.num_units, Shape::kGroupUnits));
-    plan.row_groups = std::min(portable::kMaxPieces / plan.num_pieces, wanted);
-    groups = plan.row_groups * plan.num_pieces;
+    plan.row_groups = std::min(portable::kMaxSplits / plan.num_splits, wanted);
+    groups = plan.row_groups * plan.num_splits;
   }
   plan.tile_parts = static_cast<int32_t>(divide_up(std::max(call.tile_tokens, 1), Shape::kGroupTokens));
   const int bytes = groups * Shape::kRingBytes;
@@ -113,31 +113,31 @@ void launch_shape(const PortableProductCall& call, cudaStream_t stream) {
   launch_dependent(kernel, {grid, static_cast<unsigned>(groups * Shape::kGroupThreads), bytes}, stream, call, plan);
 }
 
-int64_t tokens_at_once(const PortableProductCall& call) {
+int64_t tokens_at_once(const PortableGemmCall& call) {
   return call.tiles != nullptr ? call.tile_tokens : call.num_tokens;
 }
 
 template <class Set>
-bool prefers_wide(const PortableProductCall& call) {
+bool prefers_whole_k(const PortableGemmCall& call) {
   static const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int64_t tokens = tokens_at_once(call);
-  if (plan_product(call.weight).num_pieces <= 2) return true;
+  if (plan_gemm(call.weight).num_splits <= 2) return true;
   if (call.tiles != nullptr) return tokens > Set::Split32::kGroupTokens;
-  const int64_t row_tiles = divide_up(call.weight.rows, Set::Wide64::kGroupRows);
-  const int64_t tiles = row_tiles * divide_up(tokens, Set::Wide64::kGroupTokens);
+  const int64_t row_tiles = divide_up(call.weight.rows, Set::WholeK64::kGroupRows);
+  const int64_t tiles = row_tiles * divide_up(tokens, Set::WholeK64::kGroupTokens);
   return tokens > Set::Split16::kGroupTokens && tiles * 4 >= multiprocessors * 3;
 }
 
 template <class Set>
-void launch_wide(const PortableProductCall& call, cudaStream_t stream) {
+void launch_whole_k(const PortableGemmCall& call, cudaStream_t stream) {
   const int64_t tokens = tokens_at_once(call);
-  if (tokens <= Set::Wide16::kGroupTokens) return launch_shape<typename Set::Wide16>(call, stream);
-  if (tokens <= Set::Wide32::kGroupTokens) return launch_shape<typename Set::Wide32>(call, stream);
-  launch_shape<typename Set::Wide64>(call, stream);
+  if (tokens <= Set::WholeK16::kGroupTokens) return launch_shape<typename Set::WholeK16>(call, stream);
+  if (tokens <= Set::WholeK32::kGroupTokens) return launch_shape<typename Set::WholeK32>(call, stream);
+  launch_shape<typename Set::WholeK64>(call, stream);
 }
 
 template <class Set>
-void launch_split(const PortableProductCall& call, cudaStream_t stream) {
+void launch_split(const PortableGemmCall& call, cudaStream_t stream) {
   const int64_t tokens = tokens_at_once(call);
   const bool has_few_tokens = tokens <= Set::Split64::kGroupTokens;
   if (tokens <= Set::Split16::kGroupTokens) return launch_shape<typename Set::Split16>(call, stream);
@@ -146,15 +146,15 @@ void launch_split(const PortableProductCall& call, cudaStream_t stream) {
 }
 
 template <class Set>
-void choose_shape(const PortableProductCall& call, cudaStream_t stream) {
-  if (prefers_wide<Set>(call)) return launch_wide<Set>(call, stream);
+void choose_shape(const PortableGemmCall& call, cudaStream_t stream) {
+  if (prefers_whole_k<Set>(call)) return launch_whole_k<Set>(call, stream);
   launch_split<Set>(call, stream);
 }
 
-void check_product(const PortableProductCall& call) {
+void check_gemm(const PortableGemmCall& call) {
   const PortableWeight& weight = call.weight;
   const bool has_scales = weight.scale_kind != GLINT_SCALE_NONE;
-  require_argument(weight.rows > 0 && weight.cols > 0, "a product's weight is ", weight.rows, " by ", weight.cols,
+  require_argument(weight.rows > 0 && weight.cols > 0, "a GEMM's weight is ", weight.rows, " by ", weight.cols,
                    "; both must be above 0");
   require_argument(call.activation_stride_bytes % portable::kChunkBytes == 0, "activation rows are ",
                    call.activation_stride_bytes, " bytes apart; make that a multiple of ", portable::kChunkBytes);
@@ -165,7 +165,7 @@ void check_product(const PortableProductCall& call) {
   require_argument(weight.scale_kind != GLINT_SCALE_TILE || weight.element == GemmElement::kE4m3,
                    "scales by tile are for E4M3 weights only");
   require_argument(call.tiles == nullptr || (call.num_tiles != nullptr && call.tile_tokens > 0),
-                   "grouped products need num_tiles and tile_tokens");
+                   "grouped GEMMs need num_tiles and tile_tokens");
 }
 
 }
@@ -192,8 +192,8 @@ void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream) {
   GLINT_CHECK_CUDA(cudaGetLastError());
 }
 
-void launch_portable_product(const PortableProductCall& call, cudaStream_t stream) {
-  check_product(call);
+void launch_gemm_portable(const PortableGemmCall& call, cudaStream_t stream) {
+  check_gemm(call);
   if (call.num_tokens == 0 || (call.tiles != nullptr && call.max_tiles == 0)) return;
   if (call.weight.element == GemmElement::kBf16) {
     choose_shape<Shapes<GemmElement::kBf16, false>>(call, stream);

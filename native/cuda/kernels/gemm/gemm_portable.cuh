@@ -19,14 +19,14 @@ constexpr int kChunkBytes = 16;
 constexpr int kStageChunks = kStageBytes / kChunkBytes;
 constexpr int kFragmentBytes = 512;
 constexpr int kUnitLineBytes = kUnitRows * kLineBytes;
-constexpr int kMaxPieces = 8;
+constexpr int kMaxSplits = 8;
 
-struct ProductPlan {
+struct GemmPlan {
   int32_t num_units;
   int32_t num_lines;
   int32_t row_bytes;
-  int32_t piece_stages;
-  int32_t num_pieces;
+  int32_t split_stages;
+  int32_t num_splits;
   int32_t row_groups;
   int32_t tile_parts;
 
@@ -35,7 +35,7 @@ struct ProductPlan {
 
 template <GemmElement kElementOfShape, bool kTileScales, int kRowUnitsOfWarp, int kTokenUnitsOfWarp,
           int kWarpsByRows, int kWarpsByTokens, int kStagesOfRing, int kBlocksPerMultiprocessor>
-struct ProductShape {
+struct GemmShape {
   static constexpr GemmElement kElement = kElementOfShape;
   static constexpr bool kHasTileScales = kTileScales;
   static constexpr int kRowUnits = kRowUnitsOfWarp;
@@ -46,16 +46,16 @@ struct ProductShape {
   static constexpr int kGroupWarps = kWarpsByRows * kWarpsByTokens;
   static constexpr int kGroupThreads = kGroupWarps * 32;
   static constexpr bool kIsSplit = kGroupWarps == 1;
-  static constexpr int kMaxThreads = kIsSplit ? kMaxPieces * 32 : kGroupThreads;
+  static constexpr int kMaxThreads = kIsSplit ? kMaxSplits * 32 : kGroupThreads;
   static constexpr int kGroupUnits = kWarpsByRows * kRowUnits;
   static constexpr int kGroupRows = kGroupUnits * kUnitRows;
   static constexpr int kGroupTokens = kWarpsByTokens * kTokenUnits * kUnitTokens;
   static constexpr int kWeightBytes = kGroupRows * kStageBytes;
   static constexpr int kTokenBytes = kGroupTokens * kStageBytes;
   static constexpr int kRingBytes = kStages * (kWeightBytes + kTokenBytes);
-  static constexpr int kPieceStride = kGroupRows + 4;
-  static constexpr int kPieceFloats = kGroupTokens * kPieceStride;
-  static_assert(!kIsSplit || kPieceFloats * 4 <= kRingBytes, "the sums of a piece must fit where its ring was");
+  static constexpr int kSplitStride = kGroupRows + 4;
+  static constexpr int kSplitFloats = kGroupTokens * kSplitStride;
+  static_assert(!kIsSplit || kSplitFloats * 4 <= kRingBytes, "the sums of a split must fit where its ring was");
 };
 
 struct GroupTile {
@@ -100,7 +100,7 @@ struct GroupRing {
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
-  __device__ __forceinline__ void start(uint8_t* s_ring, const PortableWeight& weight, const ProductPlan& plan,
+  __device__ __forceinline__ void start(uint8_t* s_ring, const PortableWeight& weight, const GemmPlan& plan,
                                         const GroupTile& tile) {
     const int unit = thread() / kUnitChunks;
     const int token = thread() / kStageChunks;
@@ -113,7 +113,7 @@ struct GroupRing {
                 thread() % kUnitChunks * kChunkBytes;
   }
 
-  __device__ __forceinline__ void find_rows(const PortableProductCall& call, const GroupTile& tile) {
+  __device__ __forceinline__ void find_rows(const PortableGemmCall& call, const GroupTile& tile) {
     g_activations = call.activations + thread() % kStageChunks * kChunkBytes;
     const auto row_chunks = static_cast<uint32_t>(call.activation_stride_bytes / kChunkBytes);
 #pragma unroll
@@ -126,7 +126,7 @@ struct GroupRing {
     }
   }
 
-  __device__ __forceinline__ void copy_weights(const ProductPlan& plan, int stage, int slot) const {
+  __device__ __forceinline__ void copy_weights(const GemmPlan& plan, int stage, int slot) const {
     const bool has_all_lines = (stage + 1) * kStageLines <= plan.num_lines;
     const uint8_t* g_stage = g_weights + stage * (kStageLines * kUnitLineBytes);
 #pragma unroll
@@ -140,7 +140,7 @@ struct GroupRing {
     }
   }
 
-  __device__ __forceinline__ void copy_tokens(const ProductPlan& plan, int stage, int slot) const {
+  __device__ __forceinline__ void copy_tokens(const GemmPlan& plan, int stage, int slot) const {
     const bool is_whole = (stage + 1) * kStageBytes <= plan.row_bytes;
     const int offset = stage * kStageBytes;
     const int bytes_left = plan.row_bytes - offset - thread() % kStageChunks * kChunkBytes;
@@ -187,28 +187,28 @@ struct WarpSums {
   }
 };
 
-__device__ __forceinline__ uint32_t halves_of_codes(uint32_t codes, int pair) {
-  return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes >> (16 * pair)));
+__device__ __forceinline__ uint32_t halves_of_fp8(uint32_t fp8, int pair) {
+  return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(fp8 >> (16 * pair)));
 }
 
 template <class Shape, int kColumns>
-__device__ __forceinline__ void multiply_codes(WarpSums<Shape>& sums, const uint8_t* s_fragments,
-                                               const ptx::FragmentB (&r_tokens)[kColumns]) {
+__device__ __forceinline__ void multiply_fp8(WarpSums<Shape>& sums, const uint8_t* s_fragments,
+                                             const ptx::FragmentB (&r_tokens)[kColumns]) {
   ptx::FragmentB r_halves[2][kColumns];
 #pragma unroll
   for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
     for (int index = 0; index < 4; ++index) {
-      r_halves[index / 2][column].regs[index % 2] = halves_of_codes(r_tokens[column].regs[index % 2], index / 2);
+      r_halves[index / 2][column].regs[index % 2] = halves_of_fp8(r_tokens[column].regs[index % 2], index / 2);
     }
   }
 #pragma unroll
   for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
-    const uint4 codes = *reinterpret_cast<const uint4*>(s_fragments + unit * kStageLines * kUnitLineBytes);
+    const uint4 fp8 = *reinterpret_cast<const uint4*>(s_fragments + unit * kStageLines * kUnitLineBytes);
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const ptx::FragmentA r_rows = {{halves_of_codes(codes.x, pair), halves_of_codes(codes.y, pair),
-                                 halves_of_codes(codes.z, pair), halves_of_codes(codes.w, pair)}};
+      const ptx::FragmentA r_rows = {{halves_of_fp8(fp8.x, pair), halves_of_fp8(fp8.y, pair),
+                                      halves_of_fp8(fp8.z, pair), halves_of_fp8(fp8.w, pair)}};
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
         ptx::mma_m16n8k16_f16(sums.values[unit][column], r_rows, r_halves[pair][column]);
@@ -252,7 +252,7 @@ __device__ __forceinline__ void multiply_line(WarpSums<Shape>& sums, const uint8
       r_tokens[column] = half == 0 ? ptx::FragmentB{{loaded.x, loaded.y}} : ptx::FragmentB{{loaded.z, loaded.w}};
     }
     if constexpr (Shape::kElement == GemmElement::kE4m3) {
-      multiply_codes<Shape, kColumns>(sums, s_fragments, r_tokens);
+      multiply_fp8<Shape, kColumns>(sums, s_fragments, r_tokens);
     } else {
       multiply_bf16<Shape, kColumns>(sums, s_fragments, r_tokens);
     }
@@ -281,9 +281,10 @@ struct StageRange {
 };
 
 template <class Shape, int kColumns>
-__device__ __forceinline__ void walk_stages(WarpSums<Shape>& total, const PortableProductCall& call,
-                                            const ProductPlan& plan, const GroupTile& tile,
-                                            const GroupRing<Shape>& ring, const uint8_t* s_ring, StageRange stages) {
+__device__ __forceinline__ void multiply_stages(WarpSums<Shape>& total, const PortableGemmCall& call,
+                                                const GemmPlan& plan, const GroupTile& tile,
+                                                const GroupRing<Shape>& ring, const uint8_t* s_ring,
+                                                StageRange stages) {
   const WarpPlace place = WarpPlace::find<Shape>();
   const int unit = tile.unit_first + place.unit_first;
   const bool is_busy = unit < plan.num_units && place.token_first < tile.token_count;
@@ -295,14 +296,14 @@ __device__ __forceinline__ void walk_stages(WarpSums<Shape>& total, const Portab
     g_scales = scales_of(call.weight, tile.expert) + tile_row * call.weight.scale_stride;
   }
   WarpSums<Shape> r_sum;
-  WarpSums<Shape> r_piece;
-  WarpSums<Shape>& piece = Shape::kIsSplit ? total : r_piece;
-  WarpSums<Shape>& sum = Shape::kHasTileScales ? r_sum : piece;
+  WarpSums<Shape> r_split;
+  WarpSums<Shape>& split = Shape::kIsSplit ? total : r_split;
+  WarpSums<Shape>& sum = Shape::kHasTileScales ? r_sum : split;
   r_sum.clear();
-  r_piece.clear();
+  r_split.clear();
   total.clear();
   int slot = 0;
-  int piece_last = stages.first + plan.piece_stages;
+  int split_last = stages.first + plan.split_stages;
   for (int stage = stages.first; stage < stages.last; ++stage) {
     ptx::cp_async_wait_group<Shape::kStages - 2>();
     group_barrier<Shape>();
@@ -320,39 +321,39 @@ __device__ __forceinline__ void walk_stages(WarpSums<Shape>& total, const Portab
     if ((stage + 1) * kStageLines <= plan.num_lines) {
       multiply_line<Shape, kColumns>(sum, s_weights + offset, s_tokens + offset, 1);
     }
-    if constexpr (Shape::kHasTileScales) piece.take(sum, scale);
-    if (Shape::kIsSplit || (stage + 1 < piece_last && stage + 1 < stages.last)) continue;
-    total.take(piece, 1.0F);
-    piece_last += plan.piece_stages;
+    if constexpr (Shape::kHasTileScales) split.take(sum, scale);
+    if (Shape::kIsSplit || (stage + 1 < split_last && stage + 1 < stages.last)) continue;
+    total.take(split, 1.0F);
+    split_last += plan.split_stages;
   }
 }
 
-struct RowFacts {
+struct RowMetadata {
   float scale;
   float shift;
 };
 
-__device__ __forceinline__ RowFacts row_facts(const PortableProductCall& call, int expert, int row) {
-  RowFacts facts = {1.0F, 0.0F};
-  if (call.weight.scale_kind == GLINT_SCALE_CHANNEL) facts.scale = __ldg(scales_of(call.weight, expert) + row);
-  if (call.weight.scale_kind == GLINT_SCALE_TENSOR) facts.scale = __ldg(scales_of(call.weight, expert));
-  if (call.bias != nullptr) facts.shift = __ldg(call.bias + row);
-  return facts;
+__device__ __forceinline__ RowMetadata row_metadata(const PortableGemmCall& call, int expert, int row) {
+  RowMetadata metadata = {1.0F, 0.0F};
+  if (call.weight.scale_kind == GLINT_SCALE_CHANNEL) metadata.scale = __ldg(scales_of(call.weight, expert) + row);
+  if (call.weight.scale_kind == GLINT_SCALE_TENSOR) metadata.scale = __ldg(scales_of(call.weight, expert));
+  if (call.bias != nullptr) metadata.shift = __ldg(call.bias + row);
+  return metadata;
 }
 
-__device__ __forceinline__ float token_scale(const PortableProductCall& call, int row) {
+__device__ __forceinline__ float token_scale(const PortableGemmCall& call, int row) {
   if (call.token_scales == nullptr) return 1.0F;
   return call.token_scales[call.row_tokens == nullptr ? row : call.row_tokens[row]];
 }
 
-__device__ __forceinline__ void store_value(const PortableProductCall& call, int token_row, int row, float sum,
-                                            float by_token, const RowFacts& facts) {
-  const float scaled = __fmul_rn(__fmul_rn(sum, by_token), facts.scale);
-  call.out[token_row * call.out_stride + row] = __fadd_rn(scaled, facts.shift);
+__device__ __forceinline__ void store_value(const PortableGemmCall& call, int token_row, int row, float sum,
+                                            float by_token, const RowMetadata& metadata) {
+  const float scaled = __fmul_rn(__fmul_rn(sum, by_token), metadata.scale);
+  call.out[token_row * call.out_stride + row] = __fadd_rn(scaled, metadata.shift);
 }
 
 template <class Shape>
-__device__ __forceinline__ void store_sums(const WarpSums<Shape>& total, const PortableProductCall& call,
+__device__ __forceinline__ void store_sums(const WarpSums<Shape>& total, const PortableGemmCall& call,
                                            const GroupTile& tile) {
   const WarpPlace place = WarpPlace::find<Shape>();
   const int lane = threadIdx.x % 32;
@@ -362,21 +363,21 @@ __device__ __forceinline__ void store_sums(const WarpSums<Shape>& total, const P
     for (int half = 0; half < 2; ++half) {
       const int row = (tile.unit_first + place.unit_first + unit) * kUnitRows + half * 8 + lane / 4;
       if (row >= call.weight.rows) continue;
-      const RowFacts facts = row_facts(call, tile.expert, row);
+      const RowMetadata metadata = row_metadata(call, tile.expert, row);
 #pragma unroll
       for (int index = 0; index < Shape::kTokenUnits * 2; ++index) {
         const int token = place.token_first + index / 2 * kUnitTokens + lane % 4 * 2 + index % 2;
         if (token >= tile.token_count) continue;
         const int token_row = tile.token_first + token;
         store_value(call, token_row, row, total.values[unit][index / 2].values[half * 2 + index % 2],
-                    token_scale(call, token_row), facts);
+                    token_scale(call, token_row), metadata);
       }
     }
   }
 }
 
 template <class Shape>
-__device__ __forceinline__ void share_piece(const WarpSums<Shape>& total, float* s_piece) {
+__device__ __forceinline__ void share_split(const WarpSums<Shape>& total, float* s_split) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int unit = 0; unit < Shape::kRowUnits; ++unit) {
@@ -386,32 +387,32 @@ __device__ __forceinline__ void share_piece(const WarpSums<Shape>& total, float*
       for (int index = 0; index < 4; ++index) {
         const int token = column * kUnitTokens + lane % 4 * 2 + index % 2;
         const int row = unit * kUnitRows + index / 2 * 8 + lane / 4;
-        s_piece[token * Shape::kPieceStride + row] = total.values[unit][column].values[index];
+        s_split[token * Shape::kSplitStride + row] = total.values[unit][column].values[index];
       }
     }
   }
 }
 
 template <class Shape>
-__device__ __forceinline__ void join_pieces(const float* s_pieces, const PortableProductCall& call,
-                                            const ProductPlan& plan, const GroupTile& tile, int block_unit_first) {
+__device__ __forceinline__ void reduce_splits(const float* s_splits, const PortableGemmCall& call,
+                                              const GemmPlan& plan, const GroupTile& tile, int block_unit_first) {
   const int block_rows = plan.row_groups * Shape::kGroupRows;
   for (int index = threadIdx.x; index < block_rows * tile.token_count; index += blockDim.x) {
     const int token = index / block_rows;
     const int place = index % block_rows;
     const int row = block_unit_first * kUnitRows + place;
     if (row >= call.weight.rows) continue;
-    const float* s_value = s_pieces + place / Shape::kGroupRows * plan.num_pieces * Shape::kPieceFloats +
-                           token * Shape::kPieceStride + place % Shape::kGroupRows;
+    const float* s_value = s_splits + place / Shape::kGroupRows * plan.num_splits * Shape::kSplitFloats +
+                           token * Shape::kSplitStride + place % Shape::kGroupRows;
     float sum = 0.0F;
-    for (int piece = 0; piece < plan.num_pieces; ++piece) sum = __fadd_rn(sum, s_value[piece * Shape::kPieceFloats]);
+    for (int split = 0; split < plan.num_splits; ++split) sum = __fadd_rn(sum, s_value[split * Shape::kSplitFloats]);
     const int token_row = tile.token_first + token;
-    store_value(call, token_row, row, sum, token_scale(call, token_row), row_facts(call, tile.expert, row));
+    store_value(call, token_row, row, sum, token_scale(call, token_row), row_metadata(call, tile.expert, row));
   }
 }
 
 template <class Shape>
-__device__ __forceinline__ bool find_tokens(const PortableProductCall& call, const ProductPlan& plan,
+__device__ __forceinline__ bool find_tokens(const PortableGemmCall& call, const GemmPlan& plan,
                                             GroupTile& tile) {
   if (call.tiles == nullptr) {
     tile.token_first = static_cast<int>(blockIdx.y) * Shape::kGroupTokens;
@@ -429,7 +430,7 @@ __device__ __forceinline__ bool find_tokens(const PortableProductCall& call, con
 }
 
 template <class Shape>
-__device__ __forceinline__ void fill_ring(const GroupRing<Shape>& ring, const ProductPlan& plan, StageRange stages) {
+__device__ __forceinline__ void fill_ring(const GroupRing<Shape>& ring, const GemmPlan& plan, StageRange stages) {
 #pragma unroll
   for (int slot = 0; slot < Shape::kStages - 1; ++slot) {
     if (stages.first + slot < stages.last) ring.copy_tokens(plan, stages.first + slot, slot);
@@ -438,21 +439,21 @@ __device__ __forceinline__ void fill_ring(const GroupRing<Shape>& ring, const Pr
 }
 
 template <class Shape>
-__device__ __forceinline__ void sum_products(WarpSums<Shape>& total, const PortableProductCall& call,
-                                             const ProductPlan& plan, const GroupTile& tile,
-                                             const GroupRing<Shape>& ring, const uint8_t* s_ring, StageRange stages) {
+__device__ __forceinline__ void accumulate(WarpSums<Shape>& total, const PortableGemmCall& call,
+                                           const GemmPlan& plan, const GroupTile& tile,
+                                           const GroupRing<Shape>& ring, const uint8_t* s_ring, StageRange stages) {
   constexpr int kFewColumns = (Shape::kTokenUnits + 1) / 2;
   if (Shape::kTokenWarps == 1 && tile.token_count <= kFewColumns * kUnitTokens) {
-    walk_stages<Shape, kFewColumns>(total, call, plan, tile, ring, s_ring, stages);
+    multiply_stages<Shape, kFewColumns>(total, call, plan, tile, ring, s_ring, stages);
   } else {
-    walk_stages<Shape, Shape::kTokenUnits>(total, call, plan, tile, ring, s_ring, stages);
+    multiply_stages<Shape, Shape::kTokenUnits>(total, call, plan, tile, ring, s_ring, stages);
   }
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
-    portable_product_kernel(const __grid_constant__ PortableProductCall call,
-                            const __grid_constant__ ProductPlan plan) {
+    gemm_portable_kernel(const __grid_constant__ PortableGemmCall call,
+                         const __grid_constant__ GemmPlan plan) {
   extern __shared__ __align__(128) uint8_t s_memory[];
   const int group = static_cast<int>(threadIdx.x) / Shape::kGroupThreads;
   const int block_unit_first = static_cast<int>(blockIdx.x) * plan.row_groups * Shape::kGroupUnits;
@@ -460,9 +461,9 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
   GroupTile tile = {0, block_unit_first, 0, 0};
   StageRange stages = {0, plan.num_stages()};
   if constexpr (Shape::kIsSplit) {
-    tile.unit_first += group / plan.num_pieces * Shape::kGroupUnits;
-    stages.first = group % plan.num_pieces * plan.piece_stages;
-    stages.last = min(stages.first + plan.piece_stages, stages.last);
+    tile.unit_first += group / plan.num_splits * Shape::kGroupUnits;
+    stages.first = group % plan.num_splits * plan.split_stages;
+    stages.last = min(stages.first + plan.split_stages, stages.last);
   }
   ptx::griddepcontrol_launch_dependents();
   if (call.tiles != nullptr) ptx::griddepcontrol_wait();
@@ -477,13 +478,13 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
   ring.find_rows(call, tile);
   fill_ring<Shape>(ring, plan, stages);
   WarpSums<Shape> total;
-  sum_products<Shape>(total, call, plan, tile, ring, s_ring, stages);
+  accumulate<Shape>(total, call, plan, tile, ring, s_ring, stages);
   if constexpr (Shape::kIsSplit) {
     __syncthreads();
-    auto* s_pieces = reinterpret_cast<float*>(s_memory);
-    share_piece<Shape>(total, s_pieces + group * Shape::kPieceFloats);
+    auto* s_splits = reinterpret_cast<float*>(s_memory);
+    share_split<Shape>(total, s_splits + group * Shape::kSplitFloats);
     __syncthreads();
-    join_pieces<Shape>(s_pieces, call, plan, tile, block_unit_first);
+    reduce_splits<Shape>(s_splits, call, plan, tile, block_unit_first);
   } else {
     store_sums<Shape>(total, call, tile);
   }

@@ -34,7 +34,7 @@ struct PortablePackCall {
   GemmElement element;
 };
 
-struct PortableProductCall {
+struct PortableGemmCall {
   float* out;
   int64_t out_stride;
   PortableWeight weight;
@@ -62,7 +62,7 @@ struct ToBf16Call {
 int64_t portable_weight_bytes(int64_t rows, int64_t cols, GemmElement element);
 int64_t portable_row_bytes(int64_t cols, GemmElement element);
 void launch_portable_pack(const PortablePackCall& call, cudaStream_t stream);
-void launch_portable_product(const PortableProductCall& call, cudaStream_t stream);
+void launch_gemm_portable(const PortableGemmCall& call, cudaStream_t stream);
 void launch_to_bf16(const ToBf16Call& call, cudaStream_t stream);
 
 }

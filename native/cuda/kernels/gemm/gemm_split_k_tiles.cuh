@@ -4,54 +4,54 @@
 
 namespace glint::cuda {
 
-template <class Shape, class Walk>
-struct TileTurns {
-  SharedPlan<Shape>& s_plan;
-  const Walk& walk;
-  int cluster = static_cast<int>(blockIdx.x) / kSpreadPieces;
-  int num_clusters = static_cast<int>(gridDim.x) / kSpreadPieces;
-  ProductTile first_tile = walk.tile(cluster);
-  int num_tiles = walk.num_tiles();
+template <class Shape, class Scheduler>
+struct ClusterScheduler {
+  SplitKTilesStorage<Shape>& s_storage;
+  const Scheduler& scheduler;
+  int cluster = static_cast<int>(blockIdx.x) / kClusterSplits;
+  int num_clusters = static_cast<int>(gridDim.x) / kClusterSplits;
+  GemmTile first_tile = scheduler.tile(cluster);
+  int num_tiles = scheduler.num_tiles();
 
   __device__ __forceinline__ bool is_taker() const { return threadIdx.x == 0 && ptx::cluster_ctarank() == 0; }
 
   __device__ __forceinline__ uint32_t take() const {
-    if constexpr (!Walk::kIsKnownEarly) {
-      if (is_taker()) return num_clusters + atomicInc(walk.tiles_taken, num_tiles - 1);
+    if constexpr (!Scheduler::kIsKnownEarly) {
+      if (is_taker()) return num_clusters + atomicInc(scheduler.tiles_taken, num_tiles - 1);
     }
     return 0;
   }
 
-  __device__ __forceinline__ void tell(uint32_t turn, uint32_t taken) const {
-    if constexpr (!Walk::kIsKnownEarly) {
-      for (uint32_t rank = 0; is_taker() && rank < kSpreadPieces; ++rank) {
-        ptx::st_relaxed_cluster(s_plan.taken_tiles[turn % kTakenPlaces], rank, uint64_t{turn} << 32U | taken);
+  __device__ __forceinline__ void signal(uint32_t round, uint32_t taken) const {
+    if constexpr (!Scheduler::kIsKnownEarly) {
+      for (uint32_t rank = 0; is_taker() && rank < kClusterSplits; ++rank) {
+        ptx::st_relaxed_cluster(s_storage.taken_tiles[round % kTakenPlaces], rank, uint64_t{round} << 32U | taken);
       }
     }
   }
 
-  __device__ __forceinline__ int tile_index(uint32_t turn) const {
-    if (Walk::kIsKnownEarly || turn == 0) return cluster + static_cast<int>(turn) * num_clusters;
-    uint64_t told = 0;
-    while (told >> 32U != turn) told = ptx::ld_relaxed_shared(s_plan.taken_tiles[turn % kTakenPlaces]);
-    return static_cast<int>(told & ~0U);
+  __device__ __forceinline__ int tile_index(uint32_t round) const {
+    if (Scheduler::kIsKnownEarly || round == 0) return cluster + static_cast<int>(round) * num_clusters;
+    uint64_t signalled = 0;
+    while (signalled >> 32U != round) signalled = ptx::ld_relaxed_shared(s_storage.taken_tiles[round % kTakenPlaces]);
+    return static_cast<int>(signalled & ~0U);
   }
 
-  __device__ __forceinline__ ProductTile tile(int index) const { return walk.tile(min(index, num_tiles - 1)); }
+  __device__ __forceinline__ GemmTile tile(int index) const { return scheduler.tile(min(index, num_tiles - 1)); }
 };
 
 template <class Shape>
-__device__ __forceinline__ void prepare(SharedPlan<Shape>& s_plan) {
+__device__ __forceinline__ void prepare(SplitKTilesStorage<Shape>& s_storage) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      ptx::mbarrier_init(s_plan.stage_arrived[stage], Shape::kGatherThreads + 1);
-      ptx::mbarrier_init(s_plan.stage_released[stage], kConsumerWarps);
+      ptx::mbarrier_init(s_storage.stage_arrived[stage], Shape::kGatherThreads + 1);
+      ptx::mbarrier_init(s_storage.stage_released[stage], kConsumerWarps);
     }
     for (int buffer = 0; buffer < Shape::kPartialBuffers; ++buffer) {
-      ptx::mbarrier_init(s_plan.partials_arrived[buffer], 1);
-      ptx::mbarrier_init(s_plan.partials_released[buffer], kSpreadPieces);
+      ptx::mbarrier_init(s_storage.partials_arrived[buffer], 1);
+      ptx::mbarrier_init(s_storage.partials_released[buffer], kClusterSplits);
     }
-    for (uint64_t& taken : s_plan.taken_tiles) taken = 0;
+    for (uint64_t& taken : s_storage.taken_tiles) taken = 0;
     ptx::fence_mbarrier_init();
     ptx::fence_acq_rel_cluster();
   }
@@ -66,14 +66,14 @@ struct TokenPasses {
   int r_tokens[kPasses];
   int count;
 
-  template <class Walk>
-  __device__ __forceinline__ void load(const Walk& walk, const TokenTile& tokens) {
+  template <class Scheduler>
+  __device__ __forceinline__ void load(const Scheduler& scheduler, const TokenTile& tokens) {
     count = tokens.row_count;
     const int last = max(count, 1) - 1;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       r_tokens[pass] =
-          walk.token(tokens.row_first + min(static_cast<int>(threadIdx.x) / 8 + pass * kTokensPerPass, last));
+          scheduler.token(tokens.row_first + min(static_cast<int>(threadIdx.x) / 8 + pass * kTokensPerPass, last));
     }
   }
 };
@@ -87,11 +87,11 @@ struct TokenGather {
   int count;
   uint32_t row_offset;
 
-  __device__ __forceinline__ TokenGather(const ProductInputs& inputs, const Passes& passes, int64_t k_first) {
+  __device__ __forceinline__ TokenGather(const GemmInputs& inputs, const Passes& passes, int64_t k_first) {
     const int chunk = threadIdx.x % 8;
     first_token = threadIdx.x / 8;
     count = passes.count;
-    row_offset = first_token * kProductTileK + (chunk ^ first_token % 8) * 16;
+    row_offset = first_token * kGemmTileK + (chunk ^ first_token % 8) * 16;
 #pragma unroll
     for (int pass = 0; pass < Passes::kPasses; ++pass) {
       g_rows[pass] = inputs.activations + passes.r_tokens[pass] * inputs.activation_stride + k_first + chunk * 16;
@@ -103,8 +103,8 @@ struct TokenGather {
 #pragma unroll
     for (int pass = 0; pass < Passes::kPasses; ++pass) {
       if (first_token + pass * Passes::kTokensPerPass < count) {
-        ptx::cp_async(target + pass * Passes::kTokensPerPass * kProductTileK,
-                            g_rows[pass] + k_step * kProductTileK);
+        ptx::cp_async(target + pass * Passes::kTokensPerPass * kGemmTileK,
+                      g_rows[pass] + k_step * kGemmTileK);
       }
     }
   }
@@ -117,67 +117,70 @@ struct WeightStream {
   int num_steps;
   int step_first;
 
-  __device__ __forceinline__ explicit WeightStream(const ProductInputs& inputs)
-      : tile_bytes(int64_t{inputs.piece_steps} * inputs.num_pieces * kProductTileBytes),
-        num_steps(inputs.piece_steps),
-        step_first(static_cast<int>(ptx::cluster_ctarank()) * inputs.piece_steps) {
-    g_first = inputs.weights + int64_t{step_first} * kProductTileBytes;
+  __device__ __forceinline__ explicit WeightStream(const GemmInputs& inputs)
+      : tile_bytes(int64_t{inputs.split_steps} * inputs.num_splits * kGemmTileBytes),
+        num_steps(inputs.split_steps),
+        step_first(static_cast<int>(ptx::cluster_ctarank()) * inputs.split_steps) {
+    g_first = inputs.weights + int64_t{step_first} * kGemmTileBytes;
   }
 
   __device__ __forceinline__ int num_first() const { return min(num_steps, Shape::kStages); }
 
-  __device__ __forceinline__ void load(SharedPlan<Shape>& s_plan, int64_t row_tile, int k_step, int stage) const {
-    ptx::mbarrier_arrive_expect_tx(s_plan.stage_arrived[stage], kProductTileBytes);
-    ptx::cp_async_bulk(s_plan.weights[stage],
-                                               g_first + row_tile * tile_bytes + int64_t{k_step} * kProductTileBytes,
-                                               kProductTileBytes, s_plan.stage_arrived[stage], ptx::kEvictFirst);
+  __device__ __forceinline__ void load(SplitKTilesStorage<Shape>& s_storage, int64_t row_tile, int k_step,
+                                       int stage) const {
+    ptx::mbarrier_arrive_expect_tx(s_storage.stage_arrived[stage], kGemmTileBytes);
+    ptx::cp_async_bulk(s_storage.weights[stage],
+                       g_first + row_tile * tile_bytes + int64_t{k_step} * kGemmTileBytes,
+                       kGemmTileBytes, s_storage.stage_arrived[stage], ptx::kEvictFirst);
   }
 };
 
-template <class Walk>
-__device__ __forceinline__ int64_t weight_tile(const Walk& walk, const ProductTile& tile) {
-  return int64_t{tile.tokens.expert} * walk.num_row_tiles + tile.row_tile;
+template <class Scheduler>
+__device__ __forceinline__ int64_t weight_tile(const Scheduler& scheduler, const GemmTile& tile) {
+  return int64_t{tile.tokens.expert} * scheduler.num_row_tiles + tile.row_tile;
 }
 
 template <class Shape>
-__device__ __forceinline__ void load_first_weights(SharedPlan<Shape>& s_plan, const WeightStream<Shape>& weights,
-                                                   int64_t weight_tile) {
+__device__ __forceinline__ void load_first_weights(SplitKTilesStorage<Shape>& s_storage,
+                                                   const WeightStream<Shape>& weights, int64_t weight_tile) {
   for (int k_step = 0; threadIdx.x == 0 && k_step < weights.num_first(); ++k_step) {
-    weights.load(s_plan, weight_tile, k_step, k_step);
+    weights.load(s_storage, weight_tile, k_step, k_step);
   }
 }
 
-template <class Shape, class Walk>
-__device__ __forceinline__ void load_tiles(const TileTurns<Shape, Walk>& turns, const ProductInputs& inputs) {
-  SharedPlan<Shape>& s_plan = turns.s_plan;
-  const Walk& walk = turns.walk;
+template <class Shape, class Scheduler>
+__device__ __forceinline__ void load_tiles(const ClusterScheduler<Shape, Scheduler>& clusters,
+                                           const GemmInputs& inputs) {
+  SplitKTilesStorage<Shape>& s_storage = clusters.s_storage;
+  const Scheduler& scheduler = clusters.scheduler;
   const WeightStream<Shape> weights(inputs);
-  const int64_t k_first = int64_t{weights.step_first} * kProductTileK;
+  const int64_t k_first = int64_t{weights.step_first} * kGemmTileK;
   ptx::griddepcontrol_wait();
-  int index = turns.tile_index(0);
-  ProductTile next_tile = turns.first_tile;
-  if (index >= turns.num_tiles) return;
-  if (!Walk::kIsKnownEarly) load_first_weights(s_plan, weights, weight_tile(walk, next_tile));
+  int index = clusters.tile_index(0);
+  GemmTile next_tile = clusters.first_tile;
+  if (index >= clusters.num_tiles) return;
+  if (!Scheduler::kIsKnownEarly) load_first_weights(s_storage, weights, weight_tile(scheduler, next_tile));
   int num_loaded = weights.num_first();
   PipelineState<Shape::kStages> ring;
   TokenPasses<Shape> next_passes;
-  next_passes.load(walk, next_tile.tokens);
-  for (uint32_t turn = 0; index < turns.num_tiles; ++turn) {
-    const ProductTile tile = next_tile;
+  next_passes.load(scheduler, next_tile.tokens);
+  for (uint32_t round = 0; index < clusters.num_tiles; ++round) {
+    const GemmTile tile = next_tile;
     const TokenGather<Shape> gather(inputs, next_passes, k_first);
-    const uint32_t taken = turns.take();
+    const uint32_t taken = clusters.take();
     for (int k_step = 0; k_step < weights.num_steps; ++k_step) {
       if (k_step == weights.num_steps - 2) {
-        turns.tell(turn + 1, taken);
-        index = turns.tile_index(turn + 1);
-        next_tile = turns.tile(index);
+        clusters.signal(round + 1, taken);
+        index = clusters.tile_index(round + 1);
+        next_tile = clusters.tile(index);
       }
-      if (k_step == weights.num_steps - 1) next_passes.load(walk, next_tile.tokens);
-      ptx::mbarrier_wait_suspended(s_plan.stage_released[ring.stage], ring.phase ^ 1U);
-      if (threadIdx.x == 0 && num_loaded <= 0) weights.load(s_plan, weight_tile(walk, tile), k_step, ring.stage);
+      if (k_step == weights.num_steps - 1) next_passes.load(scheduler, next_tile.tokens);
+      ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
+      if (threadIdx.x == 0 && num_loaded <= 0) weights.load(s_storage, weight_tile(scheduler, tile), k_step,
+                                                            ring.stage);
       --num_loaded;
-      gather.load(s_plan.tokens[ring.stage], k_step);
-      ptx::cp_async_mbarrier_arrive(s_plan.stage_arrived[ring.stage]);
+      gather.load(s_storage.tokens[ring.stage], k_step);
+      ptx::cp_async_mbarrier_arrive(s_storage.stage_arrived[ring.stage]);
       ring.advance();
     }
   }
@@ -199,34 +202,36 @@ struct Accumulator {
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
   }
 
-  __device__ __forceinline__ void add_stage(SharedPlan<Shape>& s_plan, PipelineState<Shape::kStages>& ring, int warpgroup) {
+  __device__ __forceinline__ void add_stage(SplitKTilesStorage<Shape>& s_storage, PipelineState<Shape::kStages>& ring,
+                                            int warpgroup) {
     float r_stage[kRegisters];
     const uint64_t rows = ptx::wgmma_descriptor(
-        ptx::shared_address(s_plan.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_plan.tokens[ring.stage]), 0, 1024);
-    ptx::mbarrier_wait_suspended(s_plan.stage_arrived[ring.stage], ring.phase);
+        ptx::shared_address(s_storage.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
+    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0,
+                                                               1024);
+    ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
     ptx::fence_proxy_async();
     start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
     ptx::wgmma_wait_group<0>();
     ptx::pin_registers(r_stage);
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_plan.stage_released[ring.stage]);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
     ring.advance();
     add(r_stage);
   }
 };
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const float (&r_sum)[kTokens / 2],
+__device__ __forceinline__ void send_partials(SplitKTilesStorage<Shape>& s_storage, const float (&r_sum)[kTokens / 2],
                                               const PipelineState<Shape::kPartialBuffers>& buffer) {
   const int owner = threadIdx.x / 32 - 4;
   const int lane = threadIdx.x % 32;
-  const int piece = static_cast<int>(ptx::cluster_ctarank());
+  const int split = static_cast<int>(ptx::cluster_ctarank());
   const float* s_target =
-      s_plan.partials + buffer.stage * Shape::kBufferFloats + piece * Shape::kFragmentFloats + lane * 4;
-  ptx::mbarrier_wait_suspended(s_plan.partials_released[buffer.stage], buffer.phase ^ 1U);
+      s_storage.partials + buffer.stage * Shape::kBufferFloats + split * Shape::kFragmentFloats + lane * 4;
+  ptx::mbarrier_wait_suspended(s_storage.partials_released[buffer.stage], buffer.phase ^ 1U);
   const uint32_t target = ptx::mapa(ptx::shared_address(s_target), owner);
   const uint32_t barrier =
-      ptx::mapa(ptx::shared_address(&s_plan.partials_arrived[buffer.stage]), owner);
+      ptx::mapa(ptx::shared_address(&s_storage.partials_arrived[buffer.stage]), owner);
 #pragma unroll
   for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
     ptx::st_async(target + group * 512, r_sum + group * 4, barrier);
@@ -234,39 +239,40 @@ __device__ __forceinline__ void send_partials(SharedPlan<Shape>& s_plan, const f
 }
 
 template <class Shape, int kTokens>
-__device__ __forceinline__ void multiply_tile(SharedPlan<Shape>& s_plan, int num_steps, PipelineState<Shape::kStages>& ring,
+__device__ __forceinline__ void multiply_tile(SplitKTilesStorage<Shape>& s_storage, int num_steps,
+                                              PipelineState<Shape::kStages>& ring,
                                               const PipelineState<Shape::kPartialBuffers>& buffer) {
   const int warpgroup = threadIdx.x / 128 - 1;
-  Accumulator<Shape, kTokens> piece;
-  piece.clear();
-  for (int k_step = 0; k_step < num_steps; ++k_step) piece.add_stage(s_plan, ring, warpgroup);
-  send_partials<Shape, kTokens>(s_plan, piece.r_sum, buffer);
+  Accumulator<Shape, kTokens> split;
+  split.clear();
+  for (int k_step = 0; k_step < num_steps; ++k_step) split.add_stage(s_storage, ring, warpgroup);
+  send_partials<Shape, kTokens>(s_storage, split.r_sum, buffer);
 }
 
-template <class Shape, class Walk>
-__device__ __forceinline__ void multiply_tiles(const TileTurns<Shape, Walk>& turns, int num_steps) {
-  SharedPlan<Shape>& s_plan = turns.s_plan;
+template <class Shape, class Scheduler>
+__device__ __forceinline__ void multiply_tiles(const ClusterScheduler<Shape, Scheduler>& clusters, int num_steps) {
+  SplitKTilesStorage<Shape>& s_storage = clusters.s_storage;
   PipelineState<Shape::kStages> ring;
   PipelineState<Shape::kPartialBuffers> buffer;
-  int index = turns.tile_index(0);
-  int count = turns.first_tile.tokens.row_count;
-  for (uint32_t turn = 0; index < turns.num_tiles; buffer.advance()) {
+  int index = clusters.tile_index(0);
+  int count = clusters.first_tile.tokens.row_count;
+  for (uint32_t round = 0; index < clusters.num_tiles; buffer.advance()) {
     if (Shape::kMaxTokens <= 8 || count <= 8) {
-      multiply_tile<Shape, 8>(s_plan, num_steps, ring, buffer);
+      multiply_tile<Shape, 8>(s_storage, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 16 || count <= 16) {
-      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_plan, num_steps, ring, buffer);
+      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_storage, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 32 || count <= 32) {
-      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_plan, num_steps, ring, buffer);
+      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_storage, num_steps, ring, buffer);
     } else {
-      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_plan, num_steps, ring, buffer);
+      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_storage, num_steps, ring, buffer);
     }
-    index = turns.tile_index(++turn);
-    count = turns.tile(index).tokens.row_count;
+    index = clusters.tile_index(++round);
+    count = clusters.tile(index).tokens.row_count;
   }
 }
 
 template <class Shape>
-__device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_partials, int group) {
+__device__ __forceinline__ void reduce_splits(float (&r_sum)[4], const float* s_partials, int group) {
   const auto* s_fragments = reinterpret_cast<const float4*>(s_partials) + group * 32 + threadIdx.x % 32;
   const float4 first = s_fragments[0];
   r_sum[0] = first.x;
@@ -274,8 +280,8 @@ __device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_pa
   r_sum[2] = first.z;
   r_sum[3] = first.w;
 #pragma unroll
-  for (int piece = 1; piece < kSpreadPieces; ++piece) {
-    const float4 values = s_fragments[piece * (Shape::kFragmentFloats / 4)];
+  for (int split = 1; split < kClusterSplits; ++split) {
+    const float4 values = s_fragments[split * (Shape::kFragmentFloats / 4)];
     r_sum[0] = __fadd_rn(r_sum[0], values.x);
     r_sum[1] = __fadd_rn(r_sum[1], values.y);
     r_sum[2] = __fadd_rn(r_sum[2], values.z);
@@ -283,126 +289,128 @@ __device__ __forceinline__ void join_pieces(float (&r_sum)[4], const float* s_pa
   }
 }
 
-template <class Shape, class Walk, class Finish>
-struct TileFacts {
-  typename Finish::RowFacts r_rows;
+template <class Shape, class Scheduler, class Epilogue>
+struct TileMetadata {
+  typename Epilogue::RowMetadata r_rows;
   float r_token_scale;
 
-  __device__ __forceinline__ TileFacts(const Walk& walk, const Finish& finish, const ProductTile& tile, int rank,
-                                       int thread) {
-    const bool has_scale = finish.token_scales != nullptr && thread < tile.tokens.row_count;
-    r_token_scale = has_scale ? __ldcg(finish.token_scales + walk.token(tile.tokens.row_first + thread)) : 1.0F;
-    r_rows = finish.row_facts(tile, rank);
+  __device__ __forceinline__ TileMetadata(const Scheduler& scheduler, const Epilogue& epilogue, const GemmTile& tile,
+                                          int rank, int thread) {
+    const bool has_scale = epilogue.token_scales != nullptr && thread < tile.tokens.row_count;
+    r_token_scale = has_scale ? __ldcg(epilogue.token_scales + scheduler.token(tile.tokens.row_first + thread)) : 1.0F;
+    r_rows = epilogue.row_metadata(tile, rank);
   }
 };
 
-template <class Shape, class Walk, class Finish>
-__device__ __forceinline__ void finish_tile(SharedPlan<Shape>& s_plan, const Finish& finish, const ProductTile& tile,
-                                            const TileFacts<Shape, Walk, Finish>& facts, int buffer, int rank,
-                                            int num_groups) {
+template <class Shape, class Scheduler, class Epilogue>
+__device__ __forceinline__ void run_epilogue(SplitKTilesStorage<Shape>& s_storage, const Epilogue& epilogue,
+                                             const GemmTile& tile,
+                                             const TileMetadata<Shape, Scheduler, Epilogue>& metadata, int buffer,
+                                             int rank, int num_groups) {
   const int warp = threadIdx.x / 32 % 2;
-  const float* s_partials = s_plan.partials + buffer * Shape::kBufferFloats;
-  const float* s_scales = s_plan.token_scales[buffer];
+  const float* s_partials = s_storage.partials + buffer * Shape::kBufferFloats;
+  const float* s_scales = s_storage.token_scales[buffer];
   for (int group = warp; group < num_groups; group += 2) {
     float r_sum[4];
-    join_pieces<Shape>(r_sum, s_partials, group);
+    reduce_splits<Shape>(r_sum, s_partials, group);
     const int column = group * kFragmentTokens + threadIdx.x % 4 * 2;
     const float2 scales = {s_scales[column], s_scales[column + 1]};
-    finish.store_group(tile, rank, column, r_sum, facts.r_rows, scales);
+    epilogue.store_group(tile, rank, column, r_sum, metadata.r_rows, scales);
   }
 }
 
-template <class Shape, class Walk, class Finish>
-__device__ __forceinline__ void finish_tiles(const TileTurns<Shape, Walk>& turns, const Finish& finish) {
+template <class Shape, class Scheduler, class Epilogue>
+__device__ __forceinline__ void run_epilogues(const ClusterScheduler<Shape, Scheduler>& clusters,
+                                              const Epilogue& epilogue) {
   constexpr int kBarrier = 1;
-  SharedPlan<Shape>& s_plan = turns.s_plan;
-  const Walk& walk = turns.walk;
+  SplitKTilesStorage<Shape>& s_storage = clusters.s_storage;
+  const Scheduler& scheduler = clusters.scheduler;
   const int rank = static_cast<int>(ptx::cluster_ctarank());
   const int thread = threadIdx.x - Shape::kGatherThreads;
-  int index = turns.tile_index(0);
-  ProductTile next_tile = turns.first_tile;
-  if (index >= turns.num_tiles) return;
+  int index = clusters.tile_index(0);
+  GemmTile next_tile = clusters.first_tile;
+  if (index >= clusters.num_tiles) return;
   PipelineState<Shape::kPartialBuffers> buffer;
-  TileFacts<Shape, Walk, Finish> next_facts(walk, finish, next_tile, rank, thread);
-  for (uint32_t turn = 0; index < turns.num_tiles; ++turn, buffer.advance()) {
-    const ProductTile tile = next_tile;
-    const TileFacts<Shape, Walk, Finish> facts = next_facts;
+  TileMetadata<Shape, Scheduler, Epilogue> next_metadata(scheduler, epilogue, next_tile, rank, thread);
+  for (uint32_t round = 0; index < clusters.num_tiles; ++round, buffer.advance()) {
+    const GemmTile tile = next_tile;
+    const TileMetadata<Shape, Scheduler, Epilogue> metadata = next_metadata;
     const int num_groups = padded_tokens(tile.tokens.row_count) / kFragmentTokens;
     if (thread == 0) {
-      ptx::mbarrier_arrive_expect_tx(s_plan.partials_arrived[buffer.stage], kSpreadPieces * num_groups * 512);
+      ptx::mbarrier_arrive_expect_tx(s_storage.partials_arrived[buffer.stage], kClusterSplits * num_groups * 512);
     }
-    if (thread < Shape::kMaxTokens) s_plan.token_scales[buffer.stage][thread] = facts.r_token_scale;
-    index = turns.tile_index(turn + 1);
-    next_tile = turns.tile(index);
-    next_facts = TileFacts<Shape, Walk, Finish>(walk, finish, next_tile, rank, thread);
-    ptx::bar_sync(kBarrier, Shape::kFinishThreads);
-    ptx::mbarrier_wait_suspended(s_plan.partials_arrived[buffer.stage], buffer.phase);
-    finish_tile(s_plan, finish, tile, facts, buffer.stage, rank, num_groups);
-    ptx::bar_sync(kBarrier, Shape::kFinishThreads);
+    if (thread < Shape::kMaxTokens) s_storage.token_scales[buffer.stage][thread] = metadata.r_token_scale;
+    index = clusters.tile_index(round + 1);
+    next_tile = clusters.tile(index);
+    next_metadata = TileMetadata<Shape, Scheduler, Epilogue>(scheduler, epilogue, next_tile, rank, thread);
+    ptx::bar_sync(kBarrier, Shape::kEpilogueThreads);
+    ptx::mbarrier_wait_suspended(s_storage.partials_arrived[buffer.stage], buffer.phase);
+    run_epilogue(s_storage, epilogue, tile, metadata, buffer.stage, rank, num_groups);
+    ptx::bar_sync(kBarrier, Shape::kEpilogueThreads);
     const bool has_successor =
-        index < turns.num_tiles && turns.tile_index(turn + Shape::kPartialBuffers) < turns.num_tiles;
-    if (has_successor && thread < kSpreadPieces) {
-      ptx::mbarrier_arrive_cluster(s_plan.partials_released[buffer.stage], thread);
+        index < clusters.num_tiles && clusters.tile_index(round + Shape::kPartialBuffers) < clusters.num_tiles;
+    if (has_successor && thread < kClusterSplits) {
+      ptx::mbarrier_arrive_cluster(s_storage.partials_released[buffer.stage], thread);
     }
   }
 }
 
-template <class Shape, class Walk, class Finish>
-__device__ __forceinline__ void play_role(SharedPlan<Shape>& s_plan, const ProductInputs& inputs, const Walk& walk,
-                                          const Finish& finish) {
-  const TileTurns<Shape, Walk> turns = {s_plan, walk};
+template <class Shape, class Scheduler, class Epilogue>
+__device__ __forceinline__ void play_role(SplitKTilesStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                          const Scheduler& scheduler, const Epilogue& epilogue) {
+  const ClusterScheduler<Shape, Scheduler> clusters = {s_storage, scheduler};
   if (threadIdx.x >= 128) {
-    multiply_tiles(turns, inputs.piece_steps);
+    multiply_tiles(clusters, inputs.split_steps);
   } else if (threadIdx.x < Shape::kGatherThreads) {
-    load_tiles(turns, inputs);
+    load_tiles(clusters, inputs);
   } else {
-    finish_tiles(turns, finish);
+    run_epilogues(clusters, epilogue);
   }
 }
 
-template <class Shape, class Walk, class Finish>
-__global__ void __launch_bounds__(kProductThreads, Shape::kBlocksPerMultiprocessor)
-    tile_product_kernel(const __grid_constant__ ProductInputs inputs, const __grid_constant__ Walk walk,
-                        const __grid_constant__ Finish finish) {
+template <class Shape, class Scheduler, class Epilogue>
+__global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerMultiprocessor)
+    gemm_split_k_tiles_kernel(const __grid_constant__ GemmInputs inputs, const __grid_constant__ Scheduler scheduler,
+                              const __grid_constant__ Epilogue epilogue) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
-  auto& s_plan = *reinterpret_cast<SharedPlan<Shape>*>(s_bytes);
-  prepare(s_plan);
-  if constexpr (Walk::kIsKnownEarly) {
-    const int first = static_cast<int>(blockIdx.x) / kSpreadPieces;
-    if (first < walk.num_tiles()) {
-      load_first_weights(s_plan, WeightStream<Shape>(inputs), weight_tile(walk, walk.tile(first)));
+  auto& s_storage = *reinterpret_cast<SplitKTilesStorage<Shape>*>(s_bytes);
+  prepare(s_storage);
+  if constexpr (Scheduler::kIsKnownEarly) {
+    const int first = static_cast<int>(blockIdx.x) / kClusterSplits;
+    if (first < scheduler.num_tiles()) {
+      load_first_weights(s_storage, WeightStream<Shape>(inputs), weight_tile(scheduler, scheduler.tile(first)));
     }
   }
-  if (!Walk::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
+  if (!Scheduler::kIsKnownEarly || threadIdx.x >= Shape::kGatherThreads) {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
   }
-  play_role(s_plan, inputs, walk, finish);
+  play_role(s_storage, inputs, scheduler, epilogue);
 }
 
-template <class Shape, class Walk, class Finish>
-int max_product_clusters() {
+template <class Shape, class Scheduler, class Epilogue>
+int max_gemm_clusters() {
   static PerDevice count;
   return count.get([] {
-    const auto kernel = tile_product_kernel<Shape, Walk, Finish>;
-    constexpr int kBytes = sizeof(SharedPlan<Shape>);
-    static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
+    const auto kernel = gemm_split_k_tiles_kernel<Shape, Scheduler, Epilogue>;
+    constexpr int kBytes = sizeof(SplitKTilesStorage<Shape>);
+    static_assert(kBytes <= kSharedLimitBytes, "the shared storage is larger than one thread block may have");
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    const LaunchConfig launch({kSpreadPieces, kProductThreads, kBytes, kSpreadPieces}, nullptr);
+    const LaunchConfig launch({kClusterSplits, kGemmThreads, kBytes, kClusterSplits}, nullptr);
     int clusters = 0;
     GLINT_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config));
     return clusters;
   });
 }
 
-template <class Shape, class Walk, class Finish>
-void launch_tile_product(const ProductInputs& inputs, const Walk& walk, const Finish& finish, int64_t max_tiles,
-                         cudaStream_t stream) {
-  const int64_t most = max_product_clusters<Shape, Walk, Finish>();
+template <class Shape, class Scheduler, class Epilogue>
+void launch_gemm_split_k_tiles(const GemmInputs& inputs, const Scheduler& scheduler, const Epilogue& epilogue,
+                               int64_t max_tiles, cudaStream_t stream) {
+  const int64_t most = max_gemm_clusters<Shape, Scheduler, Epilogue>();
   const auto clusters = static_cast<unsigned>(max_tiles < most ? max_tiles : most);
-  launch_dependent(tile_product_kernel<Shape, Walk, Finish>,
-                   {clusters * kSpreadPieces, kProductThreads, sizeof(SharedPlan<Shape>), kSpreadPieces}, stream,
-                   inputs, walk, finish);
+  launch_dependent(gemm_split_k_tiles_kernel<Shape, Scheduler, Epilogue>,
+                   {clusters * kClusterSplits, kGemmThreads, sizeof(SplitKTilesStorage<Shape>), kClusterSplits}, stream,
+                   inputs, scheduler, epilogue);
 }
 
 }

@@ -15,40 +15,40 @@
 
 namespace glint::cuda {
 
-constexpr int kProductThreads = 384;
+constexpr int kGemmThreads = 384;
 constexpr int kConsumerWarps = 8;
-constexpr int kSpreadPieces = 8;
-constexpr int kWarpgroupBytes = kProductTileBytes / 2;
+constexpr int kClusterSplits = 8;
+constexpr int kWarpgroupBytes = kGemmTileBytes / 2;
 constexpr int kFragmentRows = 16;
 constexpr int kFragmentTokens = 8;
 constexpr int kSharedHalfBytes = 113 * 1024;
 constexpr int kSharedReserveBytes = 2048;
 constexpr int kTakenPlaces = 8;
-static_assert(kSpreadPieces == kConsumerWarps, "a thread block of a cluster joins the rows of one warp of each");
+static_assert(kClusterSplits == kConsumerWarps, "a thread block of a cluster reduces the rows of one warp of each");
 
 template <GemmElement kElementValue, int kMaxTokensValue, int kMostStages = 12>
-struct ProductShape {
+struct SplitKTilesShape {
   static constexpr GemmElement kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
-  static constexpr int kTokenBytes = kMaxTokens * kProductTileK;
+  static constexpr int kTokenBytes = kMaxTokens * kGemmTileK;
   static constexpr int kBlocksPerMultiprocessor = kMaxTokens <= 32 ? 2 : 1;
   static constexpr int kGatherThreads = 64;
-  static constexpr int kFinishThreads = 64;
+  static constexpr int kEpilogueThreads = 64;
   static constexpr int kFragmentFloats = kFragmentRows * kMaxTokens;
   static constexpr int kPartialBuffers = kMaxTokens <= 16 ? 2 : 1;
-  static constexpr int kBufferFloats = kSpreadPieces * kFragmentFloats;
+  static constexpr int kBufferFloats = kClusterSplits * kFragmentFloats;
   static constexpr int kPartialFloats = kPartialBuffers * kBufferFloats;
   static constexpr int kSharedBytes = kBlocksPerMultiprocessor == 2 ? kSharedHalfBytes : kSharedLimitBytes;
   static constexpr int kRingBytes = kSharedBytes - kSharedReserveBytes - kPartialFloats * 4;
-  static constexpr int kFittingStages = kRingBytes / (kProductTileBytes + kTokenBytes);
+  static constexpr int kFittingStages = kRingBytes / (kGemmTileBytes + kTokenBytes);
   static constexpr int kStages = kFittingStages < kMostStages ? kFittingStages : kMostStages;
   static_assert(kStages >= 3, "the ring needs three stages");
   static_assert(kMaxTokens % 8 == 0 && kMaxTokens <= 64, "a token tile is at most 64 tokens");
 };
 
 template <class Shape>
-struct SharedPlan {
-  alignas(1024) uint8_t weights[Shape::kStages][kProductTileBytes];
+struct SplitKTilesStorage {
+  alignas(1024) uint8_t weights[Shape::kStages][kGemmTileBytes];
   alignas(1024) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
   alignas(128) float partials[Shape::kPartialFloats];
   alignas(8) uint64_t stage_arrived[Shape::kStages];
@@ -73,7 +73,8 @@ __device__ __forceinline__ void start_step(float (&r_step)[kTokens / 2], uint64_
   ptx::wgmma_fence();
 #pragma unroll
   for (int part = 0; part < 4; ++part) {
-    Wgmma<kElement, kTokens>::mma_async(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16), part == 0 ? 0 : 1);
+    Wgmma<kElement, kTokens>::mma_async(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16),
+                                        part == 0 ? 0 : 1);
   }
   ptx::wgmma_commit_group();
 }
@@ -83,12 +84,12 @@ __device__ __forceinline__ TokenTile load_tile_now(const TokenTile* g_tile) {
   return {tile.x, tile.y, tile.z, tile.w};
 }
 
-struct ProductTile {
+struct GemmTile {
   TokenTile tokens;
   int32_t row_tile;
 };
 
-struct DenseWalk {
+struct DenseTileScheduler {
   static constexpr bool kIsKnownEarly = true;
 
   int32_t num_row_tiles;
@@ -99,7 +100,7 @@ struct DenseWalk {
     return num_row_tiles * ((num_tokens + max_tokens - 1) / max_tokens);
   }
 
-  __device__ __forceinline__ ProductTile tile(int index) const {
+  __device__ __forceinline__ GemmTile tile(int index) const {
     const int token_tiles = (num_tokens + max_tokens - 1) / max_tokens;
     const int first = index % token_tiles * max_tokens;
     return {{0, first, min(max_tokens, num_tokens - first), 0}, index / token_tiles};
@@ -108,7 +109,7 @@ struct DenseWalk {
   __device__ __forceinline__ int token(int row) const { return row; }
 };
 
-struct ExpertWalk {
+struct ExpertTileScheduler {
   static constexpr bool kIsKnownEarly = false;
 
   int32_t num_row_tiles;
@@ -119,7 +120,7 @@ struct ExpertWalk {
 
   __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldcg(num_token_tiles); }
 
-  __device__ __forceinline__ ProductTile tile(int index) const {
+  __device__ __forceinline__ GemmTile tile(int index) const {
     return {load_tile_now(token_tiles + index / num_row_tiles), index % num_row_tiles};
   }
 
@@ -163,14 +164,14 @@ inline CUtensorMap make_tensor_map(const void* data, const TensorShape& shape) {
   return map;
 }
 
-inline CUtensorMap token_map(const ProductInputs& inputs, int64_t num_tokens, int32_t tile_tokens) {
+inline CUtensorMap token_map(const GemmInputs& inputs, int64_t num_tokens, int32_t tile_tokens) {
   const auto row_bytes = static_cast<cuuint64_t>(inputs.activation_stride);
   return make_tensor_map(inputs.activations, {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
-                                               .columns = row_bytes,
-                                               .rows = static_cast<cuuint64_t>(num_tokens),
-                                               .row_bytes = row_bytes,
-                                               .box_columns = kProductTileK,
-                                               .box_rows = static_cast<cuuint32_t>(tile_tokens)});
+                                              .columns = row_bytes,
+                                              .rows = static_cast<cuuint64_t>(num_tokens),
+                                              .row_bytes = row_bytes,
+                                              .box_columns = kGemmTileK,
+                                              .box_rows = static_cast<cuuint32_t>(tile_tokens)});
 }
 
 }

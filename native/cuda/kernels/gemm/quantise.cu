@@ -13,13 +13,13 @@ namespace {
 __device__ __forceinline__ float swiglu(float gate, float up) { return __fdiv_rn(gate, 1.0F + expf(-gate)) * up; }
 
 template <int kVectors>
-__device__ __forceinline__ void quantise_slice(const RowTile<kVectors>& tile, uint8_t* g_codes, float* g_scale,
+__device__ __forceinline__ void quantise_slice(const RowTile<kVectors>& tile, uint8_t* g_fp8, float* g_scale,
                                                int64_t width, int64_t stride) {
   __shared__ float s_magnitudes[kRowThreads / kWarpLanes];
   const float highest = reduce_thread_block<kRowThreads>(tile.highest_magnitude(), s_magnitudes, MaxOf());
-  const float scale = code_scale(highest);
+  const float scale = fp8_scale(highest);
   if (threadIdx.x == 0) *g_scale = scale;
-  tile.store_codes(g_codes, width, stride, scale, stride % kVectorFloats == 0);
+  tile.store_fp8(g_fp8, width, stride, scale, stride % kVectorFloats == 0);
 }
 
 template <int kVectors>
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kRowThreads) quantise_kernel(const QuantiseCal
   ptx::griddepcontrol_wait();
   RowTile<kVectors> tile;
   tile.load(call.in + start, width, width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0);
-  quantise_slice(tile, call.codes + (row * call.row_slices + slice) * call.slice_stride,
+  quantise_slice(tile, call.fp8 + (row * call.row_slices + slice) * call.slice_stride,
                  call.scales + slice * call.count + row, width, call.slice_stride);
 }
 
@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluCall ca
     }
   }
   if (call.out != nullptr) tile.store(call.out + row * call.width + slice * width, width, is_aligned);
-  if (call.codes == nullptr) return;
-  quantise_slice(tile, call.codes + (row * call.row_slices + slice) * call.slice_stride,
+  if (call.fp8 == nullptr) return;
+  quantise_slice(tile, call.fp8 + (row * call.row_slices + slice) * call.slice_stride,
                  call.scales + slice * call.count + row, width, call.slice_stride);
 }
 

@@ -14,8 +14,8 @@ constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
-constexpr int32_t kHandedTokens = 64;
-constexpr int32_t kHandedTileTokens = 16;
+constexpr int32_t kStreamedTokens = 64;
+constexpr int32_t kStreamedTileTokens = 16;
 constexpr int32_t kTilesLoadedAtOnce = 64;
 
 struct TilePlan {
@@ -28,15 +28,15 @@ TilePlan plan_tiles(int64_t num_tokens);
 int64_t max_grouped_tokens(int64_t num_experts);
 int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
 
-constexpr int64_t kRecordHeadBytes = 16;
-constexpr int64_t kRecordFactBytes = 16;
+constexpr int64_t kPackedTileHeadBytes = 16;
+constexpr int64_t kTokenMetadataBytes = 16;
 
-struct RecordShape {
+struct PackedTileShape {
   int64_t max_tokens;
   int64_t width;
 
-  constexpr int64_t facts_offset() const { return max_tokens * width; }
-  constexpr int64_t bytes() const { return kRecordHeadBytes + max_tokens * (kRecordFactBytes + width); }
+  constexpr int64_t metadata_offset() const { return max_tokens * width; }
+  constexpr int64_t bytes() const { return kPackedTileHeadBytes + max_tokens * (kTokenMetadataBytes + width); }
 };
 
 struct RowPlace {
@@ -56,7 +56,7 @@ struct GroupedTokens {
   int32_t* down_tile_ends;
   int32_t* num_rows;
   RowPlace* row_places;
-  uint32_t* rows_recorded;
+  uint32_t* rows_packed;
 };
 
 struct GroupCall {
@@ -89,7 +89,7 @@ struct GateUpCall {
 
 struct DownCall {
   float* out;
-  uint8_t* records;
+  uint8_t* packed_tiles;
   uint32_t* arrivals;
   GroupedTokens grouped;
   const uint8_t* packed_weights;
@@ -129,10 +129,10 @@ struct CombineRowsCall {
   const int32_t* num_real_tokens = nullptr;
 };
 
-constexpr bool hands_rows_over(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
+constexpr bool streams_down(int64_t num_tokens) { return num_tokens <= kStreamedTokens; }
 
-constexpr int64_t most_handed_rows(int64_t max_tokens, int64_t experts_per_token) {
-  return (max_tokens < kHandedTokens ? max_tokens : kHandedTokens) * (experts_per_token + 1);
+constexpr int64_t max_streamed_rows(int64_t max_tokens, int64_t experts_per_token) {
+  return (max_tokens < kStreamedTokens ? max_tokens : kStreamedTokens) * (experts_per_token + 1);
 }
 
 int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);

@@ -47,7 +47,7 @@ struct ScaleDivision {
   }
 };
 
-__device__ __forceinline__ uint32_t e4m3_codes(const float4& values) {
+__device__ __forceinline__ uint32_t fp8_of(const float4& values) {
   const uint32_t low = __nv_cvt_float2_to_fp8x2({values.x, values.y}, __NV_SATFINITE, __NV_E4M3);
   const uint32_t high = __nv_cvt_float2_to_fp8x2({values.z, values.w}, __NV_SATFINITE, __NV_E4M3);
   return low | high << 16U;
@@ -109,7 +109,7 @@ struct HiddenRow {
     for (int vector = 0; vector < kVectors; ++vector) {
       const int unit = first_unit(vector);
       if (unit >= width) continue;
-      *reinterpret_cast<uint32_t*>(target.place(unit)) = e4m3_codes(by_scale.divide(r_values[vector]));
+      *reinterpret_cast<uint32_t*>(target.place(unit)) = fp8_of(by_scale.divide(r_values[vector]));
     }
     return scale;
   }
@@ -117,7 +117,7 @@ struct HiddenRow {
 
 struct DownInputs {
   float* out;
-  uint8_t* records;
+  uint8_t* packed_tiles;
   uint32_t* arrivals;
   GroupedTokens grouped;
   const uint8_t* weights;
@@ -149,83 +149,83 @@ struct ListedRows {
 constexpr int kNarrowVectors = 2;
 constexpr int kWideVectors = kQuantisedWidthLimit / 128;
 
-struct RecordFact {
+struct PackedMetadata {
   int32_t place;
   float weight;
   float scale;
 };
 
-struct alignas(16) TokenFact : RecordFact {};
+struct alignas(16) TokenMetadata : PackedMetadata {};
 
-static_assert(sizeof(TokenFact) == kRecordFactBytes, "the facts of a token are one vector");
+static_assert(sizeof(TokenMetadata) == kTokenMetadataBytes, "the metadata of a token are one vector");
 
 template <int kMaxTokensValue>
-struct CoreMatrixRecords {
+struct CoreMatrixTiles {
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kItemsPerTile = 16;
   static constexpr int kPlaceStride = kDownTileRows;
 
-  static __device__ __forceinline__ int codes_offset(int count) {
-    return static_cast<int>(kRecordHeadBytes) + count * static_cast<int>(kRecordFactBytes);
+  static __device__ __forceinline__ int values_offset(int count) {
+    return static_cast<int>(kPackedTileHeadBytes) + count * static_cast<int>(kTokenMetadataBytes);
   }
-  static __device__ __forceinline__ int& count(uint8_t* record) { return *reinterpret_cast<int*>(record); }
-  static __device__ __forceinline__ TokenFact* facts(uint8_t* record) {
-    return reinterpret_cast<TokenFact*>(record + kRecordHeadBytes);
+  static __device__ __forceinline__ int& count(uint8_t* packed) { return *reinterpret_cast<int*>(packed); }
+  static __device__ __forceinline__ TokenMetadata* metadata(uint8_t* packed) {
+    return reinterpret_cast<TokenMetadata*>(packed + kPackedTileHeadBytes);
   }
 
   struct Row {
-    uint8_t* record;
+    uint8_t* packed;
     int32_t slot;
     int32_t row_count;
 
     __device__ __forceinline__ Row(uint8_t* of, int in_tile, int tile_rows)
-        : record(of), slot(in_tile), row_count(tile_rows) {}
+        : packed(of), slot(in_tile), row_count(tile_rows) {}
 
     __device__ __forceinline__ Row(uint8_t* of, const TokenTile& tile, int in_tile, int)
         : Row(of, in_tile, tile.row_count) {}
 
     __device__ __forceinline__ uint8_t* place(int unit) const {
-      return record + codes_offset(row_count) + (unit / 16 * row_count + slot) * 16 + unit % 16;
+      return packed + values_offset(row_count) + (unit / 16 * row_count + slot) * 16 + unit % 16;
     }
 
-    __device__ __forceinline__ void store(const RecordFact& fact) const {
-      count(record) = row_count;
-      facts(record)[slot] = {fact};
+    __device__ __forceinline__ void store(const PackedMetadata& token) const {
+      count(packed) = row_count;
+      metadata(packed)[slot] = {token};
     }
   };
 };
 
-struct FragmentRecords {
+struct FragmentTiles {
   static constexpr int kMaxTokens = 64;
   static constexpr int kItemsPerTile = 16;
   static constexpr int kPlaceStride = 1;
 
   struct Row {
-    uint8_t* codes;
-    int32_t* facts;
+    uint8_t* fp8;
+    int32_t* metadata;
 
-    __device__ __forceinline__ Row(uint8_t* record, const TokenTile&, int slot, int width)
-        : codes(record + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
-                slot % kFragmentRows / 8 * 4),
-          facts(reinterpret_cast<int32_t*>(record + RecordShape{kMaxTokens, width}.facts_offset() +
-                                           kRecordHeadBytes) + slot) {}
+    __device__ __forceinline__ Row(uint8_t* packed, const TokenTile&, int slot, int width)
+        : fp8(packed + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
+              slot % kFragmentRows / 8 * 4),
+          metadata(reinterpret_cast<int32_t*>(packed + PackedTileShape{kMaxTokens, width}.metadata_offset() +
+                                              kPackedTileHeadBytes) + slot) {}
 
     __device__ __forceinline__ uint8_t* place(int unit) const {
-      return codes + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
+      return fp8 + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
     }
 
-    __device__ __forceinline__ void store(const RecordFact& fact) const {
-      facts[0] = fact.place;
-      facts[kMaxTokens] = __float_as_int(fact.weight);
-      facts[2 * kMaxTokens] = __float_as_int(fact.scale);
+    __device__ __forceinline__ void store(const PackedMetadata& token) const {
+      metadata[0] = token.place;
+      metadata[kMaxTokens] = __float_as_int(token.weight);
+      metadata[2 * kMaxTokens] = __float_as_int(token.scale);
     }
   };
 };
 
-template <class Records, int kVectors, int kRows>
-__device__ __forceinline__ void write_record_rows(const DownInputs& inputs, const ListedRows& rows,
-                                                  const TokenTile& tile, int index, int slot_first) {
-  uint8_t* g_record = inputs.records + index * RecordShape{Records::kMaxTokens, inputs.width}.bytes();
+template <class Tiles, int kVectors, int kRows>
+__device__ __forceinline__ void pack_tile_rows(const DownInputs& inputs, const ListedRows& rows,
+                                               const TokenTile& tile, int index, int slot_first) {
+  uint8_t* g_packed = inputs.packed_tiles + index * PackedTileShape{Tiles::kMaxTokens, inputs.width}.bytes();
   HiddenRow<kVectors> r_rows[kRows];
   int r_tokens[kRows];
   float r_weights[kRows];
@@ -240,35 +240,35 @@ __device__ __forceinline__ void write_record_rows(const DownInputs& inputs, cons
   for (int next = 0; next < kRows; ++next) {
     const int slot = slot_first + next;
     if (slot >= tile.row_count) return;
-    const typename Records::Row target(g_record, tile, slot, inputs.width);
+    const typename Tiles::Row target(g_packed, tile, slot, inputs.width);
     const float scale = r_rows[next].quantise_by_converged_warp(target, inputs.width);
     if (threadIdx.x % 32 == 0) {
-      target.store({r_tokens[next] % inputs.block_tokens * Records::kPlaceStride, r_weights[next], scale});
+      target.store({r_tokens[next] % inputs.block_tokens * Tiles::kPlaceStride, r_weights[next], scale});
     }
     __syncwarp();
   }
 }
 
-template <class Records>
-struct RecordItem {
+template <class Tiles>
+struct PackItem {
   int32_t item;
   TokenTile tile;
 
-  __device__ __forceinline__ RecordItem(const ListedRows& rows, int num_tiles, int first) : item(first), tile{} {
-    if (item < num_tiles * Records::kItemsPerTile) tile = rows.tile(index());
+  __device__ __forceinline__ PackItem(const ListedRows& rows, int num_tiles, int first) : item(first), tile{} {
+    if (item < num_tiles * Tiles::kItemsPerTile) tile = rows.tile(index());
   }
 
-  __device__ __forceinline__ int index() const { return item / Records::kItemsPerTile; }
-  __device__ __forceinline__ int slot() const { return item % Records::kItemsPerTile; }
+  __device__ __forceinline__ int index() const { return item / Tiles::kItemsPerTile; }
+  __device__ __forceinline__ int slot() const { return item % Tiles::kItemsPerTile; }
 };
 
-template <class Records, int kWarps, int kVectors, int kRows>
-__device__ __forceinline__ void write_records(const DownInputs& inputs, const ListedRows& rows, int num_tiles,
-                                              RecordItem<Records> next) {
-  while (next.item < num_tiles * Records::kItemsPerTile) {
-    const RecordItem<Records> following(rows, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);
-    for (int slot = next.slot() * kRows; slot < next.tile.row_count; slot += Records::kItemsPerTile * kRows) {
-      write_record_rows<Records, kVectors, kRows>(inputs, rows, next.tile, next.index(), slot);
+template <class Tiles, int kWarps, int kVectors, int kRows>
+__device__ __forceinline__ void pack_tiles(const DownInputs& inputs, const ListedRows& rows, int num_tiles,
+                                           PackItem<Tiles> next) {
+  while (next.item < num_tiles * Tiles::kItemsPerTile) {
+    const PackItem<Tiles> following(rows, num_tiles, next.item + static_cast<int>(gridDim.x) * kWarps);
+    for (int slot = next.slot() * kRows; slot < next.tile.row_count; slot += Tiles::kItemsPerTile * kRows) {
+      pack_tile_rows<Tiles, kVectors, kRows>(inputs, rows, next.tile, next.index(), slot);
     }
     next = following;
   }

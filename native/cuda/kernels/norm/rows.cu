@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kRowThreads) embed_kernel(const EmbedCall call
 }
 
 __global__ void __launch_bounds__(kRowThreads) add_rows_kernel(float* hidden, const float* update,
-                                                                      int64_t count) {
+                                                               int64_t count) {
   const int64_t stride = int64_t{gridDim.x} * kRowThreads;
   const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   const int64_t num_vectors = count / kVectorFloats;
@@ -86,10 +86,10 @@ void launch_norm(const NormCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
   const LaunchShape shape = {static_cast<unsigned>(call.count), kRowThreads, 0};
   const auto start_whole = [&](auto vectors) {
-    launch_dependent(whole_norm_kernel<decltype(vectors)::value>, shape, stream, call);
+    launch_dependent(norm_fixed_width_kernel<decltype(vectors)::value>, shape, stream, call);
   };
-  const bool has_vectors = call.num_parts == 1 && call.weight != nullptr && call.code_stride % kVectorFloats == 0;
-  if (has_vectors && with_whole_vectors(call.width, start_whole)) return;
+  const bool has_vectors = call.num_parts == 1 && call.weight != nullptr && call.fp8_stride % kVectorFloats == 0;
+  if (has_vectors && with_fixed_width(call.width, start_whole)) return;
   with_norm_vectors(call.width, [&](auto vectors) {
     with_room_for(call.num_parts, [&](auto room) {
       launch_dependent(norm_kernel<decltype(vectors)::value, decltype(room)::value>, shape, stream, call);

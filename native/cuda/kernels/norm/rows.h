@@ -13,9 +13,9 @@ inline constexpr int32_t kMaxParts = 8;
 struct NormCall {
   float* hidden;
   float* normed;
-  uint8_t* codes;
+  uint8_t* fp8;
   float* scales;
-  int64_t code_stride;
+  int64_t fp8_stride;
   const float* parts;
   int64_t part_stride;
   int32_t num_parts;

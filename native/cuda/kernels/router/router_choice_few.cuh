@@ -40,7 +40,7 @@ struct AdjacentKeys {
   }
 };
 
-__device__ __forceinline__ float join_pieces(const float* g_piece, int64_t stride, int pieces) {
+__device__ __forceinline__ float reduce_splits(const float* g_piece, int64_t stride, int pieces) {
   float logit = 0.0F;
   int piece = 0;
   for (; piece + kPieceBatch <= pieces; piece += kPieceBatch) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void score_expert(const RouterCall& call, RouterPlan&
   const int expert = static_cast<int>(threadIdx.x);
   if (expert >= call.num_experts) return;
   const float logit =
-      join_pieces(call.pieces + row * call.num_experts + expert, call.count * call.num_experts, pieces);
+      reduce_splits(call.pieces + row * call.num_experts + expert, call.count * call.num_experts, pieces);
   const float score = router_score(logit);
   plan.scores[expert] = score;
   plan.choice[expert] = nan_to_lowest_for_unique_choice(score + bias);
@@ -109,7 +109,7 @@ __device__ __forceinline__ int choose_expert_of_lane(const RouterCall& call, Rou
 }
 
 __device__ __forceinline__ void store_weights_one_warp(const RouterCall& call, const RouterPlan& plan, int64_t row,
-                                                      int expert) {
+                                                       int expert) {
   const float score = plan.scores[expert];
   float sum = kLeastScoreSum;
 #pragma unroll 8

@@ -47,7 +47,7 @@ struct Crossing {
   uint64_t amount;
 };
 
-struct SamplePlan {
+struct SampleStorage {
   Histogram histogram;
   RankedLogit top[GLINT_MAX_LOGPROBS];
   RankedLogit all_top[kSampleRanks * GLINT_MAX_LOGPROBS];
@@ -63,7 +63,7 @@ struct SamplePlan {
 
 struct SampleSlice {
   cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-  SamplePlan& plan;
+  SampleStorage& storage;
   float* s_values;
   int first;
   int count;
@@ -141,16 +141,16 @@ __device__ __forceinline__ Item first_of_cluster(SampleSlice& slice, Item item, 
 }
 
 __device__ __forceinline__ uint64_t sum_of_cluster(SampleSlice& slice, uint64_t value) {
-  uint64_t* s_own = slice.plan.sum + slice.next_turn();
+  uint64_t* s_own = slice.storage.sum + slice.next_turn();
 #pragma unroll
   for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(kWholeWarp, value, distance);
   }
-  if (SampleSlice::lane() == 0) slice.plan.warp_sums[SampleSlice::warp()] = value;
+  if (SampleSlice::lane() == 0) slice.storage.warp_sums[SampleSlice::warp()] = value;
   __syncthreads();
   if (SampleSlice::thread() == 0) {
     uint64_t sum = 0;
-    for (int warp = 0; warp < kSampleWarps; ++warp) sum += slice.plan.warp_sums[warp];
+    for (int warp = 0; warp < kSampleWarps; ++warp) sum += slice.storage.warp_sums[warp];
     *s_own = sum;
   }
   slice.cluster.sync();
@@ -279,7 +279,7 @@ class Selection {
 
   template <typename BinOf>
   __device__ bool take_bin(BinOf bin_of) {
-    Histogram& histogram = slice_.plan.histogram;
+    Histogram& histogram = slice_.storage.histogram;
     clear(histogram);
     slice_.for_each([&](int index) {
       const float gap = slice_.s_values[index];
@@ -288,7 +288,7 @@ class Selection {
       if (bin != kOutside) add(histogram, bin, gap);
     });
     slice_.cluster.sync();
-    return find_crossing(histogram, slice_.plan.bin_sums);
+    return find_crossing(histogram, slice_.storage.bin_sums);
   }
 
   __device__ static void clear(Histogram& histogram) {
@@ -338,12 +338,12 @@ class Selection {
     const BinSum low = sums[own_bin % kRankBins];
     const BinSum high = sums[own_bin % kRankBins + 1];
     const uint64_t before = amount_before(low.amount + high.amount);
-    if (SampleSlice::thread() == 0) slice_.plan.crossing.bin = kOutside;
+    if (SampleSlice::thread() == 0) slice_.storage.crossing.bin = kOutside;
     __syncthreads();
     announce(own_bin, before, low);
     announce(own_bin + 1, before + low.amount, high);
     __syncthreads();
-    found_ = slice_.plan.crossing;
+    found_ = slice_.storage.crossing;
     __syncthreads();
     if (found_.bin == kOutside) return false;
     target_ -= found_.before;
@@ -352,7 +352,7 @@ class Selection {
 
   __device__ void announce(int bin, uint64_t before, const BinSum& sum) const {
     if (before < target_ && target_ <= before + sum.amount) {
-      slice_.plan.crossing = {bin, sum.count, before, sum.amount};
+      slice_.storage.crossing = {bin, sum.count, before, sum.amount};
     }
   }
 
@@ -363,10 +363,10 @@ class Selection {
       const uint64_t other = __shfl_up_sync(kWholeWarp, inclusive, distance);
       if (SampleSlice::lane() >= distance) inclusive += other;
     }
-    if (SampleSlice::lane() == kWarpLanes - 1) slice_.plan.warp_sums[SampleSlice::warp()] = inclusive;
+    if (SampleSlice::lane() == kWarpLanes - 1) slice_.storage.warp_sums[SampleSlice::warp()] = inclusive;
     __syncthreads();
     uint64_t before = inclusive - amount;
-    for (int warp = 0; warp < SampleSlice::warp(); ++warp) before += slice_.plan.warp_sums[warp];
+    for (int warp = 0; warp < SampleSlice::warp(); ++warp) before += slice_.storage.warp_sums[warp];
     __syncthreads();
     return before;
   }
@@ -483,7 +483,7 @@ __device__ __forceinline__ RowScan scan_slice(SampleSlice& slice) {
     const RankedLogit item{isnan(logit) ? INFINITY : logit, slice.token(index)};
     if (is_before(item, best)) best = item;
   });
-  best = first_of_cluster(slice, best, slice.plan.warp_best, slice.plan.best);
+  best = first_of_cluster(slice, best, slice.storage.warp_best, slice.storage.best);
   return {{best.value + 0.0F, best.token}, best.value < INFINITY && best.value > -INFINITY};
 }
 
@@ -524,8 +524,8 @@ __device__ __forceinline__ void rank_slice(SampleSlice& slice, int limit) {
   BestQueue own;
   slice.for_each([&](int index) { own.offer({slice.s_values[index], slice.token(index)}); });
   for (int place = 0; place < limit; ++place) {
-    const RankedLogit best = first_of_thread_block(own.first, slice.plan.warp_best);
-    if (SampleSlice::thread() == 0) slice.plan.top[place] = best;
+    const RankedLogit best = first_of_thread_block(own.first, slice.storage.warp_best);
+    if (SampleSlice::thread() == 0) slice.storage.top[place] = best;
     if (own.first.token == best.token) own.take(slice);
   }
 }
@@ -536,12 +536,12 @@ __device__ __forceinline__ void store_top(SampleSlice& slice, SampleResult& resu
   const int items = kSampleRanks * limit;
   const int own_rank = min(SampleSlice::thread() / limit, kSampleRanks - 1);
   const RankedLogit own =
-      slice.cluster.map_shared_rank(slice.plan.top, static_cast<unsigned>(own_rank))[SampleSlice::thread() % limit];
-  if (SampleSlice::thread() < items) slice.plan.all_top[SampleSlice::thread()] = own;
+      slice.cluster.map_shared_rank(slice.storage.top, static_cast<unsigned>(own_rank))[SampleSlice::thread() % limit];
+  if (SampleSlice::thread() < items) slice.storage.all_top[SampleSlice::thread()] = own;
   __syncthreads();
   if (slice.rank() == 0 && SampleSlice::thread() < items) {
     int place = 0;
-    for (int other = 0; other < items; ++other) place += is_before(slice.plan.all_top[other], own) ? 1 : 0;
+    for (int other = 0; other < items; ++other) place += is_before(slice.storage.all_top[other], own) ? 1 : 0;
     if (place < limit && own.value > -INFINITY) {
       result.top_tokens[place] = own.token;
       result.top_logprobs[place] = static_cast<float>(static_cast<double>(own.value) - log_total);
@@ -603,7 +603,8 @@ __device__ __forceinline__ KeyLimit choose_limit(SampleSlice& slice, const Sampl
     return keep_by_mass(slice, limit, top_p, total);
   }
   if (row.min_p > 0.0F) {
-    limit.gap_bits = __float_as_uint(fminf(kGumbelReach, fabsf(static_cast<float>(log(static_cast<double>(row.min_p))))));
+    limit.gap_bits = __float_as_uint(fminf(kGumbelReach,
+                                           fabsf(static_cast<float>(log(static_cast<double>(row.min_p))))));
   }
   if (row.top_k > 0 && static_cast<uint64_t>(row.top_k) < kept_count(slice, limit)) {
     limit = Selection<false>(slice, limit, static_cast<uint64_t>(row.top_k)).find();
@@ -681,9 +682,9 @@ __device__ __forceinline__ int32_t draw_token(SampleSlice& slice, const SampleSe
   for_each_draw(slice, key, limit, [&](float bound, uint64_t bits, float gap, int32_t token) {
     own.offer(bound, bits, gap, token);
   });
-  const RankedLogit near = first_of_cluster(slice, own.best, slice.plan.warp_best, slice.plan.best);
+  const RankedLogit near = first_of_cluster(slice, own.best, slice.storage.warp_best, slice.storage.best);
   const ScoredToken best = exact_best(slice, key, limit, own, near.value - kNearMargin);
-  return first_of_cluster(slice, best, slice.plan.warp_scores, slice.plan.best_score).token;
+  return first_of_cluster(slice, best, slice.storage.warp_scores, slice.storage.best_score).token;
 }
 
 __device__ __forceinline__ int32_t choose_token(SampleSlice& slice, const SampleSettings& row, const RowScan& scan,
@@ -735,9 +736,9 @@ __device__ __forceinline__ void sample_slice(SampleSlice& slice, SampleResult& r
 __global__ void __launch_bounds__(kSampleThreads, 2) __cluster_dims__(kSampleRanks, 1, 1)
     sample_rows_kernel(const SampleCall call) {
   extern __shared__ float4 s_memory[];
-  __shared__ SamplePlan plan;
+  __shared__ SampleStorage storage;
   const int share = slice_tokens(call.vocab_size);
-  SampleSlice slice{.plan = plan, .s_values = reinterpret_cast<float*>(s_memory), .first = 0, .count = 0};
+  SampleSlice slice{.storage = storage, .s_values = reinterpret_cast<float*>(s_memory), .first = 0, .count = 0};
   slice.first = min(slice.rank() * share, call.vocab_size);
   slice.count = min(share, call.vocab_size - slice.first);
   const auto index = static_cast<int>(blockIdx.x) / kSampleRanks;
@@ -751,7 +752,7 @@ void launch_sample_rows(const SampleCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
   const int slice_bytes = slice_tokens(call.vocab_size) * static_cast<int>(sizeof(float));
   const int shared_bytes = (call.has_penalties ? 2 : 1) * slice_bytes;
-  const int room_bytes = kSharedLimitBytes - static_cast<int>(sizeof(SamplePlan));
+  const int room_bytes = kSharedLimitBytes - static_cast<int>(sizeof(SampleStorage));
   require_argument(2 * slice_bytes <= room_bytes, "the vocabulary has ", call.vocab_size,
                    " tokens; the CUDA sampler holds at most ",
                    room_bytes / 2 / static_cast<int>(sizeof(float)) * kSampleRanks);
