@@ -176,7 +176,7 @@ void route(Backend& backend, int64_t layer) {
   const int64_t first_choice = rows.first * model.experts_per_token;
   cuda::launch_router({.experts = moe.experts + first_choice,
                        .weights = moe.weights + first_choice,
-                       .pieces = moe.router_pieces,
+                       .splits = moe.router_splits,
                        .in = backend.places.normed + rows.first * model.hidden_size,
                        .weight = backend.layer(layer).router,
                        .bias = backend.layer(layer).router_bias,

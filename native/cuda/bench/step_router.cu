@@ -27,7 +27,7 @@ struct RouterSet {
         in(host_in),
         bias(host_bias),
         weight(host_weight.size()),
-        pieces(as_size(router_piece_floats(count, shape.width, shape.num_experts))),
+        pieces(as_size(router_split_floats(count, shape.width, shape.num_experts))),
         experts(as_size(count * shape.experts_per_token)),
         weights(experts.count()) {
     for (uint16_t& value : host_weight) value = bf16_from_float(0.02F * random.normal());
@@ -37,7 +37,7 @@ struct RouterSet {
   RouterCall call(int64_t rows) const {
     return {.experts = experts.data(),
             .weights = weights.data(),
-            .pieces = pieces.data(),
+            .splits = pieces.data(),
             .in = in.data(),
             .weight = weight.data(),
             .bias = bias.data(),
@@ -69,7 +69,7 @@ std::vector<float> joined_logits(const RouterSet& set, bool is_few) {
   const std::vector<float> pieces = set.pieces.download();
   const size_t logits = as_size(set.count * set.shape.num_experts);
   std::vector<float> sums(logits, 0.0F);
-  const int64_t num_pieces = is_few ? router_pieces(set.shape.width) : 1;
+  const int64_t num_pieces = is_few ? router_splits(set.shape.width) : 1;
   for (int64_t piece = 0; piece < num_pieces; ++piece) {
     for (size_t index = 0; index < logits; ++index) sums[index] += pieces[as_size(piece) * logits + index];
   }

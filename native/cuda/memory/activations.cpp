@@ -55,8 +55,8 @@ ExpertActivations lay_out_experts(const glint_model& model, const StepLimits& li
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
   moe.weights = arena.take<float>(pairs);
-  moe.router_pieces =
-      arena.take<float>(router_piece_floats(limits.max_tokens, model.hidden_size, model.num_experts));
+  moe.router_splits =
+      arena.take<float>(router_split_floats(limits.max_tokens, model.hidden_size, model.num_experts));
   moe.grouped.row_tokens = arena.take<int32_t>(rows);
   moe.grouped.row_weights = arena.take<float>(rows);
   moe.grouped.gate_up_tiles = arena.take<TokenTile>(sizes.tiles);

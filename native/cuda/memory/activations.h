@@ -69,7 +69,7 @@ struct SamplePlaces {
 struct ExpertActivations {
   int32_t* experts = nullptr;
   float* weights = nullptr;
-  float* router_pieces = nullptr;
+  float* router_splits = nullptr;
   GroupedTokens grouped = {};
   float* hidden = nullptr;
   float* handed = nullptr;
