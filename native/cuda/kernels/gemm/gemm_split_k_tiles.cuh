@@ -176,8 +176,9 @@ __device__ __forceinline__ void load_tiles(const ClusterScheduler<Shape, Schedul
       }
       if (k_step == weights.num_steps - 1) next_passes.load(scheduler, next_tile.tokens);
       ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
-      if (threadIdx.x == 0 && num_loaded <= 0) weights.load(s_storage, weight_tile(scheduler, tile), k_step,
-                                                            ring.stage);
+      if (threadIdx.x == 0 && num_loaded <= 0) {
+        weights.load(s_storage, weight_tile(scheduler, tile), k_step, ring.stage);
+      }
       --num_loaded;
       gather.load(s_storage.tokens[ring.stage], k_step);
       ptx::cp_async_mbarrier_arrive(s_storage.stage_arrived[ring.stage]);
