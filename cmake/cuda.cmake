@@ -11,8 +11,8 @@ set(cuda_flags -std=c++20 -O3 --expt-relaxed-constexpr --Werror all-warnings -Xp
   -Xcompiler -fvisibility=hidden -I${CMAKE_SOURCE_DIR}/native -I${CMAKE_SOURCE_DIR}/native/include)
 
 set(hopper_sources
-  ${cuda_folder}/kernels/attention/attention_hopper.cu
-  ${cuda_folder}/kernels/gemm/dense_product.cu
+  ${cuda_folder}/kernels/attention/attention_prefill_hopper.cu
+  ${cuda_folder}/kernels/gemm/gemm.cu
   ${cuda_folder}/kernels/moe/expert_down.cu
   ${cuda_folder}/kernels/moe/expert_gate_up.cu)
 file(GLOB portable_sources CONFIGURE_DEPENDS ${cuda_folder}/*.cu ${cuda_folder}/memory/*.cu ${cuda_folder}/weights/*.cu

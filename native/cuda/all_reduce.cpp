@@ -104,7 +104,7 @@ void gather_logits(Backend& backend, int64_t count) {
   backend.collectives->gather(backend.workspace.gathered_logits, backend.workspace.rank_logits,
                               static_cast<uint64_t>(count * cols) * sizeof(float), 0, backend.stream);
   if (!backend.slice.is_first()) return;
-  launch_join_columns({.out = backend.workspace.logits,
+  launch_concat_columns({.out = backend.workspace.logits,
                        .in = backend.workspace.gathered_logits,
                        .num_parts = backend.slice.num_ranks,
                        .rows = count,

@@ -40,7 +40,7 @@ class Backend {
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
   cuda::Operand gated_operand(int64_t width) const;
-  bool is_fp8() const { return cuda::weight_element(model) == cuda::ProductElement::kE4m3; }
+  bool is_fp8() const { return cuda::weight_element(model) == cuda::GemmElement::kE4m3; }
   bool has_peers() const { return slice.num_ranks > 1; }
   bool emulates_ranks() const { return limits.num_ranks > slice.num_ranks; }
   uint64_t branch_output_bytes() const;

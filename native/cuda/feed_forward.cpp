@@ -21,7 +21,7 @@ int64_t max_tiles(const Backend& backend, const StepState& step) {
 Operand prepare_gated(Backend& backend, const StepState& step, int64_t width) {
   const Operand operand = backend.gated_operand(width);
   launch_swiglu({.out = backend.is_fp8() ? nullptr : backend.workspace.gated,
-                 .codes = backend.is_fp8() ? operand.rows : nullptr,
+                 .fp8 = backend.is_fp8() ? operand.rows : nullptr,
                  .scales = operand.scales,
                  .gate = backend.workspace.gate_up,
                  .up = backend.workspace.gate_up + width,
@@ -75,7 +75,7 @@ void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& la
                          .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
-                      .records = moe.records,
+                      .packed_tiles = moe.packed_tiles,
                       .arrivals = moe.arrivals,
                       .grouped = moe.grouped,
                       .packed_weights = experts.packed_down,
@@ -95,7 +95,7 @@ void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& la
 void run_grouped(Backend& backend, const StepState& step, const PlacedWeight& weight, const Operand& operand,
                  const int32_t* row_tokens, float* out) {
   const ExpertBuffers& moe = backend.workspace.moe;
-  launch_portable_product({.out = out,
+  launch_gemm_portable({.out = out,
                            .out_stride = weight.rows,
                            .weight = portable_weight(weight),
                            .bias = nullptr,
@@ -116,7 +116,7 @@ Operand gate_expert_rows(Backend& backend, const StepState& step) {
   const int64_t width = backend.model.expert_width;
   const int64_t rows = step.num_rows * backend.model.experts_per_token;
   launch_swiglu({.out = backend.is_fp8() ? nullptr : moe.gate,
-                 .codes = backend.is_fp8() ? moe.operand.rows : nullptr,
+                 .fp8 = backend.is_fp8() ? moe.operand.rows : nullptr,
                  .scales = moe.operand.scales,
                  .gate = moe.gate,
                  .up = moe.up,
@@ -187,7 +187,7 @@ void router(Backend& backend, StepState& step, int64_t layer) {
   const int64_t first_choice = rows.first * model.experts_per_token;
   cuda::launch_router({.experts = moe.experts + first_choice,
                        .weights = moe.weights + first_choice,
-                       .pieces = moe.router_pieces,
+                       .splits = moe.router_splits,
                        .in = backend.workspace.normed + rows.first * model.hidden_size,
                        .weight = backend.layer(layer).router,
                        .bias = backend.layer(layer).router_bias,

@@ -25,9 +25,9 @@ void run_norm(Backend& backend, StepState& step, const float* weight, bool keeps
   norm_residual(backend, step,
                 {.hidden = workspace.hidden + offset,
                  .normed = keeps_normed || !backend.is_fp8() ? workspace.normed + offset : nullptr,
-                 .codes = backend.is_fp8() ? own.rows : nullptr,
+                 .fp8 = backend.is_fp8() ? own.rows : nullptr,
                  .scales = own.scales,
-                 .code_stride = operand.stride_bytes,
+                 .fp8_stride = operand.stride_bytes,
                  .weight = weight,
                  .count = rows.count,
                  .width = model.hidden_size,
@@ -38,7 +38,7 @@ void run_norm(Backend& backend, StepState& step, const float* weight, bool keeps
   async_all_gather_rows(backend, step, gathered, AsyncGather::kRows);
 }
 
-RotateCall rotate_call(const Backend& backend, const StepState& step, int64_t layer) {
+RopeCall rotate_call(const Backend& backend, const StepState& step, int64_t layer) {
   const glint_model& model = backend.model;
   const int64_t query_width = int64_t{model.num_heads} * model.head_dim;
   const int64_t kv_width = int64_t{model.num_kv_heads} * model.head_dim;
@@ -142,8 +142,8 @@ void upload_logit_rows(Backend& backend, const StepState& step, std::span<const 
 KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pages) {
   if (!holds_fp8(pages.element)) return pages;
   const KvPages widened = backend.widened_pages();
-  launch_widen_pages({.codes = pages,
-                      .widened = widened,
+  launch_dequantise_kv({.fp8 = pages,
+                      .bf16 = widened,
                       .page_table = backend.workspace.step.page_table,
                       .num_pages = step.num_prefill_pages,
                       .num_kv_heads = backend.model.num_kv_heads,
@@ -169,7 +169,7 @@ PortableWeight portable_weight(const PlacedWeight& weight) {
 void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, const float* bias, const Operand& operand,
               float* out, int64_t out_stride, int64_t count) {
   if (weight.is_hopper) {
-    launch_dense_product({.out = out,
+    launch_gemm({.out = out,
                           .out_stride = out_stride,
                           .packed_weights = weight.packed,
                           .row_scales = weight.scales,
@@ -184,7 +184,7 @@ void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, con
     if (starts_next_after_wait(operand.stride_bytes, count)) step.hidden_is_settled = true;
     return;
   }
-  launch_portable_product({.out = out,
+  launch_gemm_portable({.out = out,
                            .out_stride = out_stride,
                            .weight = portable_weight(weight),
                            .bias = bias,
@@ -209,7 +209,7 @@ void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSec
 
 void prepare_rows(Backend& backend, const StepState& step, const float* rows, int64_t width, const Operand& operand) {
   if (backend.is_fp8()) {
-    launch_quantise({.codes = operand.rows,
+    launch_quantise({.fp8 = operand.rows,
                      .scales = operand.scales,
                      .in = rows,
                      .in_stride = width,
@@ -320,7 +320,7 @@ void lm_head(Backend& backend, StepState& step) {
   const int64_t hidden = backend.model.hidden_size;
   const cuda::Operand operand = {.rows = workspace.logit_operand,
                                  .scales = nullptr,
-                                 .stride_bytes = cuda::portable_row_bytes(hidden, cuda::ProductElement::kBf16)};
+                                 .stride_bytes = cuda::portable_row_bytes(hidden, cuda::GemmElement::kBf16)};
   cuda::round_rows(backend, workspace.logit_normed, operand, step.num_logit_rows, hidden);
   cuda::run_gemm(backend, step, backend.weights.lm_head, nullptr, operand,
                  backend.has_peers() ? workspace.rank_logits : workspace.logits, backend.slice.vocab_size(),

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "cuda/step_state.h"
 
 namespace glint::cuda {

@@ -74,8 +74,8 @@ def test_rows_to_bf16(portable: CudaOperations, width: int) -> None:
 @pytest.mark.parametrize("width", [5120, 1003])
 def test_a_sampled_token_outside_the_vocabulary_reads_the_nearest_row(portable: CudaOperations, width: int) -> None:
     table = bf16_bits(source(width).standard_normal((1000, width), np.float32))
-    tokens, sampled = np.array([0, -1, -2, -3, -4, 999], np.int32), np.array([44, -7, 998, 100000], np.int32)
-    seen = portable.embed(table, tokens, sampled)
+    tokens, sampled_rows = np.array([0, 5, 5, 5, 5, 999], np.int32), np.array([-1, 0, 1, 2, 3, -1], np.int32)
+    seen = portable.embed(table, tokens, sampled_rows, np.array([44, -7, 998, 100000], np.int32))
     rows = table[[0, 44, 0, 998, 999, 999]]
     assert same_bits(seen, (rows.astype(np.uint32) << 16).view(np.float32))
 

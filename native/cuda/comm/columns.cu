@@ -2,7 +2,7 @@
 
 #include "base/contract.h"
 #include "cuda/comm/columns.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -11,9 +11,9 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) join_columns_kernel(const JoinColumnsCall call) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+__global__ void __launch_bounds__(kThreads) concat_columns_kernel(const ConcatColumnsCall call) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64_t part = blockIdx.z;
   const int64_t row = blockIdx.y;
   const float* in = call.in + (part * call.rows + row) * call.cols;
@@ -33,8 +33,8 @@ __device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t 
 
 __global__ void __launch_bounds__(kThreads)
     repeat_rows_kernel(const GatheredRows rows, int64_t rows_per_rank, int32_t num_ranks) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   constexpr int64_t kWordBytes = sizeof(uint32_t);
   repeat_words(rows.first, rows_per_rank * rows.row_bytes / kWordBytes, num_ranks);
   if (rows.second == nullptr) return;
@@ -48,13 +48,13 @@ void launch_repeat_rows(const GatheredRows& rows, int64_t rows_per_rank, int32_t
   launch_dependent(repeat_rows_kernel, {kBlocks, kThreads, 0}, stream, rows, rows_per_rank, num_ranks);
 }
 
-void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream) {
+void launch_concat_columns(const ConcatColumnsCall& call, cudaStream_t stream) {
   constexpr int64_t kColumnsPerThread = 4;
   constexpr int64_t kMostRows = 65535;
   require_argument(call.rows <= kMostRows, "logits of ", call.rows, " rows are joined; at most ", kMostRows);
   if (call.rows == 0) return;
   const int64_t wide = (call.cols + kThreads * kColumnsPerThread - 1) / (kThreads * kColumnsPerThread);
-  launch_dependent(join_columns_kernel,
+  launch_dependent(concat_columns_kernel,
                    {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(call.rows),
                          static_cast<unsigned>(call.num_parts)),
                     kThreads, 0},

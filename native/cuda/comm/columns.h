@@ -13,7 +13,7 @@ struct GatheredRows {
   int64_t second_row_bytes = 0;
 };
 
-struct JoinColumnsCall {
+struct ConcatColumnsCall {
   float* out;
   const float* in;
   int64_t num_parts;
@@ -21,7 +21,7 @@ struct JoinColumnsCall {
   int64_t cols;
 };
 
-void launch_join_columns(const JoinColumnsCall& call, cudaStream_t stream);
+void launch_concat_columns(const ConcatColumnsCall& call, cudaStream_t stream);
 void launch_repeat_rows(const GatheredRows& rows, int64_t rows_per_rank, int32_t num_ranks, cudaStream_t stream);
 
 }

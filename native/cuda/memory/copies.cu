@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/memory/copies.h"
-#include "cuda/kernels/ptx/dependent.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
@@ -40,11 +40,11 @@ struct CopiedWords {
 };
 
 __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ CopyCall call) {
-  let_next_kernel_start();
+  ptx::griddepcontrol_launch_dependents();
   CopiedWords copied(call.ranges[blockIdx.y]);
   const bool loads_early = call.direction == CopyDirection::kToDevice;
   if (loads_early) copied.load();
-  wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (!loads_early) copied.load();
   copied.store();
 }

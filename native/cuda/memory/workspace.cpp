@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/comm/collectives.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "cuda/kernels/router/router.h"
 
 namespace glint::cuda {
@@ -17,16 +17,16 @@ int64_t widest_operand(const glint_model& model) {
 
 struct GroupSizes {
   int64_t tiles = 0;
-  int64_t record_bytes = 0;
+  int64_t packed_tile_bytes = 0;
 };
 
 GroupSizes largest_group(const glint_model& model, const StepLimits& limits) {
   GroupSizes sizes;
   for (int64_t tokens = 1; tokens <= limits.max_tokens; ++tokens) {
     const int64_t tiles = max_token_tiles(tokens, model.experts_per_token, limits.num_local_experts);
-    const RecordShape shape = {plan_tiles(tokens).down_tokens, model.expert_width};
+    const PackedTileShape shape = {plan_tiles(tokens).down_tokens, model.expert_width};
     sizes.tiles = std::max(sizes.tiles, tiles);
-    sizes.record_bytes = std::max(sizes.record_bytes, tiles * shape.bytes());
+    sizes.packed_tile_bytes = std::max(sizes.packed_tile_bytes, tiles * shape.bytes());
   }
   return sizes;
 }
@@ -49,12 +49,12 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   if (model.num_dense_layers == model.num_layers) return moe;
   const int64_t pairs = limits.padded_tokens() * model.experts_per_token;
   const int64_t rows = pairs + limits.max_tokens;
-  const int64_t streamed_rows = most_handed_rows(limits.max_tokens, model.experts_per_token);
+  const int64_t streamed_rows = max_streamed_rows(limits.max_tokens, model.experts_per_token);
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
   moe.weights = arena.take<float>(pairs);
-  moe.router_pieces =
-      arena.take<float>(router_piece_floats(limits.max_tokens, model.hidden_size, model.num_experts));
+  moe.router_splits =
+      arena.take<float>(router_split_floats(limits.max_tokens, model.hidden_size, model.num_experts));
   moe.grouped.row_tokens = arena.take<int32_t>(rows);
   moe.grouped.row_weights = arena.take<float>(rows);
   moe.grouped.gate_up_tiles = arena.take<TokenTile>(sizes.tiles);
@@ -62,7 +62,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   moe.grouped.down_tiles = arena.take<TokenTile>(sizes.tiles);
   moe.grouped.down_tile_ends = arena.take<int32_t>(limits.max_tokens + 1);
   moe.grouped.row_places = arena.take<RowPlace>(streamed_rows);
-  moe.grouped.rows_recorded = arena.take<uint32_t>(sizes.tiles);
+  moe.grouped.rows_packed = arena.take<uint32_t>(sizes.tiles);
   moe.grouped.num_rows = arena.take<int32_t>(1);
   if (limits.has_separate_shared) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
   if (!limits.has_hopper_experts) {
@@ -71,7 +71,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   }
   moe.hidden = arena.take<float>(rows * model.expert_width);
   moe.streamed = arena.take<float>(streamed_rows * model.expert_width);
-  moe.records = arena.take<uint8_t>(sizes.record_bytes);
+  moe.packed_tiles = arena.take<uint8_t>(sizes.packed_tile_bytes);
   moe.arrivals = arena.take<uint32_t>(1);
   moe.tiles_taken = arena.take<uint32_t>(1);
   return moe;
@@ -117,8 +117,8 @@ int64_t branch_output_floats(const glint_model& model, const StepLimits& limits)
 
 int64_t mask_words(const glint_model& model) { return (int64_t{model.vocab_size} + 31) / 32; }
 
-ProductElement weight_element(const glint_model& model) {
-  return model.weight_scale_kind == GLINT_SCALE_NONE ? ProductElement::kBf16 : ProductElement::kE4m3;
+GemmElement weight_element(const glint_model& model) {
+  return model.weight_scale_kind == GLINT_SCALE_NONE ? GemmElement::kBf16 : GemmElement::kE4m3;
 }
 
 int64_t operand_row_bytes(const glint_model& model, int64_t width) {
@@ -150,7 +150,7 @@ Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, 
   workspace.arrivals = arena.take<int32_t>(tokens * model.num_kv_heads);
   const int64_t gated_width = std::max(model.dense_width, model.shared_width);
   workspace.gate_up = arena.take<float>(tokens * 2 * gated_width);
-  workspace.gated = arena.take<float>(weight_element(model) == ProductElement::kBf16 ? tokens * gated_width : 0);
+  workspace.gated = arena.take<float>(weight_element(model) == GemmElement::kBf16 ? tokens * gated_width : 0);
   workspace.logit_hidden = arena.take<float>(limits.max_items * hidden);
   workspace.logit_normed = arena.take<float>(limits.max_items * hidden);
   const int64_t sampled_items = limits.samples ? limits.max_items : 0;
@@ -161,7 +161,7 @@ Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, 
   workspace.operand_scales = arena.take<float>(tokens);
   workspace.gated_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, gated_width));
   workspace.gated_scales = arena.take<float>(tokens);
-  workspace.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, ProductElement::kBf16));
+  workspace.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, GemmElement::kBf16));
   return workspace;
 }
 

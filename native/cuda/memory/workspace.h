@@ -84,11 +84,11 @@ struct SampleBuffers {
 struct ExpertBuffers {
   int32_t* experts = nullptr;
   float* weights = nullptr;
-  float* router_pieces = nullptr;
+  float* router_splits = nullptr;
   GroupedTokens grouped = {};
   float* hidden = nullptr;
   float* streamed = nullptr;
-  uint8_t* records = nullptr;
+  uint8_t* packed_tiles = nullptr;
   uint32_t* arrivals = nullptr;
   uint32_t* tiles_taken = nullptr;
   float* gate = nullptr;
@@ -135,7 +135,7 @@ SampleBuffers lay_out_sampling(const glint_model& model, const StepLimits& limit
 Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, Arena& arena);
 int64_t branch_output_floats(const glint_model& model, const StepLimits& limits);
 int64_t mask_words(const glint_model& model);
-ProductElement weight_element(const glint_model& model);
+GemmElement weight_element(const glint_model& model);
 int64_t operand_row_bytes(const glint_model& model, int64_t width);
 
 }

@@ -5,7 +5,7 @@
 
 #include "base/contract.h"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 
 namespace glint::cuda {
 
@@ -180,14 +180,14 @@ class TaskPlanner {
     const auto whole_bytes = static_cast<uint64_t>(placed.rows * row_bytes);
     require(chain_bytes(chain) == whole_bytes, GLINT_STATUS_INTERNAL, "the weight of role ", stacked.front().name.role,
             ", layer ", layer_, " has ", chain_bytes(chain), " bytes and a place for ", whole_bytes);
-    const int64_t most = task_rows(row_bytes, placed.is_hopper ? kProductTileRows : kPortableUnitRows,
+    const int64_t most = task_rows(row_bytes, placed.is_hopper ? kGemmTileRows : kPortableUnitRows,
                                    stacked.front().name);
     uint8_t* target = placed.packed + matrix * placed.matrix_bytes;
     for (int64_t first = 0; first < placed.rows; first += most) {
       const int64_t rows = std::min(most, placed.rows - first);
       Chain pieces;
       append_slice(pieces, chain, static_cast<uint64_t>(first * row_bytes), static_cast<uint64_t>(rows * row_bytes));
-      const int64_t offset = placed.is_hopper ? packed_product_bytes(first, row_bytes)
+      const int64_t offset = placed.is_hopper ? packed_weight_bytes(first, row_bytes)
                                               : portable_weight_bytes(first, placed.cols, placed.element);
       add_task(placed.is_hopper ? TaskKind::kPackRows : TaskKind::kPackPortable, target + offset, placed, rows,
                std::move(pieces));
@@ -259,7 +259,7 @@ class TaskPlanner {
   void add_gate_up(const PlacedExperts& placed, int64_t matrix, const NamedWeight& gate, const NamedWeight& up) {
     const int64_t width = gate.weight->rows;
     const int64_t row_bytes = gate.weight->cols;
-    const int64_t most = task_rows(2 * row_bytes, kProductTileRows / 2, gate.name);
+    const int64_t most = task_rows(2 * row_bytes, kGemmTileRows / 2, gate.name);
     uint8_t* target = placed.packed_gate_up + matrix * packed_gate_up_bytes(width, row_bytes);
     PlacedWeight shape;
     shape.cols = row_bytes;

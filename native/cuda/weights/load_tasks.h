@@ -42,7 +42,7 @@ struct LoadTask {
   uint8_t* target = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
-  ProductElement element = ProductElement::kE4m3;
+  GemmElement element = GemmElement::kE4m3;
   uint64_t byte_count = 0;
   std::vector<SourcePiece> pieces;
 };

@@ -2,7 +2,7 @@
 
 #include "base/contract.h"
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "model/weights.h"
 
 namespace glint::cuda {
@@ -10,7 +10,7 @@ namespace glint::cuda {
 namespace {
 
 constexpr int64_t kHopperWidthLimit = 1536;
-constexpr int32_t kHopperExpertPieces = 8;
+constexpr int32_t kHopperExpertSplits = 8;
 
 int64_t tiles_over(int64_t length) { return (length + kScaleTile - 1) / kScaleTile; }
 
@@ -24,7 +24,7 @@ class Placer {
         num_experts_(options.num_local_experts),
         num_multiprocessors_(options.num_multiprocessors),
         runs_hopper_(options.kernels == GLINT_KERNELS_HOPPER),
-        layer_element_(model.weight_scale_kind == GLINT_SCALE_NONE ? ProductElement::kBf16 : ProductElement::kE4m3) {
+        layer_element_(model.weight_scale_kind == GLINT_SCALE_NONE ? GemmElement::kBf16 : GemmElement::kE4m3) {
     require_argument(num_experts_ >= 0 && num_experts_ <= model.num_experts, "num_local_experts is ", num_experts_,
                      ", the model has ", model.num_experts, " experts");
   }
@@ -32,7 +32,7 @@ class Placer {
   PlacedWeights place() {
     PlacedWeights placed;
     placed.embedding = arena_.take<uint16_t>(int64_t{model_.vocab_size} * hidden_);
-    placed.lm_head = place_matrix(vocab_rows_, hidden_, ProductElement::kBf16);
+    placed.lm_head = place_matrix(vocab_rows_, hidden_, GemmElement::kBf16);
     placed.final_norm = arena_.take<float>(hidden_);
     for (int32_t layer = 0; layer < model_.num_layers; ++layer) placed.layers.push_back(place_layer(layer));
     return placed;
@@ -115,11 +115,11 @@ class Placer {
     return placed;
   }
 
-  PlacedWeight place_matrix(int64_t rows, int64_t cols, ProductElement element) {
+  PlacedWeight place_matrix(int64_t rows, int64_t cols, GemmElement element) {
     return place_matrices(rows, cols, element, 1, is_hopper_product(cols, element));
   }
 
-  PlacedWeight place_matrices(int64_t rows, int64_t cols, ProductElement element, int64_t num_matrices,
+  PlacedWeight place_matrices(int64_t rows, int64_t cols, GemmElement element, int64_t num_matrices,
                               bool is_hopper) {
     PlacedWeight placed;
     placed.rows = rows;
@@ -127,10 +127,10 @@ class Placer {
     placed.num_matrices = num_matrices;
     placed.element = element;
     placed.is_hopper = is_hopper;
-    placed.matrix_bytes = is_hopper ? packed_product_bytes(rows, cols * element_bytes(element))
+    placed.matrix_bytes = is_hopper ? packed_weight_bytes(rows, cols * element_bytes(element))
                                     : portable_weight_bytes(rows, cols, element);
     placed.packed = arena_.take<uint8_t>(num_matrices * placed.matrix_bytes);
-    if (element == ProductElement::kBf16) return placed;
+    if (element == GemmElement::kBf16) return placed;
     const bool has_tiles = model_.weight_scale_kind == GLINT_SCALE_TILE;
     placed.scale_kind = has_tiles ? GLINT_SCALE_TILE : GLINT_SCALE_CHANNEL;
     placed.scale_stride = has_tiles ? tiles_over(cols) : 0;
@@ -139,15 +139,15 @@ class Placer {
     return placed;
   }
 
-  bool is_hopper_product(int64_t cols, ProductElement element) const {
-    const bool has_tiles = element == ProductElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
-    return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kProductTileK == 0;
+  bool is_hopper_product(int64_t cols, GemmElement element) const {
+    const bool has_tiles = element == GemmElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
+    return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kGemmTileK == 0;
   }
 
   bool is_hopper_expert() const {
     const int64_t width = model_.expert_width;
-    return layer_element_ == ProductElement::kE4m3 && is_hopper_product(hidden_, layer_element_) &&
-           plan_pieces(hidden_).num_pieces == kHopperExpertPieces && hidden_ % kDownTileRows == 0 &&
+    return layer_element_ == GemmElement::kE4m3 && is_hopper_product(hidden_, layer_element_) &&
+           plan_k_splits(hidden_).num_splits == kHopperExpertSplits && hidden_ % kDownTileRows == 0 &&
            hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 && width <= kHopperWidthLimit &&
            num_experts_ + 1 <= kMaxLocalExperts;
   }
@@ -159,7 +159,7 @@ class Placer {
   int64_t num_experts_;
   int64_t num_multiprocessors_;
   bool runs_hopper_;
-  ProductElement layer_element_;
+  GemmElement layer_element_;
 };
 
 }

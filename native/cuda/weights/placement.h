@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cuda/memory/device_memory.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 #include "include/glint.h"
 
 namespace glint::cuda {
@@ -19,7 +19,7 @@ struct PlacedWeight {
   int64_t matrix_scales = 0;
   int64_t scale_stride = 0;
   int32_t scale_kind = GLINT_SCALE_NONE;
-  ProductElement element = ProductElement::kE4m3;
+  GemmElement element = GemmElement::kE4m3;
   bool is_hopper = false;
 };
 
@@ -77,7 +77,7 @@ struct PlacementOptions {
   int32_t num_multiprocessors = 0;
 };
 
-constexpr int64_t element_bytes(ProductElement element) { return element == ProductElement::kBf16 ? 2 : 1; }
+constexpr int64_t element_bytes(GemmElement element) { return element == GemmElement::kBf16 ? 2 : 1; }
 
 PlacedWeights place_weights(const glint_model& model, const PlacementOptions& options, Arena& arena);
 

@@ -15,7 +15,7 @@ namespace glint::cuda {
 
 namespace {
 
-constexpr double kCodeDeviation = 128.0;
+constexpr double kFp8Deviation = 128.0;
 constexpr float kScaleSpread = 0.1F;
 constexpr float kNormSpread = 0.05F;
 constexpr float kBiasSpread = 0.02F;
@@ -31,19 +31,19 @@ double normal_quantile(double probability) {
   return 0.5 * (low + high);
 }
 
-CodeTable normal_codes() {
-  CodeTable table{};
+Fp8Table normal_codes() {
+  Fp8Table table{};
   for (size_t index = 0; index < table.codes.size(); ++index) {
-    const double quantile = normal_quantile((static_cast<double>(index) + 0.5) / kCodeTableSize);
-    table.codes[index] = e4m3_from_float(static_cast<float>(kCodeDeviation * quantile));
+    const double quantile = normal_quantile((static_cast<double>(index) + 0.5) / kFp8TableSize);
+    table.codes[index] = e4m3_from_float(static_cast<float>(kFp8Deviation * quantile));
   }
   return table;
 }
 
-float code_magnitude(const CodeTable& table) {
+float code_magnitude(const Fp8Table& table) {
   double sum = 0.0;
   for (const uint8_t code : table.codes) sum += std::pow(double{float_from_e4m3(code)}, 2);
-  return static_cast<float>(std::sqrt(sum / kCodeTableSize));
+  return static_cast<float>(std::sqrt(sum / kFp8TableSize));
 }
 
 struct Distribution {
@@ -60,7 +60,7 @@ class SyntheticSource {
     const auto first = static_cast<int64_t>(piece.first_byte);
     const auto count = static_cast<int64_t>(piece.byte_count);
     if (piece.dtype == GLINT_DTYPE_F8_E4M3) {
-      launch_fill_codes({g_target, first, count, key, table_}, stream);
+      launch_fill_fp8({g_target, first, count, key, table_}, stream);
       return;
     }
     const bool is_bf16 = piece.dtype == GLINT_DTYPE_BF16;
@@ -87,7 +87,7 @@ class SyntheticSource {
   }
 
   uint64_t seed_;
-  CodeTable table_;
+  Fp8Table table_;
   float magnitude_;
 };
 

@@ -18,10 +18,10 @@ __device__ __forceinline__ uint64_t group_bits(uint64_t key, int64_t group) {
   return mix_bits(key + kGroupStep * static_cast<uint64_t>(group + 1));
 }
 
-__global__ void __launch_bounds__(kFillThreads) fill_codes_kernel(const FillCodesCall call) {
-  __shared__ uint8_t s_codes[kCodeTableSize];
-  static_assert(kCodeTableSize == kFillThreads, "each thread places one code of the table");
-  s_codes[threadIdx.x] = call.table.codes[threadIdx.x];
+__global__ void __launch_bounds__(kFillThreads) fill_fp8_kernel(const FillFp8Call call) {
+  __shared__ uint8_t s_fp8[kFp8TableSize];
+  static_assert(kFp8TableSize == kFillThreads, "each thread places one code of the table");
+  s_fp8[threadIdx.x] = call.table.codes[threadIdx.x];
   __syncthreads();
   const int64_t group = call.first / kGroupCodes + int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
   const int64_t group_first = group * kGroupCodes - call.first;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_codes_kernel(const FillCode
   uint64_t codes = 0;
 #pragma unroll
   for (int index = 0; index < kGroupCodes; ++index) {
-    codes |= uint64_t{s_codes[bits >> (8 * index) & 0xffU]} << (8 * index);
+    codes |= uint64_t{s_fp8[bits >> (8 * index) & 0xffU]} << (8 * index);
   }
   uint8_t* g_out = call.out + group_first;
   const bool is_whole = group_first >= 0 && group_first + kGroupCodes <= call.count;
@@ -74,9 +74,9 @@ unsigned fill_blocks(int64_t first, int64_t count, int64_t group_elements) {
 
 }
 
-void launch_fill_codes(const FillCodesCall& call, cudaStream_t stream) {
+void launch_fill_fp8(const FillFp8Call& call, cudaStream_t stream) {
   if (call.count == 0) return;
-  fill_codes_kernel<<<fill_blocks(call.first, call.count, kGroupCodes), kFillThreads, 0, stream>>>(call);
+  fill_fp8_kernel<<<fill_blocks(call.first, call.count, kGroupCodes), kFillThreads, 0, stream>>>(call);
   GLINT_CHECK_CUDA(cudaGetLastError());
 }
 

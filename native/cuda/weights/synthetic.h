@@ -7,18 +7,18 @@
 
 namespace glint::cuda {
 
-inline constexpr int32_t kCodeTableSize = 256;
+inline constexpr int32_t kFp8TableSize = 256;
 
-struct CodeTable {
-  std::array<uint8_t, kCodeTableSize> codes;
+struct Fp8Table {
+  std::array<uint8_t, kFp8TableSize> codes;
 };
 
-struct FillCodesCall {
+struct FillFp8Call {
   uint8_t* out;
   int64_t first;
   int64_t count;
   uint64_t key;
-  CodeTable table;
+  Fp8Table table;
 };
 
 struct FillNormalCall {
@@ -31,7 +31,7 @@ struct FillNormalCall {
   bool is_bf16;
 };
 
-void launch_fill_codes(const FillCodesCall& call, cudaStream_t stream);
+void launch_fill_fp8(const FillFp8Call& call, cudaStream_t stream);
 void launch_fill_normal(const FillNormalCall& call, cudaStream_t stream);
 
 }

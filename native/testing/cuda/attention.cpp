@@ -78,7 +78,7 @@ class Rotation {
         sines_(test.sines, num_rows(pages) * pages.rotary_dim / 2),
         slots_(slots_of(pages)) {}
 
-  glint::cuda::RotateCall call(uint16_t* query_out, const glint::cuda::KvPages& pool) const {
+  glint::cuda::RopeCall call(uint16_t* query_out, const glint::cuda::KvPages& pool) const {
     return {.query_out = query_out,
             .pages = pool,
             .query = joined_.data(),
@@ -227,14 +227,14 @@ class WidenedPages {
         keys_(byte_count()),
         values_(byte_count()) {}
 
-  glint::cuda::PagePool widen() const {
-    if (!holds_codes()) return codes_;
-    const glint::cuda::PagePool widened{.keys = keys_.bytes(),
+  glint::cuda::KvPages widen() const {
+    if (!holds_fp8()) return codes_;
+    const glint::cuda::KvPages widened{.keys = keys_.bytes(),
                                         .values = values_.bytes(),
                                         .page_bytes = pages_.num_kv_heads * slab_bytes_,
                                         .head_bytes = slab_bytes_};
-    glint::cuda::launch_widen_pages({.codes = codes_,
-                                     .widened = widened,
+    glint::cuda::launch_dequantise_kv({.fp8 = codes_,
+                                     .bf16 = widened,
                                      .page_table = page_table_.data(),
                                      .num_pages = page_table_.count(),
                                      .num_kv_heads = pages_.num_kv_heads,
@@ -244,11 +244,11 @@ class WidenedPages {
   }
 
  private:
-  bool holds_codes() const { return glint::cuda::holds_codes(codes_.element); }
-  int64_t byte_count() const { return holds_codes() ? pages_.num_pages * pages_.num_kv_heads * slab_bytes_ : 0; }
+  bool holds_fp8() const { return glint::cuda::holds_fp8(codes_.element); }
+  int64_t byte_count() const { return holds_fp8() ? pages_.num_pages * pages_.num_kv_heads * slab_bytes_ : 0; }
 
   const TestPages& pages_;
-  glint::cuda::PagePool codes_;
+  glint::cuda::KvPages codes_;
   const DeviceArray<int32_t>& page_table_;
   int64_t slab_bytes_;
   glint::testing::DeviceBytes keys_;

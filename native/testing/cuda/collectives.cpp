@@ -66,14 +66,14 @@ int num_devices() {
 
 glint::cuda::DeviceMemory peer_memory(int32_t num_ranks, int64_t max_rows, int64_t width) {
   Arena counted;
-  glint::cuda::PeerSum::take_places(counted, num_ranks, max_rows, width);
+  glint::cuda::PeerSum::take_buffers(counted, num_ranks, max_rows, width);
   return {counted.used(), "a rank's peer memory"};
 }
 
-glint::cuda::PeerSumPlaces peer_places(const glint::cuda::DeviceMemory& memory, int32_t num_ranks, int64_t max_rows,
+glint::cuda::PeerSumBuffers peer_buffers(const glint::cuda::DeviceMemory& memory, int32_t num_ranks, int64_t max_rows,
                                        int64_t width) {
   Arena arena(memory.data());
-  return glint::cuda::PeerSum::take_places(arena, num_ranks, max_rows, width);
+  return glint::cuda::PeerSum::take_buffers(arena, num_ranks, max_rows, width);
 }
 
 class Rank {
@@ -93,7 +93,7 @@ class Rank {
         different_(std::vector<unsigned long long>{0}),
         peer_memory_(peer_memory(group.num_ranks(), max_rows, width)),
         collectives_(group, rank),
-        peers_(group, rank, peer_places(peer_memory_, group.num_ranks(), max_rows, width), max_rows, width) {
+        peers_(group, rank, peer_buffers(peer_memory_, group.num_ranks(), max_rows, width), max_rows, width) {
     GLINT_CHECK_CUDA(cudaDeviceSynchronize());
   }
 
@@ -105,7 +105,7 @@ class Rank {
     collectives_.open({.scratch = scratch_.data(),
                        .scratch_bytes = static_cast<uint64_t>(kRoomBytes),
                        .stream = stream_.get(),
-                       .side_stream = stream_.get(),
+                       .communication_stream = stream_.get(),
                        .deadline = deadline});
     peers_.set_wait_seconds(kPeerWaitSeconds);
     peers_.open(stream_.get(), deadline);
@@ -210,10 +210,10 @@ class Rank {
 
   NormCall norm(Arena& arena, int64_t count) const {
     NormCall call{};
-    call.code_stride = (width_ + 15) / 16 * 16;
+    call.fp8_stride = (width_ + 15) / 16 * 16;
     call.hidden = arena.take<float>(count * width_);
     call.normed = arena.take<float>(count * width_);
-    call.codes = arena.take<uint8_t>(count * call.code_stride);
+    call.fp8 = arena.take<uint8_t>(count * call.fp8_stride);
     call.scales = arena.take<float>(count);
     call.weight = weight_.data();
     call.count = count;

@@ -36,8 +36,8 @@ Grouping::Grouping(const TestGrouping& test)
       down_tiles_(most_tiles(test)),
       counts_(2),
       down_tile_ends_(test.num_tokens + 1),
-      row_places_(cuda::most_handed_rows(test.num_tokens, test.experts_per_token)),
-      rows_recorded_(most_tiles(test)),
+      row_places_(cuda::max_streamed_rows(test.num_tokens, test.experts_per_token)),
+      rows_packed_(most_tiles(test)),
       touched_(std::vector<uint64_t>{0}) {}
 
 cuda::GroupedTokens Grouping::grouped() const {
@@ -49,7 +49,7 @@ cuda::GroupedTokens Grouping::grouped() const {
           .down_tile_ends = down_tile_ends_.data(),
           .num_rows = counts_.data() + kRowCount,
           .row_places = row_places_.data(),
-          .rows_recorded = rows_recorded_.data()};
+          .rows_packed = rows_packed_.data()};
 }
 
 int64_t Grouping::max_tiles(int64_t num_tokens) const {
@@ -73,7 +73,7 @@ cuda::GroupCall Grouping::call(int64_t num_tokens) const {
 void Grouping::run(Runner& runner) const {
   runner.run([&] { launch(test_.num_tokens); },
              {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_, &row_places_,
-              &rows_recorded_, &touched_});
+              &rows_packed_, &touched_});
 }
 
 void Grouping::download() const {

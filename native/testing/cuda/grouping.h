@@ -54,7 +54,7 @@ class Grouping {
   DeviceArray<int32_t> counts_;
   DeviceArray<int32_t> down_tile_ends_;
   DeviceArray<cuda::RowPlace> row_places_;
-  DeviceArray<uint32_t> rows_recorded_;
+  DeviceArray<uint32_t> rows_packed_;
   DeviceArray<uint64_t> touched_;
 };
 

@@ -18,7 +18,7 @@ using glint::testing::TestExperts;
 int64_t record_bytes(const TestExperts& test) {
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= test.num_tokens(); ++tokens) {
-    const glint::cuda::RecordShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
+    const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
     const int64_t tiles = glint::cuda::max_token_tiles(tokens, test.grouping->experts_per_token,
                                                        test.grouping->num_local());
     most = std::max(most, tiles * shape.bytes());
@@ -28,25 +28,25 @@ int64_t record_bytes(const TestExperts& test) {
 
 constexpr int64_t kWideTileTokens = 64;
 
-int64_t code_place(const glint::cuda::RecordShape& shape, int64_t count, int64_t slot, int64_t unit) {
+int64_t code_place(const glint::cuda::PackedTileShape& shape, int64_t count, int64_t slot, int64_t unit) {
   if (shape.max_tokens == kWideTileTokens) {
     const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
     const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
     return slot / 16 * 16 * shape.width + unit / 32 * 512 + lane * 16 + word * 4 + unit % 4;
   }
-  return glint::cuda::kRecordHeadBytes + count * glint::cuda::kRecordFactBytes + (unit / 16 * count + slot) * 16 +
+  return glint::cuda::kPackedTileHeadBytes + count * glint::cuda::kTokenMetadataBytes + (unit / 16 * count + slot) * 16 +
          unit % 16;
 }
 
-int64_t scale_place(const glint::cuda::RecordShape& shape, int64_t slot) {
+int64_t scale_place(const glint::cuda::PackedTileShape& shape, int64_t slot) {
   if (shape.max_tokens == kWideTileTokens) {
-    return shape.facts_offset() + glint::cuda::kRecordHeadBytes + (2 * shape.max_tokens + slot) * 4;
+    return shape.metadata_offset() + glint::cuda::kPackedTileHeadBytes + (2 * shape.max_tokens + slot) * 4;
   }
-  return glint::cuda::kRecordHeadBytes + slot * glint::cuda::kRecordFactBytes + 8;
+  return glint::cuda::kPackedTileHeadBytes + slot * glint::cuda::kTokenMetadataBytes + 8;
 }
 
 int64_t handed_rows(const TestExperts& test) {
-  return glint::cuda::most_handed_rows(test.num_tokens(), test.grouping->experts_per_token);
+  return glint::cuda::max_streamed_rows(test.num_tokens(), test.grouping->experts_per_token);
 }
 
 class HopperExperts {
@@ -119,7 +119,7 @@ class HopperExperts {
 
   void launch_down(int64_t num_tokens) const {
     glint::cuda::launch_expert_down({.out = out_.data(),
-                                     .records = records_.data(),
+                                     .packed_tiles = records_.data(),
                                      .arrivals = arrivals_.data(),
                                      .grouped = grouping_.grouped(),
                                      .packed_weights = down_.data(),
@@ -140,7 +140,7 @@ class HopperExperts {
 
   void download_codes() const {
     if (test_.num_tokens() > glint::cuda::kDownBlockTokens) return;
-    const glint::cuda::RecordShape shape = {glint::cuda::plan_tiles(test_.num_tokens()).down_tokens, test_.width};
+    const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(test_.num_tokens()).down_tokens, test_.width};
     const std::vector<uint8_t> records = records_.to_host();
     const std::vector<glint::cuda::TokenTile> tiles = grouping_.down_tiles();
     for (size_t index = 0; index < tiles.size(); ++index) {

@@ -10,8 +10,8 @@ namespace glint::testing {
 
 namespace {
 
-cuda::ProductElement element_of(bool has_codes) {
-  return has_codes ? cuda::ProductElement::kE4m3 : cuda::ProductElement::kBf16;
+cuda::GemmElement element_of(bool has_codes) {
+  return has_codes ? cuda::GemmElement::kE4m3 : cuda::GemmElement::kBf16;
 }
 
 int64_t bytes_of_slice(const TestOperand& source) {
@@ -34,7 +34,7 @@ Operand::Operand(const TestOperand& source)
 
 void Operand::launch() const {
   if (has_codes_) {
-    cuda::launch_quantise({.codes = rows_.data(),
+    cuda::launch_quantise({.fp8 = rows_.data(),
                            .scales = scales_.data(),
                            .in = in_.data(),
                            .in_stride = width_,
@@ -80,7 +80,7 @@ using glint::testing::Runner;
 using glint::testing::TestOperand;
 
 GLINT_API int64_t glint_testing_operand_stride(Runner*, int64_t width, int32_t row_slices, int32_t has_codes) {
-  const auto element = has_codes != 0 ? glint::cuda::ProductElement::kE4m3 : glint::cuda::ProductElement::kBf16;
+  const auto element = has_codes != 0 ? glint::cuda::GemmElement::kE4m3 : glint::cuda::GemmElement::kBf16;
   return row_slices * glint::cuda::portable_row_bytes(width / row_slices, element) / (has_codes != 0 ? 1 : 2);
 }
 

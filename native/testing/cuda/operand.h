@@ -1,7 +1,7 @@
 #pragma once
 
 #include "base/fp8.h"
-#include "cuda/kernels/gemm/portable.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
 #include "testing/cases.h"
 #include "testing/cuda/runner.h"
 

@@ -8,7 +8,7 @@
 namespace {
 
 using glint::cuda::PortableWeight;
-using glint::cuda::ProductElement;
+using glint::cuda::GemmElement;
 using glint::testing::code_values;
 using glint::testing::DeviceArray;
 using glint::testing::Grouping;
@@ -19,8 +19,8 @@ using glint::testing::TestExperts;
 
 int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
 
-ProductElement element_of(const TestExperts& test) {
-  return test.has_codes() ? ProductElement::kE4m3 : ProductElement::kBf16;
+GemmElement element_of(const TestExperts& test) {
+  return test.has_codes() ? GemmElement::kE4m3 : GemmElement::kBf16;
 }
 
 class Matrices {
@@ -67,7 +67,7 @@ class Matrices {
 
   int64_t rows_;
   int64_t cols_;
-  ProductElement element_;
+  GemmElement element_;
   int32_t scale_kind_;
   int64_t matrix_bytes_;
   DeviceArray<uint8_t> packed_;
@@ -139,27 +139,27 @@ class PortableExperts {
   void launch_grouped(int64_t num_tokens, const Matrices& matrices, const Rows& rows, const int32_t* row_tokens,
                       const DeviceArray<float>& out) const {
     const glint::cuda::GroupedTokens grouped = grouping_.grouped();
-    glint::cuda::launch_portable_product({.out = out.data(),
-                                          .out_stride = matrices.rows(),
-                                          .weight = matrices.weight(),
-                                          .bias = nullptr,
-                                          .activations = rows.data,
-                                          .activation_stride_bytes = rows.stride_bytes,
-                                          .token_scales = rows.scales,
-                                          .num_tokens = num_tokens,
-                                          .row_tokens = row_tokens,
-                                          .tiles = grouped.gate_up_tiles,
-                                          .num_tiles = grouped.num_gate_up_tiles,
-                                          .max_tiles = grouping_.max_tiles(num_tokens),
-                                          .tile_tokens = glint::cuda::plan_tiles(num_tokens).gate_up_tokens},
-                                         nullptr);
+    glint::cuda::launch_gemm_portable({.out = out.data(),
+                                       .out_stride = matrices.rows(),
+                                       .weight = matrices.weight(),
+                                       .bias = nullptr,
+                                       .activations = rows.data,
+                                       .activation_stride_bytes = rows.stride_bytes,
+                                       .token_scales = rows.scales,
+                                       .num_tokens = num_tokens,
+                                       .row_tokens = row_tokens,
+                                       .tiles = grouped.gate_up_tiles,
+                                       .num_tiles = grouped.num_gate_up_tiles,
+                                       .max_tiles = grouping_.max_tiles(num_tokens),
+                                       .tile_tokens = glint::cuda::plan_tiles(num_tokens).gate_up_tokens},
+                                      nullptr);
   }
 
   void launch_swiglu(int64_t num_tokens) const {
     const int64_t rows = num_tokens * test_.grouping->experts_per_token;
     const bool has_codes = test_.has_codes();
     glint::cuda::launch_swiglu({.out = has_codes ? nullptr : gate_.data(),
-                                .codes = has_codes ? gated_.data() : nullptr,
+                                .fp8 = has_codes ? gated_.data() : nullptr,
                                 .scales = gated_scales_.data(),
                                 .gate = gate_.data(),
                                 .up = up_.data(),

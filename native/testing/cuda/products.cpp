@@ -1,13 +1,13 @@
 #include "base/contract.h"
 #include "cuda/check.h"
-#include "cuda/kernels/gemm/portable.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm_portable.h"
+#include "cuda/kernels/gemm/gemm.h"
 #include "model/weights.h"
 #include "testing/cuda/operand.h"
 
 namespace {
 
-using glint::cuda::ProductElement;
+using glint::cuda::GemmElement;
 using glint::testing::DeviceArray;
 using glint::testing::guarded;
 using glint::testing::Operand;
@@ -27,7 +27,7 @@ const TestProduct& checked(const TestProduct& test) {
 bool runs_hopper(const Runner& runner, const TestProduct& test) {
   const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
   return runner.is_hopper() && test.scale_kind != GLINT_SCALE_TILE &&
-         test.weight_cols * element_bytes % glint::cuda::kProductTileK == 0;
+         test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
 }
 
 std::vector<float> device_scales(const TestProduct& test) {
@@ -42,7 +42,7 @@ class Product {
  public:
   Product(const Runner& runner, const TestProduct& test)
       : test_(checked(test)),
-        element_(test.dtype == GLINT_DTYPE_BF16 ? ProductElement::kBf16 : ProductElement::kE4m3),
+        element_(test.dtype == GLINT_DTYPE_BF16 ? GemmElement::kBf16 : GemmElement::kE4m3),
         is_hopper_(runs_hopper(runner, test)),
         row_bytes_(test.weight_cols * (test.dtype == GLINT_DTYPE_BF16 ? 2 : 1)),
         operand_({.out = nullptr,
@@ -52,7 +52,7 @@ class Product {
                   .width = test.weight_cols,
                   .row_slices = 1,
                   .has_codes = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
-        packed_(is_hopper_ ? glint::cuda::packed_product_bytes(test.weight_rows, row_bytes_)
+        packed_(is_hopper_ ? glint::cuda::packed_weight_bytes(test.weight_rows, row_bytes_)
                            : glint::cuda::portable_weight_bytes(test.weight_rows, test.weight_cols, element_)),
         scales_(device_scales(test)),
         bias_(test.bias, test.weight_rows),
@@ -87,18 +87,18 @@ class Product {
   const float* scale_data() const { return test_.scale_kind == GLINT_SCALE_NONE ? nullptr : scales_.data(); }
 
   void launch_hopper(int64_t num_tokens) const {
-    glint::cuda::launch_dense_product({.out = out_.data(),
-                                       .out_stride = test_.out_stride,
-                                       .packed_weights = packed_.data(),
-                                       .row_scales = scale_data(),
-                                       .bias = bias_.data(),
-                                       .activations = operand_.row_data(),
-                                       .token_scales = operand_.scale_data(),
-                                       .rows = test_.weight_rows,
-                                       .k_bytes = row_bytes_,
-                                       .num_tokens = num_tokens,
-                                       .element = element_},
-                                      nullptr);
+    glint::cuda::launch_gemm({.out = out_.data(),
+                              .out_stride = test_.out_stride,
+                              .packed_weights = packed_.data(),
+                              .row_scales = scale_data(),
+                              .bias = bias_.data(),
+                              .activations = operand_.row_data(),
+                              .token_scales = operand_.scale_data(),
+                              .rows = test_.weight_rows,
+                              .k_bytes = row_bytes_,
+                              .num_tokens = num_tokens,
+                              .element = element_},
+                             nullptr);
   }
 
   glint::cuda::PortableWeight portable_weight() const {
@@ -116,24 +116,24 @@ class Product {
   }
 
   void launch_portable(int64_t num_tokens) const {
-    glint::cuda::launch_portable_product({.out = out_.data(),
-                                          .out_stride = test_.out_stride,
-                                          .weight = portable_weight(),
-                                          .bias = bias_.data(),
-                                          .activations = operand_.row_data(),
-                                          .activation_stride_bytes = operand_.row_bytes(),
-                                          .token_scales = operand_.scale_data(),
-                                          .num_tokens = num_tokens,
-                                          .row_tokens = nullptr,
-                                          .tiles = nullptr,
-                                          .num_tiles = nullptr,
-                                          .max_tiles = 0,
-                                          .tile_tokens = 0},
-                                         nullptr);
+    glint::cuda::launch_gemm_portable({.out = out_.data(),
+                                       .out_stride = test_.out_stride,
+                                       .weight = portable_weight(),
+                                       .bias = bias_.data(),
+                                       .activations = operand_.row_data(),
+                                       .activation_stride_bytes = operand_.row_bytes(),
+                                       .token_scales = operand_.scale_data(),
+                                       .num_tokens = num_tokens,
+                                       .row_tokens = nullptr,
+                                       .tiles = nullptr,
+                                       .num_tiles = nullptr,
+                                       .max_tiles = 0,
+                                       .tile_tokens = 0},
+                                      nullptr);
   }
 
   const TestProduct& test_;
-  ProductElement element_;
+  GemmElement element_;
   bool is_hopper_;
   int64_t row_bytes_;
   Operand operand_;

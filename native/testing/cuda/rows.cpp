@@ -96,9 +96,9 @@ void norm(Runner& runner, const TestNorm& test) {
       [&] {
         glint::cuda::launch_norm({.hidden = hidden.data(),
                                   .normed = test.normed == nullptr ? nullptr : normed.data(),
-                                  .codes = test.codes == nullptr ? nullptr : codes.data(),
+                                  .fp8 = test.codes == nullptr ? nullptr : codes.data(),
                                   .scales = scales.data(),
-                                  .code_stride = test.code_stride,
+                                  .fp8_stride = test.code_stride,
                                   .parts = parts.data(),
                                   .part_stride = test.part_stride,
                                   .num_parts = test.num_parts,
@@ -124,7 +124,7 @@ void swiglu(Runner& runner, const TestSwiglu& test) {
   runner.run(
       [&] {
         glint::cuda::launch_swiglu({.out = out.data(),
-                                    .codes = codes.data(),
+                                    .fp8 = codes.data(),
                                     .scales = scales.data(),
                                     .gate = gate_up.data(),
                                     .up = gate_up.data() + test.width,

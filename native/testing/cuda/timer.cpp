@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/bandwidth.h"
+#include "cuda/device.h"
 #include "cuda/check.h"
 
 namespace glint::testing {

@@ -20,7 +20,7 @@ struct RotaryTableCall {
   double theta;
 };
 
-struct RotateCall {
+struct RopeCall {
   uint16_t* query_out;
   KvPages pages;
   const float* query;
@@ -93,10 +93,10 @@ struct DecodeCall {
 };
 
 struct AttentionStepCall : DecodeCall {
-  RotateCall rotate;
-  uint8_t* codes;
+  RopeCall rope;
+  uint8_t* fp8;
   float* scales;
-  int64_t code_stride;
+  int64_t fp8_stride;
 };
 
 struct PrefillCall {
@@ -105,9 +105,9 @@ struct PrefillCall {
   const int32_t* num_tasks;
 };
 
-struct WidenCall {
-  KvPages codes;
-  KvPages widened;
+struct DequantiseKvCall {
+  KvPages fp8;
+  KvPages bf16;
   const int32_t* page_table;
   int64_t num_pages;
   int32_t num_kv_heads;
@@ -123,10 +123,10 @@ constexpr bool fits_attention_step(int32_t num_heads, int32_t num_kv_heads, int3
 }
 
 void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
-void launch_rope_and_cache(const RotateCall& call, cudaStream_t stream);
+void launch_rope_and_cache(const RopeCall& call, cudaStream_t stream);
 void launch_attention_decode(const DecodeCall& call, cudaStream_t stream);
 void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream);
-void launch_widen_pages(const WidenCall& call, cudaStream_t stream);
+void launch_dequantise_kv(const DequantiseKvCall& call, cudaStream_t stream);
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream);

@@ -2,24 +2,92 @@
 
 #include <cmath>
 
-#include "cuda/kernels/attention/decode_item.cuh"
-#include "cuda/kernels/attention/page_ring.cuh"
+#include "cuda/kernels/attention/attention.h"
+#include "cuda/kernels/attention/pages.cuh"
 #include "cuda/kernels/attention/softmax.cuh"
+#include "cuda/kernels/ptx/memory.cuh"
 
 namespace glint::cuda {
 
+struct DecodePosition {
+  int32_t row;
+  int32_t num_positions;
+  int32_t split;
+  int32_t num_splits;
+  int32_t partial_first;
+};
+
+struct DecodeItem {
+  DecodePosition task;
+  const int32_t* pages;
+  int kv_head;
+  int num_arrivals;
+
+  __device__ int first_position() const { return task.split * kSplitTokens; }
+  __device__ int count() const { return min(kSplitTokens, task.num_positions - first_position()); }
+  __device__ int page_count() const { return (count() + kPageTokens - 1) / kPageTokens; }
+  __device__ int page_tokens(int page) const { return min(kPageTokens, count() - page * kPageTokens); }
+  __device__ bool has_newest() const { return task.split + 1 == task.num_splits; }
+};
+
+__device__ __forceinline__ int warp_group_place() { return static_cast<int>(threadIdx.y * gridDim.x + blockIdx.x); }
+
+template <bool kHasOneKvHead>
+struct DecodeScheduler {
+  const DecodeCall& call;
+  int index = warp_group_place();
+  int num_tasks = 0;
+  DecodePosition state = {};
+  int num_tails = 0;
+
+  __device__ __forceinline__ explicit DecodeScheduler(const DecodeCall& decode) : call(decode) { load(); }
+
+  __device__ __forceinline__ int task_index() const { return kHasOneKvHead ? index : index / call.attend.num_kv_heads; }
+  __device__ __forceinline__ int kv_head() const { return kHasOneKvHead ? 0 : index % call.attend.num_kv_heads; }
+  __device__ __forceinline__ const int32_t* pages() const { return call.tasks[task_index()].pages; }
+  __device__ __forceinline__ bool has_item() const {
+    return task_index() < num_tasks && task_index() < call.max_tasks;
+  }
+
+  __device__ __forceinline__ void load() {
+    num_tasks = *call.num_tasks;
+    if (task_index() >= call.max_tasks) return;
+    const DecodeTask& task = call.tasks[task_index()];
+    state = {task.row, task.num_positions, task.split, task.num_splits, task.partial_first};
+    num_tails = task.num_tails;
+  }
+
+  __device__ __forceinline__ void advance() {
+    index += static_cast<int>(blockDim.y * gridDim.x);
+    load();
+  }
+};
+
+template <typename Scheduler, typename Visit>
+__device__ __forceinline__ void for_each_decode_item(Scheduler scheduler, Visit visit) {
+  for (; scheduler.has_item(); scheduler.advance()) {
+#pragma unroll 1
+    for (int part = scheduler.num_tails; part >= 0; --part) {
+      DecodeItem item{scheduler.state, scheduler.pages() + part * kSplitPages, scheduler.kv_head(),
+                      part == 0 ? 1 + scheduler.num_tails : 0};
+      item.task.split += part;
+      visit(item);
+    }
+  }
+}
+
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeConsumers = kDecodeWarps * kWarpLanes;
-inline constexpr int kTeamThreads = kDecodeConsumers + kWarpLanes;
-inline constexpr int kDecodeTeams = 2;
-inline constexpr int kDecodeThreads = kDecodeTeams * kTeamThreads;
+inline constexpr int kWarpGroupThreads = kDecodeConsumers + kWarpLanes;
+inline constexpr int kDecodeWarpGroups = 2;
+inline constexpr int kDecodeThreads = kDecodeWarpGroups * kWarpGroupThreads;
 inline constexpr int kDecodeStages = 6;
 inline constexpr int kPairPages = 2;
 inline constexpr int kStepTokens = 16;
-inline constexpr int kGroupTokens = kPageTokens / kDecodeWarps;
+inline constexpr int kWarpTokens = kPageTokens / kDecodeWarps;
 
 template <typename PageTile>
-struct DecodePlan {
+struct DecodeStorage {
   using Tile = PageTile;
   using Ring = PageRing<Tile, kDecodeStages>;
   Ring ring;
@@ -31,15 +99,15 @@ struct DecodePlan {
 
 template <typename Tile, bool kIsWhole>
 struct DecodeLane {
-  using Plan = DecodePlan<Tile>;
+  using Storage = DecodeStorage<Tile>;
   static constexpr int kHeadDim = Tile::kHeadDim;
   static constexpr int kSteps = kHeadDim / 16;
   static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
   static constexpr int kDimTiles = kWarpDims / 8;
 
-  Plan& plan;
-  FragmentA query[kSteps];
-  FragmentC sums[kDimTiles];
+  Storage& storage;
+  ptx::FragmentA query[kSteps];
+  ptx::FragmentC sums[kDimTiles];
   int exponent[2];
   float weight_sum[2];
 
@@ -49,7 +117,7 @@ struct DecodeLane {
   __device__ static int row(int half) { return lane() / 4 + 8 * half; }
   __device__ static int head_dim(const AttendCall& call) { return kIsWhole ? kHeadDim : call.head_dim; }
 
-  __device__ explicit DecodeLane(Plan& shared) : plan(shared) {}
+  __device__ explicit DecodeLane(Storage& shared) : storage(shared) {}
 
   __device__ __forceinline__ void start(const DecodeCall& decode, const DecodeItem& item) {
     const AttendCall& call = decode.attend;
@@ -77,7 +145,7 @@ struct DecodeLane {
   }
 
   template <int kPages>
-  __device__ __forceinline__ void score(FragmentC (&scores)[kPairPages][2],
+  __device__ __forceinline__ void score(ptx::FragmentC (&scores)[kPairPages][2],
                                         const std::byte* const (&s_keys)[kPairPages]) const {
 #pragma unroll
     for (int page = 0; page < kPages; ++page) scores[page][0] = scores[page][1] = {};
@@ -86,17 +154,17 @@ struct DecodeLane {
 #pragma unroll
       for (int page = 0; page < kPages; ++page) {
         uint32_t keys[2][4];
-        Tile::load_keys(keys, s_keys[page], warp() * kGroupTokens, step);
+        Tile::load_keys(keys, s_keys[page], warp() * kWarpTokens, step);
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
-          mma_bf16(scores[page][0], query[step + next], keys[next][0], keys[next][1]);
-          mma_bf16(scores[page][1], query[step + next], keys[next][2], keys[next][3]);
+          ptx::mma_m16n8k16_bf16(scores[page][0], query[step + next], keys[next][0], keys[next][1]);
+          ptx::mma_m16n8k16_bf16(scores[page][1], query[step + next], keys[next][2], keys[next][3]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void hide(FragmentC (&scores)[2], int visible) const {
+  __device__ __forceinline__ void hide(ptx::FragmentC (&scores)[2], int visible) const {
 #pragma unroll
     for (int index = 0; index < 8; ++index) {
       float& score = scores[index / 4].values[index % 4];
@@ -105,11 +173,11 @@ struct DecodeLane {
   }
 
   __device__ __forceinline__ bool is_visible(int tile, int element, int visible) const {
-    return warp() * kGroupTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
+    return warp() * kWarpTokens + tile * 8 + lane() % 4 * 2 + element % 2 < visible;
   }
 
   template <int kPages>
-  __device__ __forceinline__ void share_highest(const FragmentC (&scores)[kPairPages][2], float scale) {
+  __device__ __forceinline__ void share_highest(const ptx::FragmentC (&scores)[kPairPages][2], float scale) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int tile = 0; tile < 2 * kPages; ++tile) {
@@ -121,16 +189,16 @@ struct DecodeLane {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       highest[half] = fmaxf(max_of_quad(highest[half]) * scale, static_cast<float>(kLowestExponent));
-      if (lane() % 4 == 0) plan.highest[warp()][row(half)] = highest[half];
+      if (lane() % 4 == 0) storage.highest[warp()][row(half)] = highest[half];
     }
   }
 
   __device__ __forceinline__ void raise_exponents() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float highest = plan.highest[0][row(half)];
+      float highest = storage.highest[0][row(half)];
 #pragma unroll
-      for (int other = 1; other < kDecodeWarps; ++other) highest = fmaxf(highest, plan.highest[other][row(half)]);
+      for (int other = 1; other < kDecodeWarps; ++other) highest = fmaxf(highest, storage.highest[other][row(half)]);
       const int raised = max(exponent[half], covering_exponent(highest));
       const float keep = power_of_two(exponent[half] - raised);
       exponent[half] = raised;
@@ -143,7 +211,7 @@ struct DecodeLane {
     }
   }
 
-  __device__ __forceinline__ void weigh(std::byte* s_weights, const FragmentC (&scores)[2], float scale) {
+  __device__ __forceinline__ void weigh(std::byte* s_weights, const ptx::FragmentC (&scores)[2], float scale) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float group_sum = 0.0F;
@@ -153,12 +221,12 @@ struct DecodeLane {
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
           weights[column] =
-              ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
+              ptx::ex2_approx(fmaf(scores[tile].values[2 * half + column], scale, static_cast<float>(-exponent[half])));
           group_sum += weights[column];
         }
-        const int token = warp() * kGroupTokens + tile * 8 + lane() % 4 * 2;
+        const int token = warp() * kWarpTokens + tile * 8 + lane() % 4 * 2;
         *reinterpret_cast<uint32_t*>(s_weights + swizzled_offset(row(half), token)) =
-            pack_bf16(weights[0], weights[1]);
+            ptx::pack_bf16(weights[0], weights[1]);
       }
       weight_sum[half] += group_sum;
     }
@@ -166,19 +234,19 @@ struct DecodeLane {
 
   template <int kCount>
   __device__ __forceinline__ void add_steps(const std::byte* s_weights, const std::byte* s_values, int first) {
-    FragmentA weights[kCount];
+    ptx::FragmentA weights[kCount];
     uint32_t values[kCount][kDimTiles][2];
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
-      ldmatrix_x4(weights[step].regs,
-                  swizzled_address(s_weights, lane() % 16, (first + step) * kStepTokens + lane() / 16 * 8));
+      ptx::ldmatrix_x4(weights[step].regs,
+                       swizzled_address(s_weights, lane() % 16, (first + step) * kStepTokens + lane() / 16 * 8));
       Tile::load_values(values[step], s_values, (first + step) * kStepTokens, warp() * kWarpDims);
     }
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kDimTiles; ++tile) {
-        mma_bf16(sums[tile], weights[step], values[step][tile][0], values[step][tile][1]);
+        ptx::mma_m16n8k16_bf16(sums[tile], weights[step], values[step][tile][0], values[step][tile][1]);
       }
     }
   }
@@ -190,15 +258,15 @@ struct DecodeLane {
     for (int step = 0; step * kStepTokens < visible; ++step) add_steps<1>(s_weights, s_values, step);
   }
 
-  __device__ __forceinline__ void join_weight_sums() {
+  __device__ __forceinline__ void reduce_weight_sums() {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) plan.sums[warp()][lane()][half] = weight_sum[half];
+    for (int half = 0; half < 2; ++half) storage.sums[warp()][lane()][half] = weight_sum[half];
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = plan.sums[0][lane()][half];
+      float sum = storage.sums[0][lane()][half];
 #pragma unroll
-      for (int group = 1; group < kDecodeWarps; ++group) sum += plan.sums[group][lane()][half];
+      for (int group = 1; group < kDecodeWarps; ++group) sum += storage.sums[group][lane()][half];
       weight_sum[half] = sum_of_quad(sum);
     }
   }
@@ -206,11 +274,11 @@ struct DecodeLane {
   __device__ __forceinline__ void put_newest_key(std::byte*, int) const {}
   __device__ __forceinline__ void put_newest_value(std::byte*, int) const {}
 
-  __device__ __forceinline__ void close_values(typename Plan::Ring::Place place, int visible) {
+  __device__ __forceinline__ void close_values(typename Storage::Ring::State state, int visible) {
     if (visible > kPageTokens) return;
-    plan.ring.template zero_tokens<kDecodeConsumers>(place, visible,
-                                                     (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
-    fence_proxy_async();
+    storage.ring.template zero_tokens<kDecodeConsumers>(state, visible,
+                                                        (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
+    ptx::fence_proxy_async();
     sync_consumers<kDecodeConsumers>();
   }
 
@@ -241,7 +309,7 @@ struct DecodeLane {
     float* g_sums = g_partial + 2 * kMaxGroupHeads;
 #pragma unroll
     for (int tile = 0; tile < kDimTiles; ++tile) {
-      const FragmentC& sum = sums[tile];
+      const ptx::FragmentC& sum = sums[tile];
       reinterpret_cast<float4*>(g_sums)[tile * kDecodeConsumers + thread()] =
           make_float4(sum.values[0], sum.values[1], sum.values[2], sum.values[3]);
     }
@@ -254,19 +322,20 @@ struct DecodeLane {
     }
   }
 
-  __device__ __forceinline__ void join_partial(SplitJoin (&joins)[2], const float* g_partial) {
+  __device__ __forceinline__ void reduce_partial(SplitReduction (&reductions)[2], const float* g_partial) {
     const float* g_sums = g_partial + 2 * kMaxGroupHeads;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      joins[half].add(__float_as_int(__ldcg(g_partial + row(half))), __ldcg(g_partial + kMaxGroupHeads + row(half)));
+      reductions[half].add(__float_as_int(__ldcg(g_partial + row(half))),
+                           __ldcg(g_partial + kMaxGroupHeads + row(half)));
     }
 #pragma unroll
     for (int tile = 0; tile < kDimTiles; ++tile) {
       const float4 split = __ldcg(reinterpret_cast<const float4*>(g_sums) + tile * kDecodeConsumers + thread());
-      sums[tile].values[0] = joins[0].joined(sums[tile].values[0], split.x);
-      sums[tile].values[1] = joins[0].joined(sums[tile].values[1], split.y);
-      sums[tile].values[2] = joins[1].joined(sums[tile].values[2], split.z);
-      sums[tile].values[3] = joins[1].joined(sums[tile].values[3], split.w);
+      sums[tile].values[0] = reductions[0].reduced(sums[tile].values[0], split.x);
+      sums[tile].values[1] = reductions[0].reduced(sums[tile].values[1], split.y);
+      sums[tile].values[2] = reductions[1].reduced(sums[tile].values[2], split.z);
+      sums[tile].values[3] = reductions[1].reduced(sums[tile].values[3], split.w);
     }
   }
 
@@ -275,46 +344,47 @@ struct DecodeLane {
     sync_consumers<kDecodeConsumers>();
     if (thread() == 0) {
       int32_t* g_arrivals = call.arrivals + item.task.row * call.attend.num_kv_heads + item.kv_head;
-      plan.is_last = add_to_arrivals(g_arrivals, item.num_arrivals) == item.task.num_splits - item.num_arrivals;
-      if (plan.is_last) *g_arrivals = 0;
+      storage.is_last = ptx::atom_add_acq_rel_gpu(g_arrivals,
+                                                  item.num_arrivals) == item.task.num_splits - item.num_arrivals;
+      if (storage.is_last) *g_arrivals = 0;
     }
     sync_consumers<kDecodeConsumers>();
-    return plan.is_last;
+    return storage.is_last;
   }
 
-  __device__ __forceinline__ bool join_splits(const DecodeCall& call, const DecodeItem& item) {
+  __device__ __forceinline__ bool reduce_splits(const DecodeCall& call, const DecodeItem& item) {
     store_partial(partial(call, item, item.task.split));
     if (!announce_partial(call, item)) return false;
-    SplitJoin joins[2];
+    SplitReduction reductions[2];
 #pragma unroll
     for (int tile = 0; tile < kDimTiles; ++tile) sums[tile] = {};
 #pragma unroll 4
-    for (int split = 0; split < item.task.num_splits; ++split) join_partial(joins, partial(call, item, split));
-    weight_sum[0] = joins[0].weight_sum;
-    weight_sum[1] = joins[1].weight_sum;
+    for (int split = 0; split < item.task.num_splits; ++split) reduce_partial(reductions, partial(call, item, split));
+    weight_sum[0] = reductions[0].weight_sum;
+    weight_sum[1] = reductions[1].weight_sum;
     return true;
   }
 };
 
-template <typename Item, typename Turn, typename Ring>
-__device__ __forceinline__ void load_decode_pages(const Turn& turn, Ring& ring) {
-  typename Ring::Place place;
-  for_each_decode_item(turn, [&](const DecodeItem& item) {
-    const PageSource source{turn.call.attend.pages, item.pages, item.kv_head};
-    load_page_pairs(ring, place, source, Item{item});
+template <typename Item, typename Scheduler, typename Ring>
+__device__ __forceinline__ void load_decode_pages(const Scheduler& scheduler, Ring& ring) {
+  typename Ring::State state;
+  for_each_decode_item(scheduler, [&](const DecodeItem& item) {
+    const PageSource source{scheduler.call.attend.pages, item.pages, item.kv_head};
+    load_page_pairs(ring, state, source, Item{item});
   });
 }
 
 template <int kPages, typename Lane>
-__device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ring::Place& place, int visible,
+__device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Storage::Ring::State& state, int visible,
                                              float scale) {
-  typename Lane::Plan& plan = work.plan;
-  FragmentC scores[kPairPages][2];
+  typename Lane::Storage& storage = work.storage;
+  ptx::FragmentC scores[kPairPages][2];
   const std::byte* s_keys[kPairPages] = {};
-  auto arriving = place;
+  auto arriving = state;
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    std::byte* s_page = plan.ring.wait_until_arrived(arriving);
+    std::byte* s_page = storage.ring.wait_until_arrived(arriving);
     work.put_newest_key(s_page, visible - page * kPageTokens);
     s_keys[page] = s_page;
     arriving.advance();
@@ -322,42 +392,42 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Plan::Ri
   work.template score<kPages>(scores, s_keys);
   if (visible < kPages * kPageTokens) work.hide(scores[kPages - 1], visible - (kPages - 1) * kPageTokens);
 #pragma unroll
-  for (int page = 0; page < kPages; ++page) plan.ring.release(place);
+  for (int page = 0; page < kPages; ++page) storage.ring.release(state);
   work.template share_highest<kPages>(scores, scale);
   sync_consumers<kDecodeConsumers>();
   work.raise_exponents();
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    work.weigh(plan.weights[page], scores[page], scale);
+    work.weigh(storage.weights[page], scores[page], scale);
   }
   sync_consumers<kDecodeConsumers>();
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
-    std::byte* s_values = plan.ring.wait_until_arrived(place);
+    std::byte* s_values = storage.ring.wait_until_arrived(state);
     work.put_newest_value(s_values, visible - page * kPageTokens);
-    work.close_values(place, visible - page * kPageTokens);
-    work.add_values(plan.weights[page], s_values, visible - page * kPageTokens);
-    plan.ring.release(place);
+    work.close_values(state, visible - page * kPageTokens);
+    work.add_values(storage.weights[page], s_values, visible - page * kPageTokens);
+    storage.ring.release(state);
   }
 }
 
-template <typename Lane, typename Call, typename Turn>
-__device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call, const Turn& turn) {
+template <typename Lane, typename Call, typename Scheduler>
+__device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call, const Scheduler& scheduler) {
   const DecodeCall& decode = call;
   const float scale = kLog2E / sqrtf(static_cast<float>(Lane::head_dim(decode.attend)));
-  typename Lane::Plan::Ring::Place place;
-  for_each_decode_item(turn, [&](const DecodeItem& item) {
+  typename Lane::Storage::Ring::State state;
+  for_each_decode_item(scheduler, [&](const DecodeItem& item) {
     work.start(call, item);
     for (int first = 0; first < item.count(); first += kPairPages * kPageTokens) {
       const int visible = item.count() - first;
       if (visible > kPageTokens) {
-        attend_pages<kPairPages>(work, place, visible, scale);
+        attend_pages<kPairPages>(work, state, visible, scale);
       } else {
-        attend_pages<1>(work, place, visible, scale);
+        attend_pages<1>(work, state, visible, scale);
       }
     }
-    work.join_weight_sums();
-    if (item.task.num_splits > 1 && !work.join_splits(decode, item)) return;
+    work.reduce_weight_sums();
+    if (item.task.num_splits > 1 && !work.reduce_splits(decode, item)) return;
     work.store_out(call, item);
   });
 }
@@ -365,15 +435,15 @@ __device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call
 template <typename Tile, bool kIsWhole>
 __global__ void __launch_bounds__(kDecodeThreads, 1) attention_decode_kernel(const DecodeCall call) {
   extern __shared__ std::byte s_memory[];
-  auto& plan = reinterpret_cast<DecodePlan<Tile>*>(aligned_plan(s_memory))[threadIdx.y];
-  let_next_kernel_start();
-  plan.ring.template prepare<kDecodeWarps>();
-  wait_for_previous_kernel();
+  auto& storage = reinterpret_cast<DecodeStorage<Tile>*>(aligned_storage(s_memory))[threadIdx.y];
+  ptx::griddepcontrol_launch_dependents();
+  storage.ring.template prepare<kDecodeWarps>();
+  ptx::griddepcontrol_wait();
   if (threadIdx.x < kDecodeConsumers) {
-    DecodeLane<Tile, kIsWhole> work(plan);
-    attend_decode_pages(work, call, DecodeTurn<false>(call));
+    DecodeLane<Tile, kIsWhole> work(storage);
+    attend_decode_pages(work, call, DecodeScheduler<false>(call));
   } else if (threadIdx.x == kDecodeConsumers) {
-    load_decode_pages<DecodeItem>(DecodeTurn<false>(call), plan.ring);
+    load_decode_pages<DecodeItem>(DecodeScheduler<false>(call), storage.ring);
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/attention/attention_decode.cuh"
-#include "cuda/kernels/attention/rotate.cuh"
+#include "cuda/kernels/attention/rope_and_cache.cuh"
 #include "cuda/kernels/norm/row_tile.cuh"
 
 namespace glint::cuda {
@@ -18,7 +18,7 @@ struct RareDivision {
   __device__ __noinline__ float operator()(float value) const { return __fdiv_rn(value, divisor); }
 };
 
-struct StepPlan : DecodePlan<Bf16Tile<kMaxHeadDim>> {
+struct StepStorage : DecodeStorage<Bf16Tile<kMaxHeadDim>> {
   alignas(16) uint16_t query[kMaxGroupHeads][kStepRowDims];
   alignas(16) uint16_t newest[2][kMaxHeadDim];
   float magnitudes[kDecodeWarps];
@@ -33,19 +33,19 @@ struct StoredItem : DecodeItem {
 };
 
 struct StepRing {
-  using Ring = StepPlan::Ring;
-  using Place = Ring::Place;
+  using Ring = StepStorage::Ring;
+  using State = Ring::State;
 
   Ring& ring;
   int num_early = kEarlyTiles;
 
-  __device__ __forceinline__ void load_one_lane(Place& place, const std::byte* g_tile, int tokens) {
+  __device__ __forceinline__ void load_one_lane(State& state, const std::byte* g_tile, int tokens) {
     if (num_early == 0) {
-      wait_for_previous_kernel();
+      ptx::griddepcontrol_wait();
     } else {
       --num_early;
     }
-    ring.load_one_lane(place, g_tile, tokens);
+    ring.load_one_lane(state, g_tile, tokens);
   }
 };
 
@@ -58,7 +58,7 @@ struct StepRotary {
   bool is_first;
   bool is_rotated;
 
-  __device__ __forceinline__ void load(const RotateCall& call, int64_t row) {
+  __device__ __forceinline__ void load(const RopeCall& call, int64_t row) {
     const int half_lanes = call.rotary_dim / 2 / Head::kDims;
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
     is_first = lane < half_lanes;
@@ -78,11 +78,11 @@ struct StepRows {
   const float* g_units[kStepUnits];
   StepRotary rotary;
 
-  __device__ static int unit(const RotateCall& call, int index) {
+  __device__ static int unit(const RopeCall& call, int index) {
     return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.num_heads;
   }
 
-  __device__ __forceinline__ void find(const RotateCall& call, int64_t row) {
+  __device__ __forceinline__ void find(const RopeCall& call, int64_t row) {
     const float* g_query = call.query + row * call.query_stride;
     const float* g_key = call.key + row * call.key_stride;
     const float* g_value = call.value + row * call.key_stride;
@@ -117,7 +117,7 @@ struct StepRows {
     return sum;
   }
 
-  __device__ __forceinline__ void normalise(const RotateCall& call, const Head& query_norm, const Head& key_norm) {
+  __device__ __forceinline__ void normalise(const RopeCall& call, const Head& query_norm, const Head& key_norm) {
     const float lane_factor = Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)),
                                                 call.epsilon);
 #pragma unroll
@@ -134,7 +134,7 @@ struct StepRows {
     }
   }
 
-  __device__ __forceinline__ void rotate(const RotateCall& call) {
+  __device__ __forceinline__ void rotate(const RopeCall& call) {
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
 #pragma unroll
@@ -157,13 +157,13 @@ struct StepInputs {
   Head key_norm = {};
   int row = -1;
 
-  __device__ __forceinline__ void load(const RotateCall& call, int wanted) {
+  __device__ __forceinline__ void load(const RopeCall& call, int wanted) {
     row = wanted;
     if (call.query_norm != nullptr) query_norm.load_vector(call.query_norm);
     if (call.key_norm != nullptr) key_norm.load_vector(call.key_norm);
     rows.rotary.load(call, row);
     rows.find(call, row);
-    wait_for_previous_kernel();
+    ptx::griddepcontrol_wait();
     rows.load();
   }
 };
@@ -171,27 +171,27 @@ struct StepInputs {
 struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
 
-  StepPlan& s_rows;
+  StepStorage& s_rows;
   StepInputs inputs;
   uint4 newest = {};
   bool has_newest = false;
   int prepared_row = -1;
 
-  __device__ explicit StepLane(StepPlan& shared) : DecodeLane(shared), s_rows(shared) {}
+  __device__ explicit StepLane(StepStorage& shared) : DecodeLane(shared), s_rows(shared) {}
 
   __device__ __forceinline__ void start(const AttentionStepCall& call, const DecodeItem& item) {
-    const int64_t slot = call.rotate.slots[item.task.row];
+    const int64_t slot = call.rope.slots[item.task.row];
     has_newest = item.has_newest();
     clear();
-    if (item.task.row != prepared_row) prepare(call.rotate, item.task.row);
-    if (has_newest && warp() == 0) publish_newest(call.rotate, slot);
+    if (item.task.row != prepared_row) prepare(call.rope, item.task.row);
+    if (has_newest && warp() == 0) publish_newest(call.rope, slot);
   }
 
-  __device__ __forceinline__ void load_likely_row(const RotateCall& call) {
-    if (team_place() < call.count) inputs.load(call, team_place());
+  __device__ __forceinline__ void load_likely_row(const RopeCall& call) {
+    if (warp_group_place() < call.count) inputs.load(call, warp_group_place());
   }
 
-  __device__ __forceinline__ void prepare(const RotateCall& call, int row) {
+  __device__ __forceinline__ void prepare(const RopeCall& call, int row) {
     if (inputs.row != row) inputs.load(call, row);
     inputs.rows.normalise(call, inputs.query_norm, inputs.key_norm);
     inputs.rows.rotate(call);
@@ -200,11 +200,11 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      ldmatrix_x4(query[step].regs, shared_address(&s_rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
+      ptx::ldmatrix_x4(query[step].regs, ptx::shared_address(&s_rows.query[lane() % 16][step * 16 + lane() / 16 * 8]));
     }
   }
 
-  __device__ __forceinline__ void store_rows(const StepRows& prepared, const RotateCall& call) {
+  __device__ __forceinline__ void store_rows(const StepRows& prepared, const RopeCall& call) {
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const int unit = StepRows::unit(call, index);
@@ -219,7 +219,7 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     }
   }
 
-  __device__ __forceinline__ void publish_newest(const RotateCall& call, int64_t slot) {
+  __device__ __forceinline__ void publish_newest(const RopeCall& call, int64_t slot) {
     const bool is_key = lane() < 16;
     const int dim = lane() % 16 * kChunkDims;
     newest = *reinterpret_cast<const uint4*>(&s_rows.newest[is_key ? 0 : 1][dim]);
@@ -237,7 +237,7 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   __device__ __forceinline__ void put_newest_key(std::byte* s_keys, int visible) const {
     if (!has_newest || visible > kPageTokens) return;
     put_newest(s_keys, visible, 0);
-    fence_proxy_async();
+    ptx::fence_proxy_async();
     sync_consumers<kDecodeConsumers>();
   }
 
@@ -263,28 +263,28 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   }
 
   template <typename Division>
-  __device__ __forceinline__ void store_codes(uint8_t* g_codes, int num_heads, const Division& division) const {
+  __device__ __forceinline__ void store_fp8(uint8_t* g_fp8, int num_heads, const Division& division) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) >= num_heads) continue;
 #pragma unroll
       for (int tile = 0; tile < kDimTiles; ++tile) {
-        const uint32_t codes = code_pair(sums[tile].values[2 * half], sums[tile].values[2 * half + 1], division);
+        const uint32_t fp8 = fp8_pair(sums[tile].values[2 * half], sums[tile].values[2 * half + 1], division);
         const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
-        *reinterpret_cast<uint16_t*>(g_codes + row(half) * kMaxHeadDim + dim) = static_cast<uint16_t>(codes);
+        *reinterpret_cast<uint16_t*>(g_fp8 + row(half) * kMaxHeadDim + dim) = static_cast<uint16_t>(fp8);
       }
     }
   }
 
   __device__ __forceinline__ void store_out(const AttentionStepCall& call, const DecodeItem& item) {
     const int num_heads = call.attend.num_heads;
-    const float scale = code_scale(share_magnitude(num_heads));
-    uint8_t* g_codes = call.codes + item.task.row * call.code_stride;
+    const float scale = fp8_scale(share_magnitude(num_heads));
+    uint8_t* g_fp8 = call.fp8 + item.task.row * call.fp8_stride;
     if (thread() == 0) call.scales[item.task.row] = scale;
     if (ReciprocalDivision::is_exact_for(scale)) {
-      store_codes(g_codes, num_heads, ReciprocalDivision{scale, __frcp_rn(scale)});
+      store_fp8(g_fp8, num_heads, ReciprocalDivision{scale, __frcp_rn(scale)});
     } else {
-      store_codes(g_codes, num_heads, RareDivision{scale});
+      store_fp8(g_fp8, num_heads, RareDivision{scale});
     }
   }
 };
@@ -292,18 +292,18 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
 __global__ void __launch_bounds__(kDecodeThreads, 1)
     attention_step_kernel(const __grid_constant__ AttentionStepCall call) {
   extern __shared__ std::byte s_memory[];
-  auto& plan = reinterpret_cast<StepPlan*>(aligned_plan(s_memory))[threadIdx.y];
-  let_next_kernel_start();
-  plan.ring.prepare<kDecodeWarps>();
+  auto& storage = reinterpret_cast<StepStorage*>(aligned_storage(s_memory))[threadIdx.y];
+  ptx::griddepcontrol_launch_dependents();
+  storage.ring.prepare<kDecodeWarps>();
   if (threadIdx.x < kDecodeConsumers) {
-    StepLane work(plan);
-    const DecodeTurn<true> turn(call);
-    work.load_likely_row(call.rotate);
-    attend_decode_pages(work, call, turn);
-    wait_for_previous_kernel();
+    StepLane work(storage);
+    const DecodeScheduler<true> scheduler(call);
+    work.load_likely_row(call.rope);
+    attend_decode_pages(work, call, scheduler);
+    ptx::griddepcontrol_wait();
   } else if (threadIdx.x == kDecodeConsumers) {
-    StepRing ring{plan.ring};
-    load_decode_pages<StoredItem>(DecodeTurn<true>(call), ring);
+    StepRing ring{storage.ring};
+    load_decode_pages<StoredItem>(DecodeScheduler<true>(call), ring);
   }
 }
 

@@ -35,18 +35,18 @@ constexpr int swizzled_offset(int row, int dim) {
   return dim / kSlabDims * kSlabBytes + row * kSlabRowBytes + chunk * kChunkBytes + dim % kChunkDims * 2;
 }
 
-inline constexpr int kCodeGroup = 16;
+inline constexpr int kFp8Group = 16;
 
-constexpr int code_group_offset(int padded_dim, int row, int group) {
+constexpr int fp8_group_offset(int padded_dim, int row, int group) {
   const int rows_per_line = kSlabRowBytes / padded_dim;
-  const int num_groups = padded_dim / kCodeGroup;
-  return row * padded_dim + (group ^ (row / rows_per_line % num_groups)) * kCodeGroup;
+  const int num_groups = padded_dim / kFp8Group;
+  return row * padded_dim + (group ^ (row / rows_per_line % num_groups)) * kFp8Group;
 }
 
-constexpr int code_dim(int place) { return place / kCodeGroup * kCodeGroup + place % kCodeGroup / 2 + place % 2 * 8; }
+constexpr int fp8_dim(int place) { return place / kFp8Group * kFp8Group + place % kFp8Group / 2 + place % 2 * 8; }
 
-constexpr int code_offset(int padded_dim, int row, int dim) {
-  return code_group_offset(padded_dim, row, dim / kCodeGroup) + dim % 8 * 2 + dim % kCodeGroup / 8;
+constexpr int fp8_offset(int padded_dim, int row, int dim) {
+  return fp8_group_offset(padded_dim, row, dim / kFp8Group) + dim % 8 * 2 + dim % kFp8Group / 8;
 }
 
 }

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/ptx/reduce.cuh"
-#include "cuda/kernels/ptx/tensor_core.cuh"
+#include "cuda/kernels/ptx/mma.cuh"
 
 namespace glint::cuda {
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ float sum_of_quad(float value) {
   return value + __shfl_xor_sync(kWholeWarp, value, 2);
 }
 
-struct SplitJoin {
+struct SplitReduction {
   int exponent = kLowestExponent;
   float weight_sum = 0.0F;
   float keep = 0.0F;
@@ -43,7 +43,7 @@ struct SplitJoin {
     exponent = highest;
   }
 
-  __device__ __forceinline__ float joined(float sum, float split_sum) const { return sum * keep + split_sum * take; }
+  __device__ __forceinline__ float reduced(float sum, float split_sum) const { return sum * keep + split_sum * take; }
 };
 
 }

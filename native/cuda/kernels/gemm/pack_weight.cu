@@ -1,5 +1,5 @@
 #include "cuda/check.h"
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 
 namespace glint::cuda {
 
@@ -23,7 +23,7 @@ __device__ ChunkPlace place_of_chunk(int64_t index, int64_t row_tiles, int64_t k
   const int64_t tile_step = index / 1024;
   const int64_t k_step = tile_step % k_steps;
   return {tile_step / k_steps / row_tiles, tile_step / k_steps % row_tiles, warpgroup * 64 + row,
-          k_step * kProductTileK + k_quarter * 32 + k_half * kChunkBytes};
+          k_step * kGemmTileK + k_quarter * 32 + k_half * kChunkBytes};
 }
 
 struct SourceRow {
@@ -33,14 +33,14 @@ struct SourceRow {
 
 struct PlainRows {
   __device__ SourceRow find(const PackCall& call, const ChunkPlace& place) const {
-    return {call.weights, place.row_tile * kProductTileRows + place.tile_row};
+    return {call.weights, place.row_tile * kGemmTileRows + place.tile_row};
   }
 };
 
 struct GateUpRows {
   __device__ SourceRow find(const PackCall& call, const ChunkPlace& place) const {
     const int32_t fragment_row = place.tile_row % 16;
-    const int64_t row = place.row_tile * (kProductTileRows / 2) + place.tile_row / 16 * 8 + fragment_row % 8;
+    const int64_t row = place.row_tile * (kGemmTileRows / 2) + place.tile_row / 16 * 8 + fragment_row % 8;
     return {fragment_row < 8 ? call.weights : call.up_weights, row};
   }
 };
@@ -49,7 +49,7 @@ template <class Rows>
 __global__ void pack_weight_kernel(const PackCall call, Rows rows, int64_t row_tiles, int64_t num_chunks) {
   const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= num_chunks) return;
-  const ChunkPlace place = place_of_chunk(index, row_tiles, call.k_bytes / kProductTileK);
+  const ChunkPlace place = place_of_chunk(index, row_tiles, call.k_bytes / kGemmTileK);
   const SourceRow source = rows.find(call, place);
   uint4 chunk = {0, 0, 0, 0};
   if (source.row < call.rows) {
@@ -62,7 +62,7 @@ __global__ void pack_weight_kernel(const PackCall call, Rows rows, int64_t row_t
 template <class Rows>
 void launch_pack(const PackCall& call, Rows rows, int64_t row_tiles, cudaStream_t stream) {
   const int64_t num_chunks =
-      call.num_matrices * row_tiles * (call.k_bytes / kProductTileK) * (kProductTileBytes / kChunkBytes);
+      call.num_matrices * row_tiles * (call.k_bytes / kGemmTileK) * (kGemmTileBytes / kChunkBytes);
   const auto blocks = static_cast<unsigned>((num_chunks + kPackThreads - 1) / kPackThreads);
   pack_weight_kernel<<<blocks, kPackThreads, 0, stream>>>(call, rows, row_tiles, num_chunks);
   GLINT_CHECK_CUDA(cudaGetLastError());
@@ -72,20 +72,20 @@ int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1
 
 }
 
-int64_t packed_product_bytes(int64_t rows, int64_t k_bytes) {
-  return tiles_of(rows, kProductTileRows) * kProductTileRows * k_bytes;
+int64_t packed_weight_bytes(int64_t rows, int64_t k_bytes) {
+  return tiles_of(rows, kGemmTileRows) * kGemmTileRows * k_bytes;
 }
 
 int64_t packed_gate_up_bytes(int64_t width, int64_t k_bytes) {
-  return tiles_of(width, kProductTileRows / 2) * kProductTileRows * k_bytes;
+  return tiles_of(width, kGemmTileRows / 2) * kGemmTileRows * k_bytes;
 }
 
 void launch_pack_rows(const PackCall& call, cudaStream_t stream) {
-  launch_pack(call, PlainRows{}, tiles_of(call.rows, kProductTileRows), stream);
+  launch_pack(call, PlainRows{}, tiles_of(call.rows, kGemmTileRows), stream);
 }
 
 void launch_pack_gate_up(const PackCall& call, cudaStream_t stream) {
-  launch_pack(call, GateUpRows{}, tiles_of(call.rows, kProductTileRows / 2), stream);
+  launch_pack(call, GateUpRows{}, tiles_of(call.rows, kGemmTileRows / 2), stream);
 }
 
 }

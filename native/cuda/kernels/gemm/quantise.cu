@@ -2,12 +2,65 @@
 
 #include <type_traits>
 
-#include "cuda/kernels/gemm/quantise.cuh"
+#include "cuda/kernels/norm/row_tile.cuh"
+#include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
 
 namespace {
+
+__device__ __forceinline__ float swiglu(float gate, float up) { return __fdiv_rn(gate, 1.0F + expf(-gate)) * up; }
+
+template <int kVectors>
+__device__ __forceinline__ void quantise_slice(const RowTile<kVectors>& tile, uint8_t* g_fp8, float* g_scale,
+                                               int64_t width, int64_t stride) {
+  __shared__ float s_magnitudes[kRowThreads / kWarpLanes];
+  const float highest = reduce_thread_block<kRowThreads>(tile.highest_magnitude(), s_magnitudes, MaxOf());
+  const float scale = fp8_scale(highest);
+  if (threadIdx.x == 0) *g_scale = scale;
+  tile.store_fp8(g_fp8, width, stride, scale, stride % kVectorFloats == 0);
+}
+
+template <int kVectors>
+__global__ void __launch_bounds__(kRowThreads) quantise_kernel(const QuantiseCall call) {
+  const int64_t row = blockIdx.x;
+  const int64_t slice = blockIdx.y;
+  const int64_t width = call.width / call.row_slices;
+  const int64_t start = row * call.in_stride + slice * width;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  RowTile<kVectors> tile;
+  tile.load(call.in + start, width, width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0);
+  quantise_slice(tile, call.fp8 + (row * call.row_slices + slice) * call.slice_stride,
+                 call.scales + slice * call.count + row, width, call.slice_stride);
+}
+
+template <int kVectors>
+__global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluCall call) {
+  const int64_t row = blockIdx.x;
+  const int64_t slice = blockIdx.y;
+  const int64_t width = call.width / call.row_slices;
+  const int64_t start = row * call.in_stride + slice * width;
+  const bool is_aligned = width % kVectorFloats == 0 && call.in_stride % kVectorFloats == 0;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  RowTile<kVectors> tile;
+  RowTile<kVectors> up;
+  tile.load(call.gate + start, width, is_aligned);
+  up.load(call.up + start, width, is_aligned);
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll
+    for (int element = 0; element < kVectorFloats; ++element) {
+      tile.values[vector][element] = swiglu(tile.values[vector][element], up.values[vector][element]);
+    }
+  }
+  if (call.out != nullptr) tile.store(call.out + row * call.width + slice * width, width, is_aligned);
+  if (call.fp8 == nullptr) return;
+  quantise_slice(tile, call.fp8 + (row * call.row_slices + slice) * call.slice_stride,
+                 call.scales + slice * call.count + row, width, call.slice_stride);
+}
 
 template <typename Call>
 dim3 slice_grid(const Call& call) {

@@ -7,7 +7,7 @@
 namespace glint::cuda {
 
 struct QuantiseCall {
-  uint8_t* codes;
+  uint8_t* fp8;
   float* scales;
   const float* in;
   int64_t in_stride;
@@ -19,7 +19,7 @@ struct QuantiseCall {
 
 struct SwigluCall {
   float* out;
-  uint8_t* codes;
+  uint8_t* fp8;
   float* scales;
   const float* gate;
   const float* up;

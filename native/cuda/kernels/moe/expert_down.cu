@@ -1,6 +1,5 @@
 #include "cuda/kernels/moe/expert_down.cuh"
 #include "cuda/kernels/moe/expert_down_many.cuh"
-#include "cuda/kernels/gemm/launch_product.cuh"
 
 namespace glint::cuda {
 
@@ -25,38 +24,37 @@ __global__ void pack_down_kernel(const PackCall call, int64_t num_owners, int64_
 
 using DownKernel = void (*)(DownInputs);
 
-template <DownKernel kKernel, class Plan>
+template <DownKernel kKernel, class Storage>
 void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Plan);
-  static_assert(kBytes <= kSharedLimitBytes, "the shared plan is larger than one thread block may have");
+  constexpr int kBytes = sizeof(Storage);
+  static_assert(kBytes <= kSharedLimitBytes, "the shared storage is larger than one thread block may have");
   static PerDevice shared_bytes;
   shared_bytes.get([] {
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return kBytes;
   });
-  LaunchAttributes launch(static_cast<unsigned>(threads), kBytes, 1, stream);
-  launch.config.gridDim = dim3(static_cast<unsigned>(inputs.num_owners));
-  GLINT_CHECK_CUDA(cudaLaunchKernelEx(&launch.config, kKernel, inputs));
+  launch_dependent(kKernel, {static_cast<unsigned>(inputs.num_owners), static_cast<unsigned>(threads), kBytes}, stream,
+                   inputs);
 }
 
-template <int kMaxTokens, int kBlockTokens, bool kIsHanded>
+template <int kMaxTokens, int kBlockTokens, bool kIsStreamed>
 void launch_few(const DownInputs& inputs, cudaStream_t stream) {
-  using OneStep = DownShape<kMaxTokens, kBlockTokens, kIsHanded, true>;
-  using AnyWidth = DownShape<kMaxTokens, kBlockTokens, kIsHanded, false>;
+  using OneStep = DownShape<kMaxTokens, kBlockTokens, kIsStreamed, true>;
+  using AnyWidth = DownShape<kMaxTokens, kBlockTokens, kIsStreamed, false>;
   if (inputs.num_steps == 1) {
-    launch_down<expert_down_kernel<OneStep>, DownPlan<OneStep>>(inputs, OneStep::kThreads, stream);
+    launch_down<expert_down_kernel<OneStep>, DownStorage<OneStep>>(inputs, OneStep::kThreads, stream);
   } else {
-    launch_down<expert_down_kernel<AnyWidth>, DownPlan<AnyWidth>>(inputs, AnyWidth::kThreads, stream);
+    launch_down<expert_down_kernel<AnyWidth>, DownStorage<AnyWidth>>(inputs, AnyWidth::kThreads, stream);
   }
 }
 
 template <class Shape>
 void launch_many(const DownInputs& inputs, cudaStream_t stream) {
-  launch_down<expert_down_many_kernel<Shape>, ManyDownPlan<Shape>>(inputs, Shape::kThreads, stream);
+  launch_down<expert_down_many_kernel<Shape>, ManyDownStorage<Shape>>(inputs, Shape::kThreads, stream);
 }
 
 void require_shape(int64_t hidden_size, int64_t width) {
-  require_argument(hidden_size % kDownTileRows == 0 && width % kDownTileK == 0, "a down product of ", hidden_size,
+  require_argument(hidden_size % kDownTileRows == 0 && width % kDownTileK == 0, "a down GEMM of ", hidden_size,
                    " rows and width ", width, " is not made of tiles of ", kDownTileRows, " by ", kDownTileK);
   require_argument(width <= kQuantisedWidthLimit, "an expert's width is at most ", kQuantisedWidthLimit, ", not ",
                    width);
@@ -81,7 +79,7 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
   require_shape(call.hidden_size, call.width);
   const TilePlan plan = plan_tiles(call.num_tokens);
   const DownInputs inputs = {call.out,
-                             call.records,
+                             call.packed_tiles,
                              call.arrivals,
                              call.grouped,
                              call.packed_weights,
@@ -98,7 +96,7 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                    inputs.num_owners, " thread blocks that wait for each other; this GPU runs ",
                    device_multiprocessors(), " at once");
   if (call.streams_gate_up) {
-    launch_few<kHandedTileTokens, kHandedTokens, true>(inputs, stream);
+    launch_few<kStreamedTileTokens, kStreamedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
     launch_few<32, 256, false>(inputs, stream);
   } else if (inputs.num_steps == 1) {

@@ -1,9 +1,74 @@
 #pragma once
 
-#include "cuda/kernels/moe/down_sums.cuh"
-#include "cuda/kernels/ptx/wgmma_fragments.cuh"
+#include "cuda/kernels/moe/packed_tiles.cuh"
 
 namespace glint::cuda {
+
+constexpr int kWideFloats = 32;
+constexpr int kNarrowFloats = kDownTileRows - kWideFloats;
+
+struct TokenSums {
+  static constexpr int kUnusedPlace = kDownBlockTokens;
+  static constexpr int kPlaces = kDownBlockTokens + 1;
+
+  alignas(128) float values[kPlaces * kDownTileRows];
+
+  __device__ __forceinline__ float* wide(int place) { return values + place * kWideFloats; }
+
+  __device__ __forceinline__ float* narrow(int place) {
+    return values + kPlaces * kWideFloats + place * kNarrowFloats;
+  }
+};
+
+struct StoredVector {
+  static constexpr int kVectors = kDownTileRows / 4;
+
+  int token;
+  int vector;
+  float2* s_low;
+  float2* s_high;
+
+  __device__ __forceinline__ StoredVector(TokenSums& s_sums, int index)
+      : token(index / kVectors), vector(index % kVectors) {
+    const int group = vector / 2;
+    const bool is_wide = group < kWideFloats / 8;
+    float* s_values = is_wide ? s_sums.wide(token) + group / 2 * 16 + vector % 2 * 8 + group % 2 * 2
+                              : s_sums.narrow(token) + vector % 2 * 4;
+    s_low = reinterpret_cast<float2*>(s_values);
+    s_high = s_low + (is_wide ? 2 : 1);
+  }
+};
+
+template <int kThreads>
+__device__ __forceinline__ void store_and_clear(TokenSums& s_sums, const DownInputs& inputs, int token_block,
+                                                int owner) {
+  constexpr int kBatch = 4;
+  const int token_first = token_block * inputs.block_tokens;
+  const int num_vectors = min(inputs.block_tokens, inputs.num_tokens - token_first) * StoredVector::kVectors;
+  float* g_out = inputs.out + int64_t{token_first} * inputs.hidden_size + owner * kDownTileRows;
+  __syncthreads();
+  for (int first = threadIdx.x; first < num_vectors; first += kBatch * kThreads) {
+    float2 r_low[kBatch];
+    float2 r_high[kBatch];
+#pragma unroll
+    for (int next = 0; next < kBatch; ++next) {
+      const StoredVector stored(s_sums, min(first + next * kThreads, num_vectors - 1));
+      r_low[next] = *stored.s_low;
+      r_high[next] = *stored.s_high;
+    }
+#pragma unroll
+    for (int next = 0; next < kBatch; ++next) {
+      const int index = first + next * kThreads;
+      if (index >= num_vectors) break;
+      const StoredVector stored(s_sums, index);
+      *stored.s_low = {};
+      *stored.s_high = {};
+      const float4 values = {r_low[next].x, r_low[next].y, r_high[next].x, r_high[next].y};
+      __stcs(reinterpret_cast<float4*>(g_out + int64_t{stored.token} * inputs.hidden_size) + stored.vector, values);
+    }
+  }
+  __syncthreads();
+}
 
 constexpr int kManyRegisters = kDownTileRows / 2;
 constexpr int kManyFragments = kDownTileK / 32;
@@ -19,7 +84,7 @@ struct ManyDownShape {
 };
 
 template <class Shape>
-struct ManyDownPlan {
+struct ManyDownStorage {
   alignas(128) uint8_t weights[Shape::kGroups][Shape::kRingStages][kDownTileBytes];
   TokenSums sums;
   alignas(8) uint64_t arrived[Shape::kGroups][Shape::kRingStages];
@@ -78,65 +143,65 @@ struct TileCursor {
 };
 
 template <class Shape>
-class CodeStream {
+class Fp8Stream {
  public:
-  uint4 r_codes[kManyFragments] = {};
+  uint4 r_fp8[kManyFragments] = {};
   uint32_t r_places[2] = {};
   float r_weights[2] = {};
   float r_scales[2] = {};
   float2 r_row_scales[kDownTileRows / 8] = {};
   int32_t count = 0;
 
-  __device__ __forceinline__ CodeStream(const DownInputs& inputs, int thread)
+  __device__ __forceinline__ Fp8Stream(const DownInputs& inputs, int thread)
       : inputs_(inputs), slot_(thread / 32 % 4 * kFragmentRows + thread % 32 / 4) {
-    const RecordShape shape = {FragmentRecords::kMaxTokens, inputs.width};
-    const int codes_first = thread / 32 % 4 * kFragmentRows * inputs.width + thread % 32 * 16;
-    facts_step_ = static_cast<int32_t>(shape.facts_offset() + kRecordHeadBytes) + slot_ * 4 - codes_first;
+    const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs.width};
+    const int fp8_first = thread / 32 % 4 * kFragmentRows * inputs.width + thread % 32 * 16;
+    metadata_step_ = static_cast<int32_t>(shape.metadata_offset() + kPackedTileHeadBytes) + slot_ * 4 - fp8_first;
     tile_stride_ = static_cast<int32_t>(shape.bytes()) * Shape::kGroups;
   }
 
   __device__ __forceinline__ void start(int first, int last, int owner) {
-    const RecordShape shape = {FragmentRecords::kMaxTokens, inputs_.width};
-    const int thread = hopper::thread_index();
+    const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs_.width};
+    const int thread = ptx::tid_x();
     cursor_.start(inputs_, first, last);
-    g_codes_ = inputs_.records + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.width +
+    g_fp8_ = inputs_.packed_tiles + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.width +
                thread % 32 * 16;
     g_row_scales_ = inputs_.row_scales + owner * kDownTileRows + thread % 4 * 2;
-    load_codes();
-    load_facts();
+    load_fp8();
+    load_metadata();
     advance();
   }
 
-  __device__ __forceinline__ void load_codes() {
+  __device__ __forceinline__ void load_fp8() {
     const bool is_loaded = !cursor_.is_done() && slot_ < cursor_.count;
-    const uint8_t* g_codes = g_codes_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * kDownTileK));
+    const uint8_t* g_fp8 = g_fp8_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * kDownTileK));
 #pragma unroll
     for (int fragment = 0; fragment < kManyFragments; ++fragment) {
-      hopper::load_where(is_loaded, r_codes[fragment], g_codes + fragment * 512);
+      ptx::ld_global_cg_if(is_loaded, r_fp8[fragment], g_fp8 + fragment * 512);
     }
   }
 
-  __device__ __forceinline__ void load_facts() {
+  __device__ __forceinline__ void load_metadata() {
     constexpr int kHalfBytes = 8 * 4;
-    constexpr int kListBytes = FragmentRecords::kMaxTokens * 4;
+    constexpr int kListBytes = FragmentTiles::kMaxTokens * 4;
     const bool is_loaded = !cursor_.is_done();
-    const uint8_t* g_facts = g_codes_ + facts_step_;
+    const uint8_t* g_metadata = g_fp8_ + metadata_step_;
     count = is_loaded ? cursor_.count : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      hopper::load_where(is_loaded, r_places[half], g_facts + half * kHalfBytes);
-      load_float(is_loaded, r_weights[half], g_facts + half * kHalfBytes + kListBytes);
-      load_float(is_loaded, r_scales[half], g_facts + half * kHalfBytes + 2 * kListBytes);
+      ptx::ld_global_cg_if(is_loaded, r_places[half], g_metadata + half * kHalfBytes);
+      load_float(is_loaded, r_weights[half], g_metadata + half * kHalfBytes + kListBytes);
+      load_float(is_loaded, r_scales[half], g_metadata + half * kHalfBytes + 2 * kListBytes);
     }
     const float* g_row_scales = g_row_scales_ + int64_t{cursor_.expert} * inputs_.hidden_size;
 #pragma unroll
     for (int group = 0; group < kDownTileRows / 8; ++group) {
-      hopper::load_where(is_loaded, r_row_scales[group], g_row_scales + group * 8);
+      ptx::ld_global_nc_if(is_loaded, r_row_scales[group], g_row_scales + group * 8);
     }
   }
 
   __device__ __forceinline__ void advance() {
-    if (cursor_.advance(inputs_)) g_codes_ += tile_stride_;
+    if (cursor_.advance(inputs_)) g_fp8_ += tile_stride_;
   }
 
   __device__ __forceinline__ void scale(float (&r_values)[kManyRegisters]) const {
@@ -155,15 +220,15 @@ class CodeStream {
  private:
   static __device__ __forceinline__ void load_float(bool is_loaded, float& r_target, const uint8_t* g_source) {
     uint32_t bits = __float_as_uint(r_target);
-    hopper::load_where(is_loaded, bits, g_source);
+    ptx::ld_global_cg_if(is_loaded, bits, g_source);
     r_target = __uint_as_float(bits);
   }
 
   const DownInputs& inputs_;
-  const uint8_t* g_codes_ = nullptr;
+  const uint8_t* g_fp8_ = nullptr;
   const float* g_row_scales_ = nullptr;
   int32_t slot_;
-  int32_t facts_step_;
+  int32_t metadata_step_;
   int32_t tile_stride_;
   TileCursor<Shape> cursor_;
 };
@@ -209,9 +274,9 @@ struct TokenAdd {
     float2 r_narrow[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      r_wide[half][0] = hopper::load_shared_4(wide[half]);
-      r_wide[half][1] = hopper::load_shared_4(wide[half] ^ kChunkBytes);
-      r_narrow[half] = hopper::load_shared_2(narrow[half]);
+      r_wide[half][0] = ptx::ld_shared_v4(wide[half]);
+      r_wide[half][1] = ptx::ld_shared_v4(wide[half] ^ kChunkBytes);
+      r_narrow[half] = ptx::ld_shared_v2(narrow[half]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -223,10 +288,10 @@ struct TokenAdd {
                             __fmaf_rn(weight, r[register_of(half, chunk, 1)], old.y),
                             __fmaf_rn(weight, r[register_of(half, chunk, 2)], old.z),
                             __fmaf_rn(weight, r[register_of(half, chunk, 3)], old.w)};
-        hopper::store_shared_4(wide[half] ^ (chunk * kChunkBytes), sum);
+        ptx::st_shared_v4(wide[half] ^ (chunk * kChunkBytes), sum);
       }
-      hopper::store_shared_2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
-                                            __fmaf_rn(weight, r[register_of(half, 2, 1)], r_narrow[half].y)});
+      ptx::st_shared_v2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
+                                       __fmaf_rn(weight, r[register_of(half, 2, 1)], r_narrow[half].y)});
     }
   }
 };
@@ -234,15 +299,15 @@ struct TokenAdd {
 template <class Shape>
 class ManyDown {
  public:
-  __device__ __forceinline__ ManyDown(ManyDownPlan<Shape>& s_plan, const DownInputs& inputs)
-      : s_plan_(s_plan),
+  __device__ __forceinline__ ManyDown(ManyDownStorage<Shape>& s_storage, const DownInputs& inputs)
+      : s_storage_(s_storage),
         inputs_(inputs),
-        thread_(hopper::thread_index()),
+        thread_(ptx::tid_x()),
         group_(static_cast<uint32_t>(thread_) / 128U),
-        s_weights_(hopper::shared_address(s_plan.weights[group_])),
-        s_sums_(hopper::shared_address(s_plan.sums.values)),
+        s_weights_(ptx::shared_address(s_storage.weights[group_])),
+        s_sums_(ptx::shared_address(s_storage.sums.values)),
         tiles_to_turn_(static_cast<int32_t>(group_)),
-        codes_(inputs, thread_) {}
+        fp8_(inputs, thread_) {}
 
   __device__ __forceinline__ void start_weights(const DownUnit& unit) {
     weights_.start(inputs_, unit.tile_first + tiles_to_turn_, unit.tile_end);
@@ -250,8 +315,8 @@ class ManyDown {
     load_weights(ring_.stage ^ 1, unit.owner);
   }
 
-  __device__ __forceinline__ void start_codes(const DownUnit& unit) {
-    codes_.start(unit.tile_first + tiles_to_turn_, unit.tile_end, unit.owner);
+  __device__ __forceinline__ void start_fp8(const DownUnit& unit) {
+    fp8_.start(unit.tile_first + tiles_to_turn_, unit.tile_end, unit.owner);
   }
 
   __device__ __forceinline__ void add_tiles(const DownUnit& unit) {
@@ -269,10 +334,10 @@ class ManyDown {
     if (thread_ % 128 == 0) {
       const int64_t matrix_tile = int64_t{weights_.expert} * inputs_.num_owners + owner;
       const int64_t tile = matrix_tile * inputs_.num_steps + weights_.k_step;
-      uint64_t& arrived = s_plan_.arrived[group_][stage];
-      hopper::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      hopper::cp_async_bulk<hopper::kEvictFirst>(s_plan_.weights[group_][stage],
-                                                 inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived);
+      uint64_t& arrived = s_storage_.arrived[group_][stage];
+      ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
+      ptx::cp_async_bulk(s_storage_.weights[group_][stage],
+                         inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived, ptx::kEvictFirst);
     }
     weights_.advance(inputs_);
   }
@@ -280,30 +345,30 @@ class ManyDown {
   __device__ __forceinline__ void multiply(float (&r_first)[kManyRegisters], float (&r_second)[kManyRegisters]) const {
     constexpr int kHalf = kManyFragments / 2;
     constexpr int kColumnBytes = kDownTileRows * 16;
-    const uint64_t rows = hopper::wgmma_descriptor(s_weights_ + ring_.stage * kDownTileBytes, kColumnBytes, 128);
+    const uint64_t rows = ptx::wgmma_descriptor(s_weights_ + ring_.stage * kDownTileBytes, kColumnBytes, 128);
     const auto low = static_cast<uint32_t>(rows);
-    hopper::mbarrier_wait(s_plan_.arrived[group_][ring_.stage], ring_.phase);
-    hopper::wgmma_fence();
+    ptx::mbarrier_wait_suspended(s_storage_.arrived[group_][ring_.stage], ring_.phase);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kManyFragments; ++step) {
       const uint64_t part = uint64_t{128 / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
-      hopper::multiply_fragments_by_40_rows(step < kHalf ? r_first : r_second, codes_.r_codes[step], part,
-                                            step % kHalf == 0 ? 0 : 1);
+      ptx::wgmma_m64n40k32_e4m3(step < kHalf ? r_first : r_second, fp8_.r_fp8[step], part,
+                                step % kHalf == 0 ? 0 : 1);
     }
-    hopper::wgmma_commit_group();
-    hopper::wgmma_wait_group<0>();
-    hopper::pin_registers(r_first);
-    hopper::pin_registers(r_second);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::pin_registers(r_first);
+    ptx::pin_registers(r_second);
   }
 
   __device__ __forceinline__ void multiply_and_load(float (&r_sum)[kManyRegisters], bool is_first, int owner) {
     float r_first[kManyRegisters];
     float r_second[kManyRegisters];
     multiply(r_first, r_second);
-    codes_.load_codes();
-    hopper::named_barrier_sync(kFirstGroup + group_, 128);
+    fp8_.load_fp8();
+    ptx::bar_sync(kFirstGroup + group_, 128);
     load_weights(ring_.stage, owner);
-    ring_.advance(Shape::kRingStages);
+    ring_.advance();
 #pragma unroll
     for (int index = 0; index < kManyRegisters; ++index) {
       const float before = is_first ? r_first[index] : __fadd_rn(r_sum[index], r_first[index]);
@@ -315,40 +380,40 @@ class ManyDown {
     float r_sum[kManyRegisters];
     multiply_and_load(r_sum, true, owner);
     for (int k_step = 1; !Shape::kIsOneStep && k_step < inputs_.num_steps; ++k_step) {
-      codes_.advance();
+      fp8_.advance();
       multiply_and_load(r_sum, false, owner);
     }
-    codes_.scale(r_sum);
-    const TokenAdd tokens(codes_, s_sums_, thread_);
-    const bool has_rows = thread_ / 32 % 4 * kFragmentRows < codes_.count;
-    codes_.load_facts();
-    codes_.advance();
+    fp8_.scale(r_sum);
+    const TokenAdd tokens(fp8_, s_sums_, thread_);
+    const bool has_rows = thread_ / 32 % 4 * kFragmentRows < fp8_.count;
+    fp8_.load_metadata();
+    fp8_.advance();
     tokens.swap_chunks_of_odd_quads(r_sum);
-    hopper::named_barrier_sync(kFirstTurn + group_, 256);
+    ptx::bar_sync(kFirstTurn + group_, 256);
     if (has_rows) tokens.add(r_sum);
-    hopper::named_barrier_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
+    ptx::bar_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
   }
 
-  ManyDownPlan<Shape>& s_plan_;
+  ManyDownStorage<Shape>& s_storage_;
   const DownInputs& inputs_;
   int32_t thread_;
   uint32_t group_;
   uint32_t s_weights_;
   uint32_t s_sums_;
   int32_t tiles_to_turn_;
-  RingPlace ring_;
+  PipelineState<Shape::kRingStages> ring_;
   TileCursor<Shape> weights_;
-  CodeStream<Shape> codes_;
+  Fp8Stream<Shape> fp8_;
 };
 
 template <class Shape>
-__device__ __forceinline__ void prepare_many_down(ManyDownPlan<Shape>& s_plan) {
+__device__ __forceinline__ void prepare_many_down(ManyDownStorage<Shape>& s_storage) {
   if (threadIdx.x < Shape::kGroups * Shape::kRingStages) {
-    hopper::mbarrier_init((&s_plan.arrived[0][0])[threadIdx.x], 1);
-    hopper::fence_mbarrier_init();
+    ptx::mbarrier_init((&s_storage.arrived[0][0])[threadIdx.x], 1);
+    ptx::fence_mbarrier_init();
   }
   constexpr int kVectors = TokenSums::kPlaces * kDownTileRows / 4;
-  auto* s_sums = reinterpret_cast<float4*>(s_plan.sums.values);
+  auto* s_sums = reinterpret_cast<float4*>(s_storage.sums.values);
   for (int index = threadIdx.x; index < kVectors; index += Shape::kThreads) s_sums[index] = {};
   __syncthreads();
 }
@@ -357,24 +422,24 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     expert_down_many_kernel(const __grid_constant__ DownInputs inputs) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
-  auto& s_plan = *reinterpret_cast<ManyDownPlan<Shape>*>(s_bytes);
+  auto& s_storage = *reinterpret_cast<ManyDownStorage<Shape>*>(s_bytes);
   constexpr int kWriters = Shape::kThreads / 32;
   const int num_tiles = inputs.num_tiles();
-  prepare_many_down(s_plan);
-  hopper::allow_next_kernel();
-  ManyDown<Shape> down(s_plan, inputs);
+  prepare_many_down(s_storage);
+  ptx::griddepcontrol_launch_dependents();
+  ManyDown<Shape> down(s_storage, inputs);
   DownUnit unit(inputs, 0);
   down.start_weights(unit);
   const ListedRows rows{inputs.grouped};
-  const RecordItem<FragmentRecords> first(
+  const PackItem<FragmentTiles> first(
       rows, num_tiles, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
-  hopper::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const BlockArrivals arrivals(inputs.arrivals);
-  write_records<FragmentRecords, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, rows, num_tiles, first);
+  pack_tiles<FragmentTiles, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, rows, num_tiles, first);
   __syncthreads();
   arrivals.announce_and_wait<Shape::kThreads>();
-  down.start_codes(unit);
-  if (threadIdx.x / 128 == Shape::kGroups - 1) hopper::named_barrier_arrive(1, 256);
+  down.start_fp8(unit);
+  if (threadIdx.x / 128 == Shape::kGroups - 1) ptx::bar_arrive(1, 256);
   const int num_rounds = inputs.num_token_blocks();
   for (int round = 0; round < num_rounds; ++round) {
     const DownUnit done = unit;
@@ -382,9 +447,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (round + 1 < num_rounds) {
       unit = DownUnit(inputs, round + 1);
       down.start_weights(unit);
-      down.start_codes(unit);
+      down.start_fp8(unit);
     }
-    store_and_clear<Shape::kThreads>(s_plan.sums, inputs, done.token_block, done.owner);
+    store_and_clear<Shape::kThreads>(s_storage.sums, inputs, done.token_block, done.owner);
   }
 }
 

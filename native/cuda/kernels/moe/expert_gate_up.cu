@@ -1,5 +1,6 @@
 #include "cuda/kernels/moe/experts.h"
-#include "cuda/kernels/gemm/launch_wide.cuh"
+#include "cuda/kernels/gemm/gemm_persistent.cuh"
+#include "cuda/kernels/gemm/gemm_split_k_tiles.cuh"
 
 namespace glint::cuda {
 
@@ -13,7 +14,7 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
 
 __device__ __forceinline__ float never_unwritten(float value) { return value == 0.0F ? -0.0F : value; }
 
-struct SwigluFinish {
+struct SwigluEpilogue {
   float* hidden;
   const float* gate_scales;
   const float* up_scales;
@@ -21,25 +22,25 @@ struct SwigluFinish {
   const int32_t* row_tokens;
   int32_t width;
 
-  struct RowFacts {
+  struct RowMetadata {
     float gate_scale;
     float up_scale;
   };
 
-  __device__ __forceinline__ RowFacts row_facts(const ProductTile& tile, int fragment) const {
+  __device__ __forceinline__ RowMetadata row_metadata(const GemmTile& tile, int fragment) const {
     const int unit = unit_of(tile, fragment);
     if (unit >= width) return {0.0F, 0.0F};
     const int64_t index = int64_t{tile.tokens.expert} * width + unit;
     return {__ldg(gate_scales + index), __ldg(up_scales + index)};
   }
 
-  __device__ __forceinline__ float token_scale(const ProductTile& tile, int column) const {
+  __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
     if (column >= tile.tokens.row_count) return 1.0F;
     return __ldg(token_scales + __ldg(row_tokens + tile.tokens.row_first + column));
   }
 
-  __device__ __forceinline__ void store_group(const ProductTile& tile, int fragment, int column, const float* r_sum,
-                                              const RowFacts& rows, const float2& scales) const {
+  __device__ __forceinline__ void store_group(const GemmTile& tile, int fragment, int column, const float* r_sum,
+                                              const RowMetadata& rows, const float2& scales) const {
     const int unit = unit_of(tile, fragment);
     const float token_scales_of_pair[2] = {scales.x, scales.y};
     if (unit >= width) return;
@@ -48,66 +49,67 @@ struct SwigluFinish {
       if (column + next >= tile.tokens.row_count) continue;
       const float gate = __fmul_rn(__fmul_rn(r_sum[next], token_scales_of_pair[next]), rows.gate_scale);
       const float up = __fmul_rn(__fmul_rn(r_sum[2 + next], token_scales_of_pair[next]), rows.up_scale);
-      hopper::store_relaxed(hidden + int64_t{tile.tokens.row_first + column + next} * width + unit,
-                            never_unwritten(swiglu(gate, up)));
+      ptx::st_relaxed_gpu(hidden + int64_t{tile.tokens.row_first + column + next} * width + unit,
+                          never_unwritten(swiglu(gate, up)));
     }
   }
 
-  __device__ __forceinline__ int unit_of(const ProductTile& tile, int fragment) const {
-    return tile.row_tile * (kProductTileRows / 2) + fragment * 8 + threadIdx.x % 32 / 4;
+  __device__ __forceinline__ int unit_of(const GemmTile& tile, int fragment) const {
+    return tile.row_tile * (kGemmTileRows / 2) + fragment * 8 + threadIdx.x % 32 / 4;
   }
 };
 
 struct GateUpLaunch {
   const GateUpCall& call;
-  const ProductInputs& inputs;
+  const GemmInputs& inputs;
   cudaStream_t stream;
 
   int32_t row_tiles() const {
-    return static_cast<int32_t>((call.width + kProductTileRows / 2 - 1) / (kProductTileRows / 2));
+    return static_cast<int32_t>((call.width + kGemmTileRows / 2 - 1) / (kGemmTileRows / 2));
   }
   int64_t max_tiles() const { return call.max_tiles * row_tiles(); }
-  SwigluFinish finish() const {
+  SwigluEpilogue epilogue() const {
     return {call.hidden,       call.gate_scales,        call.up_scales,
             call.token_scales, call.grouped.row_tokens, static_cast<int32_t>(call.width)};
   }
 };
 
 template <class Shape>
-void launch_spread(const GateUpLaunch& gate_up) {
+void launch_split_k(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
-  const ExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles, grouped.row_tokens,
-                           gate_up.call.tiles_taken};
-  launch_tile_product<Shape>(gate_up.inputs, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
+  const ExpertTileScheduler scheduler = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles,
+                                         grouped.row_tokens,
+                                         gate_up.call.tiles_taken};
+  launch_gemm_split_k_tiles<Shape>(gate_up.inputs, scheduler, gate_up.epilogue(), gate_up.max_tiles(), gate_up.stream);
 }
 
-void launch_wide(const GateUpLaunch& gate_up) {
+void launch_persistent(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
-  const WideExpertWalk walk = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
-  launch_wide_product<WideShape<hopper::Element::kE4m3, GatheredTokens, false>>(
-      gate_up.inputs, GatheredTokens{}, walk, gate_up.finish(), gate_up.max_tiles(), gate_up.stream);
+  const PersistentExpertScheduler scheduler = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
+  launch_gemm_persistent<PersistentShape<GemmElement::kE4m3, GatheredTokens, false>>(
+      gate_up.inputs, GatheredTokens{}, scheduler, gate_up.epilogue(), gate_up.max_tiles(), gate_up.stream);
 }
 
 }
 
 void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
-  const PiecePlan plan = plan_pieces(call.k_bytes);
-  require_argument(call.k_bytes % kProductTileK == 0 && plan.num_pieces == 8, "an expert's input of ", call.k_bytes,
-                   " values does not split in 8 pieces of 128; only hidden sizes that are multiples of 1024 from 3072 "
+  const KSplitPlan plan = plan_k_splits(call.k_bytes);
+  require_argument(call.k_bytes % kGemmTileK == 0 && plan.num_splits == 8, "an expert's input of ", call.k_bytes,
+                   " values does not split in 8 splits of 128; only hidden sizes that are multiples of 1024 from 3072 "
                    "run on this kernel");
   require_argument(call.tiles_taken != nullptr, "gate+up without a counter of taken tiles; give it a word of device "
                    "memory that was zero before the first call");
   require_argument(call.width % 16 == 0, "an expert's width must be a multiple of 16, not ", call.width);
-  const ProductInputs inputs = {call.packed_weights, call.activations, call.grouped.row_tokens,
-                                call.k_bytes,        plan.piece_steps, plan.num_pieces};
+  const GemmInputs inputs = {call.packed_weights, call.activations, call.grouped.row_tokens,
+                             call.k_bytes,        plan.split_steps, plan.num_splits};
   const GateUpLaunch gate_up = {call, inputs, stream};
   const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
   if (tile_tokens == 16) {
-    launch_spread<ProductShape<hopper::Element::kE4m3, 16, kFewStages>>(gate_up);
+    launch_split_k<SplitKTilesShape<GemmElement::kE4m3, 16, kFewStages>>(gate_up);
   } else if (tile_tokens == 32) {
-    launch_spread<ProductShape<hopper::Element::kE4m3, 32>>(gate_up);
+    launch_split_k<SplitKTilesShape<GemmElement::kE4m3, 32>>(gate_up);
   } else {
-    launch_wide(gate_up);
+    launch_persistent(gate_up);
   }
 }
 

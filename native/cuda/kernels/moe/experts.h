@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/gemm/products.h"
+#include "cuda/kernels/gemm/gemm.h"
 
 namespace glint::cuda {
 
@@ -14,8 +14,8 @@ constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
-constexpr int32_t kHandedTokens = 64;
-constexpr int32_t kHandedTileTokens = 16;
+constexpr int32_t kStreamedTokens = 64;
+constexpr int32_t kStreamedTileTokens = 16;
 constexpr int32_t kTilesLoadedAtOnce = 64;
 
 struct TilePlan {
@@ -28,15 +28,15 @@ TilePlan plan_tiles(int64_t num_tokens);
 int64_t max_grouped_tokens(int64_t num_experts);
 int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
 
-constexpr int64_t kRecordHeadBytes = 16;
-constexpr int64_t kRecordFactBytes = 16;
+constexpr int64_t kPackedTileHeadBytes = 16;
+constexpr int64_t kTokenMetadataBytes = 16;
 
-struct RecordShape {
+struct PackedTileShape {
   int64_t max_tokens;
   int64_t width;
 
-  constexpr int64_t facts_offset() const { return max_tokens * width; }
-  constexpr int64_t bytes() const { return kRecordHeadBytes + max_tokens * (kRecordFactBytes + width); }
+  constexpr int64_t metadata_offset() const { return max_tokens * width; }
+  constexpr int64_t bytes() const { return kPackedTileHeadBytes + max_tokens * (kTokenMetadataBytes + width); }
 };
 
 struct RowPlace {
@@ -56,7 +56,7 @@ struct GroupedTokens {
   int32_t* down_tile_ends;
   int32_t* num_rows;
   RowPlace* row_places;
-  uint32_t* rows_recorded;
+  uint32_t* rows_packed;
 };
 
 struct GroupCall {
@@ -89,7 +89,7 @@ struct GateUpCall {
 
 struct DownCall {
   float* out;
-  uint8_t* records;
+  uint8_t* packed_tiles;
   uint32_t* arrivals;
   GroupedTokens grouped;
   const uint8_t* packed_weights;
@@ -102,16 +102,47 @@ struct DownCall {
   bool streams_gate_up;
 };
 
-constexpr bool streams_gate_up(int64_t num_tokens) { return num_tokens <= kHandedTokens; }
+struct PlaceRowsCall {
+  int32_t* token_rows;
+  const int32_t* row_tokens;
+  const TokenTile* tiles;
+  const int32_t* num_tiles;
+  int64_t max_tiles;
+  const int32_t* experts;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+};
 
-constexpr int64_t most_handed_rows(int64_t max_tokens, int64_t experts_per_token) {
-  return (max_tokens < kHandedTokens ? max_tokens : kHandedTokens) * (experts_per_token + 1);
+struct CombineRowsCall {
+  float* out;
+  const float* routed;
+  const float* row_weights;
+  const int32_t* token_rows;
+  const int32_t* experts;
+  const float* shared;
+  int64_t num_tokens;
+  int64_t hidden_size;
+  int32_t experts_per_token;
+  int32_t expert_first;
+  int32_t expert_last;
+  int32_t has_shared;
+  const int32_t* num_real_tokens = nullptr;
+};
+
+constexpr bool streams_gate_up(int64_t num_tokens) { return num_tokens <= kStreamedTokens; }
+
+constexpr int64_t max_streamed_rows(int64_t max_tokens, int64_t experts_per_token) {
+  return (max_tokens < kStreamedTokens ? max_tokens : kStreamedTokens) * (experts_per_token + 1);
 }
 
+int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
 void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
 void launch_expert_down(const DownCall& call, cudaStream_t stream);
+void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
+void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);
 
 }

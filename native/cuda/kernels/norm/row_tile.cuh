@@ -10,7 +10,7 @@ namespace glint::cuda {
 
 inline constexpr int kRowThreads = 256;
 inline constexpr int kVectorFloats = 4;
-inline constexpr float kCodeMax = 448.0F;
+inline constexpr float kFp8Max = 448.0F;
 
 struct PlainDivision {
   float divisor;
@@ -34,7 +34,7 @@ struct ReciprocalDivision {
 };
 
 template <typename Division>
-__device__ __forceinline__ uint32_t code_pair(float low, float high, const Division& division) {
+__device__ __forceinline__ uint32_t fp8_pair(float low, float high, const Division& division) {
   return __nv_cvt_float2_to_fp8x2(make_float2(division(low), division(high)), __NV_SATFINITE, __NV_E4M3);
 }
 
@@ -129,39 +129,39 @@ struct RowTile {
     return highest;
   }
 
-  __device__ __forceinline__ void store_codes(uint8_t* g_codes, int64_t width, int64_t stride, float scale,
-                                              bool is_aligned) const {
+  __device__ __forceinline__ void store_fp8(uint8_t* g_fp8, int64_t width, int64_t stride, float scale,
+                                            bool is_aligned) const {
     if (ReciprocalDivision::is_exact_for(scale)) {
-      store_quotients(g_codes, width, is_aligned, ReciprocalDivision{scale, __frcp_rn(scale)});
+      store_quotients(g_fp8, width, is_aligned, ReciprocalDivision{scale, __frcp_rn(scale)});
     } else {
-      store_quotients(g_codes, width, is_aligned, PlainDivision{scale});
+      store_quotients(g_fp8, width, is_aligned, PlainDivision{scale});
     }
-    for (int64_t index = width + threadIdx.x; index < stride; index += kRowThreads) g_codes[index] = 0;
+    for (int64_t index = width + threadIdx.x; index < stride; index += kRowThreads) g_fp8[index] = 0;
   }
 
  private:
   template <typename Division>
-  __device__ __forceinline__ void store_quotients(uint8_t* g_codes, int64_t width, bool is_aligned,
+  __device__ __forceinline__ void store_quotients(uint8_t* g_fp8, int64_t width, bool is_aligned,
                                                   const Division& division) const {
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t start = first(vector);
-      const uint32_t low = code_pair(values[vector][0], values[vector][1], division);
-      const uint32_t codes = low | (code_pair(values[vector][2], values[vector][3], division) << 16U);
+      const uint32_t low = fp8_pair(values[vector][0], values[vector][1], division);
+      const uint32_t fp8 = low | (fp8_pair(values[vector][2], values[vector][3], division) << 16U);
       if (is_aligned && start + kVectorFloats <= width) {
-        *reinterpret_cast<uint32_t*>(g_codes + start) = codes;
+        *reinterpret_cast<uint32_t*>(g_fp8 + start) = fp8;
       } else {
 #pragma unroll
         for (int element = 0; element < kVectorFloats; ++element) {
-          if (start + element < width) g_codes[start + element] = static_cast<uint8_t>(codes >> (8 * element));
+          if (start + element < width) g_fp8[start + element] = static_cast<uint8_t>(fp8 >> (8 * element));
         }
       }
     }
   }
 };
 
-__device__ __forceinline__ float code_scale(float highest) {
-  const float scale = __fdiv_rn(highest, kCodeMax);
+__device__ __forceinline__ float fp8_scale(float highest) {
+  const float scale = __fdiv_rn(highest, kFp8Max);
   return scale == 0.0F ? 1.0F : scale;
 }
 

@@ -13,9 +13,9 @@ inline constexpr int32_t kMaxParts = 8;
 struct NormCall {
   float* hidden = nullptr;
   float* normed = nullptr;
-  uint8_t* codes = nullptr;
+  uint8_t* fp8 = nullptr;
   float* scales = nullptr;
-  int64_t code_stride = 0;
+  int64_t fp8_stride = 0;
   const float* parts = nullptr;
   int64_t part_stride = 0;
   int32_t num_parts = 0;

@@ -6,14 +6,14 @@
 
 namespace glint::cuda {
 
-inline constexpr int kRouterPieceCols = 128;
+inline constexpr int kRouterSplitCols = 128;
 inline constexpr int kMaxRouterExperts = 512;
 inline constexpr int kMaxRouterChoices = 32;
 
 struct RouterCall {
   int32_t* experts;
   float* weights;
-  float* pieces;
+  float* splits;
   const float* in;
   const uint16_t* weight;
   const float* bias;
@@ -25,15 +25,15 @@ struct RouterCall {
   bool normalises;
 };
 
-constexpr int64_t router_pieces(int64_t width) { return (width + kRouterPieceCols - 1) / kRouterPieceCols; }
+constexpr int64_t router_splits(int64_t width) { return (width + kRouterSplitCols - 1) / kRouterSplitCols; }
 
 inline constexpr int64_t kRouterFewRows = 512;
 
 constexpr bool takes_few_rows(int64_t rows, int64_t width) { return rows <= kRouterFewRows || width % 8 != 0; }
 
-constexpr int64_t router_piece_floats(int64_t max_rows, int64_t width, int64_t num_experts) {
+constexpr int64_t router_split_floats(int64_t max_rows, int64_t width, int64_t num_experts) {
   const int64_t few_rows = takes_few_rows(max_rows, width) ? max_rows : kRouterFewRows;
-  const int64_t few = few_rows * router_pieces(width);
+  const int64_t few = few_rows * router_splits(width);
   return (few > max_rows ? few : max_rows) * num_experts;
 }
 
