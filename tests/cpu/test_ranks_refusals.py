@@ -45,7 +45,7 @@ __all__ = [
 pytestmark = pytest.mark.sanitize
 
 RANKS = {"num_ranks": 2, "row_slices": 2}
-ANOTHER_TP = "choose another --tp"
+ANOTHER_TP = "choose another"
 ODD_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 12, "n_shared_experts": 2}
 
 
