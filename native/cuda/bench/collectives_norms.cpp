@@ -93,7 +93,7 @@ class NormPaths {
     NormCall norm = whole.call(test_.places.weight);
     norm.hidden += first * whole.width;
     norm.normed += first * whole.width;
-    norm.codes += first * whole.code_stride;
+    norm.fp8 += first * whole.code_stride;
     norm.scales += first;
     norm.count = std::min(rows_, first + whole.shard_rows) - first;
     norm.parts = parts();
