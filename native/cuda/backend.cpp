@@ -129,7 +129,7 @@ int64_t layer_page_bytes(const glint_model& model, PageElement element) {
   return 2 * model.num_kv_heads * page_head_bytes(model.head_dim, element);
 }
 
-PagePool page_pool(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
+KvPages page_pool(std::byte* data, const glint_model& model, int64_t count, PageElement element) {
   const int64_t head_bytes = page_head_bytes(model.head_dim, element);
   const int64_t page_bytes = model.num_kv_heads * head_bytes;
   return {.keys = data,
@@ -280,12 +280,12 @@ Backend::~Backend() {
   cudaStreamDestroy(stream);
 }
 
-cuda::PagePool Backend::pages(int64_t layer) const {
+cuda::KvPages Backend::pages(int64_t layer) const {
   std::byte* data = page_memory.data() + layer * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
   return cuda::page_pool(data, model, num_pages + 1, page_element);
 }
 
-cuda::PagePool Backend::widened_pages() const {
+cuda::KvPages Backend::widened_pages() const {
   std::byte* data =
       page_memory.data() + model.num_layers * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
   return cuda::page_pool(data, model, num_pages + 1, cuda::PageElement::kBf16);

@@ -36,8 +36,8 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  cuda::PagePool pages(int64_t layer) const;
-  cuda::PagePool widened_pages() const;
+  cuda::KvPages pages(int64_t layer) const;
+  cuda::KvPages widened_pages() const;
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
   cuda::Operand gated_operand(int64_t width) const;

@@ -42,7 +42,7 @@ void run_hopper_experts(Backend& backend, const PlacedLayer& layer, float* out) 
   const PlacedExperts& experts = layer.experts;
   const ExpertActivations& moe = backend.places.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  float* hidden = streams_down(backend.num_rows) ? moe.handed : moe.hidden;
+  float* hidden = streams_gate_up(backend.num_rows) ? moe.handed : moe.hidden;
   launch_group_tokens(group_call(backend, experts.holds_shared), backend.stream);
   launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,

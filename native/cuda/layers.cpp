@@ -278,9 +278,9 @@ void compute_row_logits(Backend& backend, int64_t count) {
   finish_logits(backend, count);
 }
 
-PagePool prefill_pages(Backend& backend, const PagePool& pages) {
+KvPages prefill_pages(Backend& backend, const KvPages& pages) {
   if (!holds_fp8(pages.element)) return pages;
-  const PagePool widened = backend.widened_pages();
+  const KvPages widened = backend.widened_pages();
   launch_dequantise_kv({.fp8 = pages,
                         .bf16 = widened,
                         .page_table = backend.places.step.page_table,

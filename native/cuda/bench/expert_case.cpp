@@ -199,7 +199,7 @@ DownCall ExpertCase::down(const GroupedCase& grouped, float* out) const {
 }
 
 float* ExpertCase::hidden(const GroupedCase& grouped) const {
-  return streams_down(grouped.num_tokens()) ? handed_.data() : hidden_.data();
+  return streams_gate_up(grouped.num_tokens()) ? handed_.data() : hidden_.data();
 }
 
 void ExpertCase::keep_hidden(const GroupedCase& grouped) {

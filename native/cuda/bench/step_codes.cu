@@ -47,11 +47,11 @@ class CodedBatch {
     widened_values = std::make_unique<DeviceArray<uint16_t>>(batch.values.size());
   }
 
-  PagePool codes() const {
+  KvPages codes() const {
     return {reinterpret_cast<std::byte*>(keys->data()), reinterpret_cast<std::byte*>(values->data()),
             batch.heads.page_bytes() / 2, batch.heads.slab_bytes() / 2, PageElement::kE4m3};
   }
-  PagePool widened() const {
+  KvPages widened() const {
     return {reinterpret_cast<std::byte*>(widened_keys->data()), reinterpret_cast<std::byte*>(widened_values->data()),
             batch.heads.page_bytes(), batch.heads.slab_bytes()};
   }
@@ -73,7 +73,7 @@ struct Outputs {
   std::vector<float> portable;
 };
 
-Outputs run_all(const PagedBatch& batch, const PagePool& decode_pool, const PagePool& prefill_pool) {
+Outputs run_all(const PagedBatch& batch, const KvPages& decode_pool, const KvPages& prefill_pool) {
   const DecodeRun decode(batch, all_rows(batch));
   const PrefillRun prefill(batch);
   const DeviceArray<float> decoded(batch.out_floats());

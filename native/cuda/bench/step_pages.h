@@ -41,7 +41,7 @@ class PagedBatch {
             .num_kv_heads = heads.num_kv_heads,
             .head_dim = heads.head_dim};
   }
-  PagePool pool() const {
+  KvPages pool() const {
     return {reinterpret_cast<std::byte*>(device_keys->data()), reinterpret_cast<std::byte*>(device_values->data()),
             heads.page_bytes(), heads.slab_bytes()};
   }

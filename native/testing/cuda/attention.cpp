@@ -78,7 +78,7 @@ class Rotation {
         sines_(test.sines, num_rows(pages) * pages.rotary_dim / 2),
         slots_(slots_of(pages)) {}
 
-  glint::cuda::RopeCall call(uint16_t* query_out, const glint::cuda::PagePool& pool) const {
+  glint::cuda::RopeCall call(uint16_t* query_out, const glint::cuda::KvPages& pool) const {
     return {.query_out = query_out,
             .pages = pool,
             .query = joined_.data(),

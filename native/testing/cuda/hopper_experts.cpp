@@ -76,7 +76,7 @@ class HopperExperts {
   }
 
  private:
-  bool hands_over(int64_t num_tokens) const { return glint::cuda::streams_down(num_tokens); }
+  bool hands_over(int64_t num_tokens) const { return glint::cuda::streams_gate_up(num_tokens); }
 
   void launch_gate_up(int64_t num_tokens) const {
     grouping_.launch(num_tokens);

@@ -39,7 +39,7 @@ DevicePages::DevicePages(const TestPages& test)
       keys_(device_layer(false)),
       values_(device_layer(true)) {}
 
-cuda::PagePool DevicePages::pool() const {
+cuda::KvPages DevicePages::pool() const {
   return {.keys = keys_.bytes(),
           .values = values_.bytes(),
           .page_bytes = test_.num_kv_heads * slab_bytes(),

@@ -15,7 +15,7 @@ class DevicePages {
  public:
   explicit DevicePages(const TestPages& test);
 
-  cuda::PagePool pool() const;
+  cuda::KvPages pool() const;
   const DeviceBytes& keys() const { return keys_; }
   const DeviceBytes& values() const { return values_; }
   void download() const;

@@ -23,7 +23,7 @@ void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
                    " KV heads: a KV head serves a whole number of heads, at most ", kMaxGroupHeads);
 }
 
-void check_bf16_pages(const PagePool& pages) {
+void check_bf16_pages(const KvPages& pages) {
   require_argument(!holds_fp8(pages.element), "prefill attention reads BF16 pages; dequantise the E4M3 pages before it");
 }
 

@@ -22,7 +22,7 @@ struct RotaryTableCall {
 
 struct RopeCall {
   uint16_t* query_out;
-  PagePool pages;
+  KvPages pages;
   const float* query;
   const float* key;
   const float* value;
@@ -76,7 +76,7 @@ struct PrefillTask {
 struct AttendCall {
   float* out;
   const uint16_t* query;
-  PagePool pages;
+  KvPages pages;
   const int32_t* page_table;
   int32_t num_heads;
   int32_t num_kv_heads;
@@ -106,8 +106,8 @@ struct PrefillCall {
 };
 
 struct DequantiseKvCall {
-  PagePool fp8;
-  PagePool bf16;
+  KvPages fp8;
+  KvPages bf16;
   const int32_t* page_table;
   int64_t num_pages;
   int32_t num_kv_heads;

@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kDequantiseThreads) dequantise_kv_kernel(const
   const int64_t page = call.page_table[blockIdx.x];
   const int64_t kv_head = blockIdx.y / 2;
   const bool is_key = blockIdx.y % 2 == 0;
-  const PagePool& from = call.fp8;
-  const PagePool& to = call.bf16;
+  const KvPages& from = call.fp8;
+  const KvPages& to = call.bf16;
   const std::byte* g_fp8 = (is_key ? from.keys : from.values) + page * from.page_bytes + kv_head * from.head_bytes;
   std::byte* g_bf16 = (is_key ? to.keys : to.values) + page * to.page_bytes + kv_head * to.head_bytes;
   uint4 fp8[kThreadGroups];

@@ -191,7 +191,7 @@ struct PageRing {
 };
 
 struct PageSource {
-  const PagePool& pages;
+  const KvPages& pages;
   const int32_t* g_table;
   int kv_head;
 

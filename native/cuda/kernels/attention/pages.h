@@ -22,7 +22,7 @@ constexpr int64_t page_head_bytes(int64_t head_dim, PageElement element) {
   return kPageTokens * padded_head_dim(head_dim) * (holds_fp8(element) ? 1 : 2);
 }
 
-struct PagePool {
+struct KvPages {
   std::byte* keys;
   std::byte* values;
   int64_t page_bytes;

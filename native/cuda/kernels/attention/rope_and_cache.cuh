@@ -266,7 +266,7 @@ struct KeyValueRow {
 
   __device__ __forceinline__ void store(const RopeCall& call, int64_t, int kv_head, const HeadNorm<kPaddedDim>& norm,
                                         float* s_head) {
-    const PagePool& pages = call.pages;
+    const KvPages& pages = call.pages;
     const int64_t offset = slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
     HeadLane<kPaddedDim>& key = keys[0];
     norm.apply(keys, call.epsilon);
@@ -286,7 +286,7 @@ struct KeyValueRow {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const PagePool& pages,
+  __device__ __forceinline__ void store_in_page(const HeadLane<kPaddedDim>& lane, const KvPages& pages,
                                                 std::byte* g_page, float* s_head) const {
     const int page_row = static_cast<int>(slot % kPageTokens);
     if (holds_fp8(pages.element)) return lane.store_fp8(g_page, page_row, s_head);

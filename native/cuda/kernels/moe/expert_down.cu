@@ -95,7 +95,7 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
   require_argument(inputs.num_owners <= device_multiprocessors(), "down of ", call.hidden_size, " rows has ",
                    inputs.num_owners, " thread blocks that wait for each other; this GPU runs ",
                    device_multiprocessors(), " at once");
-  if (streams_down(call.num_tokens)) {
+  if (streams_gate_up(call.num_tokens)) {
     launch_few<kStreamedTileTokens, kStreamedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
     launch_few<32, 256, false>(inputs, stream);

@@ -129,7 +129,7 @@ struct CombineRowsCall {
   const int32_t* num_real_tokens = nullptr;
 };
 
-constexpr bool streams_down(int64_t num_tokens) { return num_tokens <= kStreamedTokens; }
+constexpr bool streams_gate_up(int64_t num_tokens) { return num_tokens <= kStreamedTokens; }
 
 constexpr int64_t max_streamed_rows(int64_t max_tokens, int64_t experts_per_token) {
   return (max_tokens < kStreamedTokens ? max_tokens : kStreamedTokens) * (experts_per_token + 1);
