@@ -143,14 +143,14 @@ __device__ __forceinline__ void load_boxes(PersistentStorage<Shape>& s_storage, 
   }
 }
 
-struct GatheredRows {
+struct RowPasses {
   static constexpr int kRowsPerPass = 16;
   static constexpr int kPasses = kPersistentTokens / kRowsPerPass;
 
   int r_tokens[kPasses];
   int count;
 
-  __device__ __forceinline__ GatheredRows(const GemmInputs& inputs, const TokenTile& tile) { find(inputs, tile); }
+  __device__ __forceinline__ RowPasses(const GemmInputs& inputs, const TokenTile& tile) { find(inputs, tile); }
 
   __device__ __forceinline__ void find(const GemmInputs& inputs, const TokenTile& tile) {
     count = tile.row_count;
@@ -164,15 +164,15 @@ struct GatheredRows {
 
 struct RowGather {
   const uint8_t* g_chunk;
-  uint32_t r_offsets[GatheredRows::kPasses];
+  uint32_t r_offsets[RowPasses::kPasses];
   int num_passes;
 
-  __device__ __forceinline__ RowGather(const GemmInputs& inputs, const GatheredRows& rows)
+  __device__ __forceinline__ RowGather(const GemmInputs& inputs, const RowPasses& rows)
       : g_chunk(inputs.activations + threadIdx.x % 8 * 16),
-        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + GatheredRows::kRowsPerPass - 1) /
-                   GatheredRows::kRowsPerPass) {
+        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + RowPasses::kRowsPerPass - 1) /
+                   RowPasses::kRowsPerPass) {
 #pragma unroll
-    for (int pass = 0; pass < GatheredRows::kPasses; ++pass) {
+    for (int pass = 0; pass < RowPasses::kPasses; ++pass) {
       r_offsets[pass] = static_cast<uint32_t>(rows.r_tokens[pass]) * static_cast<uint32_t>(inputs.activation_stride);
     }
   }
@@ -183,9 +183,9 @@ struct RowGather {
         ptx::shared_address(s_tokens) + row * kGemmTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
     const uint8_t* g_source = g_chunk + k_step * kGemmTileK;
 #pragma unroll
-    for (int pass = 0; pass < GatheredRows::kPasses; ++pass) {
+    for (int pass = 0; pass < RowPasses::kPasses; ++pass) {
       if (pass >= num_passes) continue;
-      ptx::cp_async(target + pass * GatheredRows::kRowsPerPass * kGemmTileK, g_source + r_offsets[pass]);
+      ptx::cp_async(target + pass * RowPasses::kRowsPerPass * kGemmTileK, g_source + r_offsets[pass]);
     }
   }
 };
@@ -230,7 +230,7 @@ __device__ __forceinline__ void gather_tiles(PersistentStorage<Shape>& s_storage
   PipelineState<Shape::kStages> ring;
   GatherSignal<Shape> signal;
   GemmTile next_tile = scheduler.tile(blockIdx.x);
-  GatheredRows next_rows(inputs, next_tile.tokens);
+  RowPasses next_rows(inputs, next_tile.tokens);
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const int64_t weight_tile = scheduler.weight_tile(next_tile);
     const RowGather gather(inputs, next_rows);
