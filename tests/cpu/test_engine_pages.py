@@ -1,6 +1,7 @@
 """Pages of a whole engine: refusal, exact fits, reuse, eviction, and books that add up after every step."""
 
 import random
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -288,7 +289,7 @@ def test_pages_add_up_over_thousands_of_steps(num_pages: int) -> None:
         assert stats.tokens_cached > 0
 
 
-@pytest.mark.parametrize(("family", "weights"), [*zip(FAMILIES, WEIGHTS, strict=True)])
+@pytest.mark.parametrize(("family", "weights"), [*zip(cycle(FAMILIES), WEIGHTS)])
 def test_weights_are_mapped_not_copied(family: Family, weights: Weights, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint(tmp_path, family, weights))
     with open_engine(checkpoint, num_pages=1) as engine:
