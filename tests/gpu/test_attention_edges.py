@@ -191,7 +191,7 @@ def test_a_value_that_bfloat16_cannot_hold_makes_its_key_nan(rotary_dim: int) ->
     request = PagedRequest(0, num_rows, 0, np.arange(2, dtype=np.int32))
     with CudaOperations("portable", REPEATS) as cuda:
         table = cuda.fill_rotary(np.arange(num_rows, dtype=np.int32), rotary_dim, 1e6)
-        cuda.rotate_and_store((query, key, value), norms, table, cache, [request])
+        cuda.rope_and_cache((query, key, value), norms, table, cache, [request])
     keys, values = stored_rows(cache, num_rows)
     is_nan = np.zeros(shape[:2], np.bool_)
     is_nan[spoiled, -1] = True
@@ -228,4 +228,4 @@ def test_a_head_too_wide_is_refused(portable: CudaOperations) -> None:
     table = portable.fill_rotary(np.arange(2, dtype=np.int32), heads.rotary_dim, heads.theta)
     with pytest.raises(AssertionError, match="head_dim is 130"):
         request = PagedRequest(0, 2, 0, np.zeros(1, np.int32))
-        portable.rotate_and_store((query, key, key), None, table, poisoned_cache(heads, 1), [request])
+        portable.rope_and_cache((query, key, key), None, table, poisoned_cache(heads, 1), [request])
