@@ -211,7 +211,7 @@ def time_rotation(cuda: TimedOperations) -> Iterator[Timing]:
         cache, step = full_pages([(0, count)])
         norms, table = norms_and_table(cuda, np.arange(count, dtype=np.int32))
         rows = head_rows(count)
-        cuda.rotate_and_store(rows, norms, table, cache, step)
+        cuda.rope_and_cache(rows, norms, table, cache, step)
         byte_count = 6.0 * sum(part.size for part in rows)
         yield Timing(f"q/k norm, rotation and page store, {count} rows", cuda.time(), byte_count)
 
