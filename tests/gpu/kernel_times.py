@@ -118,7 +118,8 @@ def time_experts(cuda: TimedOperations) -> Iterator[Timing]:
             grouped = case.choices.grouped(layout)
             matrix_bytes = layout.width * layout.hidden_size * len(np.unique(grouped.experts))
             flops = 2.0 * len(grouped.tokens) * layout.width * layout.hidden_size
-            cuda.call("glint_testing_group_tokens", new_grouping(layout, case.choices).native)
+            grouping = new_grouping(layout, case.choices)
+            cuda.call("glint_testing_group_tokens", grouping.native)
             yield Timing(f"group tokens {name}, {count} tokens", cuda.time())
             run_experts(cuda, case)
             gate_up, whole = cuda.times()
