@@ -170,10 +170,10 @@ void PeerSum::check_async() {
   if (failure == static_cast<uint32_t>(PeerSumFailure::kNone)) return;
   if (failure == static_cast<uint32_t>(PeerSumFailure::kRepeatedSlot)) {
     throw Failure(GLINT_STATUS_INTERNAL, text("rank ", rank_, " used the same slot of peer memory twice in a row, at ",
-                                              "meeting ", status()->epoch, ": uses must alternate"));
+                                              "all-reduce ", status()->epoch, ": uses must alternate"));
   }
   throw Failure(GLINT_STATUS_RANK_FAILED, text("rank ", rank_, " waited ", wait_seconds_, " s for rank ",
-                                               status()->peer, " at meeting ", status()->epoch, " over peer memory"));
+                                               status()->peer, " at all-reduce ", status()->epoch, " over peer memory"));
 }
 
 }

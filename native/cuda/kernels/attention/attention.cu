@@ -117,7 +117,7 @@ void launch_attention_decode(const DecodeCall& call, cudaStream_t stream) {
 
 void launch_dequantise_kv(const DequantiseKvCall& call, cudaStream_t stream) {
   require_argument(holds_fp8(call.fp8.element) && !holds_fp8(call.bf16.element),
-                   "pages are bf16 from E4M3 to BF16 pages only; give the pool of fp8 and the bf16 one");
+                   "E4M3 pages are dequantised to BF16 pages; give E4M3 pages as fp8 and BF16 pages as bf16");
   if (call.num_pages == 0) return;
   is_one_slab(call.head_dim) ? start_dequantise<kSlabDims>(call, stream) : start_dequantise<kMaxHeadDim>(call, stream);
 }
