@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -86,8 +87,18 @@ def import_graph(texts: dict[str, str]) -> dict[str, set[str]]:
 
 def find_circle(texts: dict[str, str]) -> list[str]:
     """The modules of an import circle in their order, the first of them again at the end; empty where there is none."""
+    return circle_of(import_graph(texts))
+
+
+def include_circle(texts: dict[str, str]) -> list[str]:
+    """The same for native files by their paths below native/."""
+    return circle_of({path: set(INCLUDE.findall(text)) for path, text in texts.items()})
+
+
+def circle_of(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """The nodes of a circle, the first of them again at the end; empty where there is none."""
     try:
-        TopologicalSorter(import_graph(texts)).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as circle:
         return list(circle.args[1])
     return []
@@ -165,6 +176,21 @@ def test_native_includes_follow_the_arrows() -> None:
     assert len(files) > 5
     problems = [text for source in files for text in include_problems(source.path, source.text)]
     assert not problems, "\n".join(problems)
+
+
+def test_no_native_file_includes_in_a_circle() -> None:
+    files = [source for source in source_files() if source.kind is Kind.C and source.path.parts[0] == "native"]
+    circle = include_circle({source.path.relative_to("native").as_posix(): source.text for source in files})
+    assert not circle, " -> ".join(circle)
+
+
+def test_a_circle_of_includes_is_found() -> None:
+    def including(name: str) -> str:
+        return chr(35) + f'include "{name}"\n'
+
+    planted = {"cuda/backend.h": including("cuda/layers.h"), "cuda/layers.h": including("cuda/backend.h")}
+    assert set(include_circle(planted)) == planted.keys()
+    assert not include_circle(planted | {"cuda/layers.h": ""})
 
 
 def test_the_listed_packages_exist() -> None:
