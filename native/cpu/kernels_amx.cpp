@@ -55,9 +55,9 @@ struct Step {
   int64_t col;
 };
 
-class Fp8Product {
+class Fp8Gemm {
  public:
-  Fp8Product(const ProductTile& tile, int64_t row, int64_t rows, std::byte* scratch)
+  Fp8Gemm(const GemmTile& tile, int64_t row, int64_t rows, std::byte* scratch)
       : tile_(tile),
         weight_(*tile.weight),
         row_(row),
@@ -234,7 +234,7 @@ class Fp8Product {
     }
   }
 
-  const ProductTile& tile_;
+  const GemmTile& tile_;
   const Weight& weight_;
   int64_t row_;
   int64_t rows_;
@@ -246,10 +246,10 @@ class Fp8Product {
   alignas(64) float biases_[kBlockRows] = {};
 };
 
-void multiply_fp8(const ProductTile& tile, std::byte* scratch) {
+void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
-    Fp8Product(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
+    Fp8Gemm(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
   }
   _tile_release();
 }
@@ -260,8 +260,8 @@ const KernelSet& amx_kernels() {
   static constexpr KernelSet kernels{.name = "amx",
                                      .id = GLINT_KERNELS_AMX,
                                      .fp8_form = OperandForm::kBf16,
-                                     .product_fp8 = multiply_fp8,
-                                     .product_floats = LaneProducts<Avx512Isa>::floats,
+                                     .gemm_fp8 = multiply_fp8,
+                                     .gemm_floats = LaneGemm<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_bf16};

@@ -19,7 +19,7 @@ struct TestOperand {
   int32_t has_codes;
 };
 
-struct TestProduct {
+struct TestGemm {
   float* out;
   const float* in;
   const std::byte* weight;

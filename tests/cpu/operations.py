@@ -34,7 +34,7 @@ class OperandCall(Structure):
     ]
 
 
-class _Product(Structure):
+class _Gemm(Structure):
     _fields_ = [
         ("out", _FLOATS),
         ("values", _FLOATS),
@@ -115,8 +115,8 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
-class ProductCase:
-    """A product of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them."""
+class GemmCase:
+    """A GEMM of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them."""
 
     rows: FloatArray
     weight: StoredWeight
@@ -130,11 +130,11 @@ class ProductCase:
         """First row of the weight and number of rows."""
         return self.row_slice or (0, self.weight.data.shape[0])
 
-    def native(self, out: FloatArray) -> _Product:
-        """The product as the library takes it, with out [count, at least rows] for the result."""
+    def native(self, out: FloatArray) -> _Gemm:
+        """The GEMM as the library takes it, with out [count, at least rows] for the result."""
         rows, cols = self.weight.data.shape
         col_first, col_count = self.col_slice or (0, cols)
-        return _Product(
+        return _Gemm(
             out=pointer(out),
             values=pointer(self.rows),
             weight=self.weight.data.ctypes.data,
@@ -242,7 +242,7 @@ class Operations:
         return out
 
     def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
-        """A product's operand [count, slices, padded width] as values, and its scales [count, slices]."""
+        """A GEMM's operand [count, slices, padded width] as values, and its scales [count, slices]."""
         count, width = rows.shape
         stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32)
         out = poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
@@ -252,17 +252,17 @@ class Operations:
         self._call("glint_testing_prepare", (POINTER(OperandCall),), byref(operand))
         return out, scales.T
 
-    def product(self, case: ProductCase) -> FloatArray:
-        """Result [count, rows] of one product."""
-        return self.products([case])[0]
+    def gemm(self, case: GemmCase) -> FloatArray:
+        """Result [count, rows] of one GEMM."""
+        return self.gemms([case])[0]
 
-    def products(self, cases: list[ProductCase]) -> list[FloatArray]:
-        """Results of several products run together; fails where a product writes beside its result."""
+    def gemms(self, cases: list[GemmCase]) -> list[FloatArray]:
+        """Results of several GEMMs run together; fails where a GEMM writes beside its result."""
         margin = 3
         counts = [len(case.rows) if case.input_rows is None else len(case.input_rows) for case in cases]
         outs = [poisoned(count, case.row_part[1] + margin) for count, case in zip(counts, cases, strict=True)]
-        natives = (_Product * len(cases))(*(case.native(out) for case, out in zip(cases, outs, strict=True)))
-        run = declare("glint_testing_products", c_int32, c_void_p, POINTER(_Product), c_int32)
+        natives = (_Gemm * len(cases))(*(case.native(out) for case, out in zip(cases, outs, strict=True)))
+        run = declare("glint_testing_gemms", c_int32, c_void_p, POINTER(_Gemm), c_int32)
         assert run(self._backend, natives, len(cases)) == abi.STATUS_OK
         assert all(np.isnan(out[:, -margin:]).all() for out in outs)
         return [out[:, :-margin].copy() for out in outs]

@@ -1,6 +1,6 @@
 """Every operation of every kernel set that runs here against its NumPy sentence, and bitwise against itself.
 
-Bounds and what was seen: exact one unit in the last place of float32 (0); fast products FAST_BOUND of the sum of
+Bounds and what was seen: exact one unit in the last place of float32 (0); fast GEMMs FAST_BOUND of the sum of
 magnitudes behind a result (1.2e-7), fast SwiGLU FAST_BOUND of the result (2e-7).
 """
 
@@ -11,8 +11,8 @@ import pytest
 
 from tests.cpu.kernel_sets import KERNELS, open_operations
 from tests.cpu.operations import (
+    GemmCase,
     Operations,
-    ProductCase,
     StoredWeight,
     bf16_from_float,
     e4m3_from_float,
@@ -66,15 +66,15 @@ def weight_values(weight: StoredWeight) -> np.ndarray:
     return numpy_ops.decode_e4m3(weight.data) * numpy_ops.expand_scale(weight.scale, weight.kind, *weight.data.shape)
 
 
-def reference_product(rows: FloatArray, weight: StoredWeight, bias: FloatArray | None) -> tuple[FloatArray, np.ndarray]:
-    """The product in NumPy, and the sum of magnitudes behind each of its results."""
+def reference_gemm(rows: FloatArray, weight: StoredWeight, bias: FloatArray | None) -> tuple[FloatArray, np.ndarray]:
+    """The GEMM in NumPy, and the sum of magnitudes behind each of its results."""
     size = 0 if bias is None else np.abs(bias.astype(np.float64))
     magnitudes = np.abs(weight_values(weight)).T
     if weight.kind is None or weight.scale is None:
-        result = numpy_ops.product_bf16(rows, weight_values(weight), bias)
+        result = numpy_ops.gemm_bf16(rows, weight_values(weight), bias)
         return result, np.abs(rows.astype(np.float64)) @ magnitudes + size
     quantised = numpy_ops.quantise(rows)
-    result = numpy_ops.product_fp8(quantised, weight.data, weight.scale, weight.kind, bias)
+    result = numpy_ops.gemm_fp8(quantised, weight.data, weight.scale, weight.kind, bias)
     return result, np.abs(quantised.values()) @ magnitudes + size
 
 
@@ -156,7 +156,7 @@ def test_prepare_codes(operations: Operations, width: int, slices: int) -> None:
 def test_a_row_too_small_for_a_scale_stays_finite(operations: Operations) -> None:
     rows = np.zeros((2, 40), np.float32)
     rows[:, 3] = (1e-43, -1e-45)
-    got = operations.product(ProductCase(rows, make_weight(0, 9, 40, "channel")))
+    got = operations.gemm(GemmCase(rows, make_weight(0, 9, 40, "channel")))
     assert (np.abs(got) < 1e-40).all()
 
 
@@ -171,13 +171,13 @@ def test_prepare_floats(operations: Operations, width: int, slices: int) -> None
 
 @pytest.mark.parametrize("kind", [*KINDS, None])
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
-def test_product(operations: Operations, rows: int, cols: int, kind: ScaleKind | None) -> None:
+def test_gemm(operations: Operations, rows: int, cols: int, kind: ScaleKind | None) -> None:
     weight = make_weight(rows + cols, rows, cols, kind)
     bias = normal(7, rows)
     for count in (1, 6, 21):
         inputs = uneven_rows(count, count, cols)
-        want, magnitude = reference_product(inputs, weight, bias)
-        assert_near(operations, operations.product(ProductCase(inputs, weight, bias)), want, magnitude)
+        want, magnitude = reference_gemm(inputs, weight, bias)
+        assert_near(operations, operations.gemm(GemmCase(inputs, weight, bias)), want, magnitude)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,7 +187,7 @@ def test_every_code_is_read_as_its_number(operations: Operations, kind: ScaleKin
         weight = StoredWeight(np.repeat(codes[:, None], cols, axis=1), np.ones((256, 1), np.float32), kind)
         inputs = np.zeros((2, cols), np.float32)
         inputs[:, -1] = (448, -448)
-        got = operations.product(ProductCase(inputs, weight))
+        got = operations.gemm(GemmCase(inputs, weight))
         np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(codes)).astype(np.float32))
 
 
@@ -197,8 +197,8 @@ def test_tiny_scales_lose_nothing(operations: Operations, kind: ScaleKind) -> No
     weight = StoredWeight(weight.data, (weight.scale * np.float32(1e-10)).astype(np.float32), kind)
     for count in (1, 5):
         inputs = uneven_rows(20, count, 200)
-        want, magnitude = reference_product(inputs, weight, None)
-        assert_near(operations, operations.product(ProductCase(inputs, weight)), want, magnitude)
+        want, magnitude = reference_gemm(inputs, weight, None)
+        assert_near(operations, operations.gemm(GemmCase(inputs, weight)), want, magnitude)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, None])
@@ -207,29 +207,29 @@ def test_slices_gathered_rows_and_company(operations: Operations, kind: ScaleKin
     values = weight_values(weight)
     inputs, bias = uneven_rows(2, 11, 100), normal(3, 77)
     chosen = np.array([7, 0, 7, 10, 3], np.int32)
-    sliced = ProductCase(inputs, weight, bias, chosen, row_slice=(131, 77), col_slice=(90, 100))
-    other = ProductCase(uneven_rows(4, 3, 330), weight)
-    empty = ProductCase(inputs, weight, bias, chosen[:0], row_slice=(131, 77), col_slice=(90, 100))
-    got, got_other, got_empty = operations.products([sliced, other, empty])
+    sliced = GemmCase(inputs, weight, bias, chosen, row_slice=(131, 77), col_slice=(90, 100))
+    other = GemmCase(uneven_rows(4, 3, 330), weight)
+    empty = GemmCase(inputs, weight, bias, chosen[:0], row_slice=(131, 77), col_slice=(90, 100))
+    got, got_other, got_empty = operations.gemms([sliced, other, empty])
     rows = inputs if kind is None else numpy_ops.quantise(inputs).values()
     part = values[131 : 131 + 77, 90:190]
     want = rows[chosen].astype(np.float64) @ part.T + bias.astype(np.float64)
     magnitude = np.abs(rows[chosen]).astype(np.float64) @ np.abs(part).T + np.abs(bias)
     assert_near(operations, got, want.astype(np.float32), magnitude)
-    np.testing.assert_array_equal(got_other, operations.product(other))
+    np.testing.assert_array_equal(got_other, operations.gemm(other))
     assert got_empty.shape == (0, 77)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_product_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -> None:
+def test_gemm_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -> None:
     weight = make_weight(5, 50, 384, kind)
     inputs = uneven_rows(6, 5, 384)
     parts = [
-        operations.product(ProductCase(np.ascontiguousarray(part), weight, col_slice=(index * 96, 96)))
+        operations.gemm(GemmCase(np.ascontiguousarray(part), weight, col_slice=(index * 96, 96)))
         for index, part in enumerate(np.split(inputs, 4, axis=1))
     ]
     quantised = numpy_ops.quantise(inputs, 4)
-    want = numpy_ops.product_fp8(quantised, weight.data, weight.scale, kind)
+    want = numpy_ops.gemm_fp8(quantised, weight.data, weight.scale, kind)
     magnitude = np.abs(quantised.values()) @ np.abs(weight_values(weight)).T
     got = operations.join_slices(np.stack(parts).reshape(4, -1)).reshape(want.shape)
     assert (np.abs(got.astype(np.float64) - want) <= 2 * FAST_BOUND * magnitude).all()
@@ -238,24 +238,24 @@ def test_product_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_a_weight_may_lie_anywhere_in_its_file(operations: Operations, kind: ScaleKind | None) -> None:
     weight = make_weight(8, 40, 130, kind)
-    case = ProductCase(uneven_rows(9, 5, 130), weight)
+    case = GemmCase(uneven_rows(9, 5, 130), weight)
     start = 1 if weight.is_fp8 else 2
     memory = np.zeros(weight.data.nbytes + start, np.uint8)
     moved = memory[start:].view(weight.data.dtype).reshape(weight.data.shape)
     moved[:] = weight.data
-    shifted = ProductCase(case.rows, StoredWeight(moved, weight.scale, weight.kind))
-    np.testing.assert_array_equal(operations.product(shifted), operations.product(case))
+    shifted = GemmCase(case.rows, StoredWeight(moved, weight.scale, weight.kind))
+    np.testing.assert_array_equal(operations.gemm(shifted), operations.gemm(case))
 
 
 @pytest.mark.parametrize("kind", ["channel", "tile", None])
 def test_nan_stays_in_its_row(operations: Operations, kind: ScaleKind | None) -> None:
     weight = make_weight(10, 45, 130, kind)
     inputs = uneven_rows(11, 9, 130)
-    clean = operations.product(ProductCase(inputs, weight))
+    clean = operations.gemm(GemmCase(inputs, weight))
     for value in (np.nan, np.inf, -np.inf):
         bad = inputs.copy()
         bad[4, 129] = value
-        got = operations.product(ProductCase(bad, weight))
+        got = operations.gemm(GemmCase(bad, weight))
         assert not np.isfinite(got[4]).any()
         np.testing.assert_array_equal(np.delete(got, 4, axis=0), np.delete(clean, 4, axis=0))
 
@@ -265,24 +265,24 @@ def test_nan_stays_in_its_row(operations: Operations, kind: ScaleKind | None) ->
 def test_a_row_is_the_same_at_every_row_count(operations: Operations, kind: ScaleKind | None, cols: int) -> None:
     weight = make_weight(12, 37, cols, kind)
     inputs = uneven_rows(13, 4096, cols)
-    whole = operations.product(ProductCase(inputs, weight, normal(14, 37)))
+    whole = operations.gemm(GemmCase(inputs, weight, normal(14, 37)))
     for count in ROW_COUNTS:
         first = (count * 37) % (4096 - count)
-        part = ProductCase(inputs[first : first + count], weight, normal(14, 37))
-        np.testing.assert_array_equal(operations.product(part), whole[first : first + count], err_msg=f"{count} rows")
+        part = GemmCase(inputs[first : first + count], weight, normal(14, 37))
+        np.testing.assert_array_equal(operations.gemm(part), whole[first : first + count], err_msg=f"{count} rows")
     backwards = np.arange(4095, -1, -1, dtype=np.int32)
-    gathered = operations.product(ProductCase(inputs, weight, normal(14, 37), backwards))
+    gathered = operations.gemm(GemmCase(inputs, weight, normal(14, 37), backwards))
     np.testing.assert_array_equal(gathered, whole[::-1])
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_threads_change_nothing(kernels: str, kind: ScaleKind | None) -> None:
-    cases = [ProductCase(uneven_rows(15, count, 520), make_weight(16, 300, 520, kind)) for count in (1, 2, 40)]
+    cases = [GemmCase(uneven_rows(15, count, 520), make_weight(16, 300, 520, kind)) for count in (1, 2, 40)]
     results = []
     for threads in (1, 2, 3, 5):
         with open_operations(kernels, threads) as operations:
-            results.append(operations.products(cases))
+            results.append(operations.gemms(cases))
     for result in results[1:]:
         for got, want in zip(result, results[0], strict=True):
             np.testing.assert_array_equal(got, want)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
-from tests.cpu.operations import PageCache, PagedRequest, ProductCase
+from tests.cpu.operations import GemmCase, PageCache, PagedRequest
 from tests.cpu.sampling_rows import Row
 from tests.cpu.testing_library import declare
-from tests.gpu.operations_cases import HEADS, LAYOUTS, PRODUCTS, RULES
+from tests.gpu.operations_cases import GEMMS, HEADS, LAYOUTS, RULES
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
 from tests.gpu.operations_experts import make_case, make_weights, new_grouping, run_experts
 from tests.gpu.operations_inputs import PAGE_TOKENS, normal_rows
@@ -26,8 +26,8 @@ from tests.reference.numpy_ops import FloatArray, bf16_bits, round_bf16
 MOST_TIMES = 8
 BLOCK_PAGES = 256
 VOCAB_SIZE = 151552
-PRODUCT_NAMES = ("qkv", "o", "dense gate and up", "shared gate and up", "lm_head")
-PRODUCT_COUNTS = (1, 16, 64, 128, 256, 4096)
+GEMM_NAMES = ("qkv", "o", "dense gate and up", "shared gate and up", "lm_head")
+GEMM_COUNTS = (1, 16, 64, 128, 256, 4096)
 EXPERT_COUNTS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ROW_COUNTS = (1, 8, 64, 256, 4096)
 DECODE = ((1, 128), (1, 512), (1, 1024), (1, 8192), (64, 512), (1, 32768), (64, 4096), (8, 32768), (256, 4096))
@@ -97,13 +97,13 @@ def numbers() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def time_products(cuda: TimedOperations) -> Iterator[Timing]:
-    """Dense products; the bytes are those of the weight."""
-    for name in PRODUCT_NAMES:
-        shape = PRODUCTS[name]
-        whole = shape.case(max(PRODUCT_COUNTS))
-        for count in PRODUCT_COUNTS:
-            cuda.product(ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias), 0)
+def time_gemms(cuda: TimedOperations) -> Iterator[Timing]:
+    """Dense GEMMs; the bytes are those of the weight."""
+    for name in GEMM_NAMES:
+        shape = GEMMS[name]
+        whole = shape.case(max(GEMM_COUNTS))
+        for count in GEMM_COUNTS:
+            cuda.gemm(GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias), 0)
             flops = 2.0 * count * shape.rows * shape.cols
             yield Timing(f"{name}, {count} tokens", cuda.time(), whole.weight.data.nbytes, flops)
 
@@ -232,7 +232,7 @@ def run() -> None:
         print(f"measured peak read bandwidth {peak / 1e9:.0f} GB/s", flush=True)
         print(Timing("a kernel that does nothing", hopper.time_nothing()).line(peak), flush=True)
         parts = (
-            time_products(hopper),
+            time_gemms(hopper),
             time_experts(hopper),
             time_rows(hopper),
             time_rotation(hopper),

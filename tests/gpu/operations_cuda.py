@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from glint.engine.args import Kernels
 from glint.native import abi
 from tests.cpu.operations import (
+    GemmCase,
     OperandCall,
     PageCache,
     PagedRequest,
-    ProductCase,
     RotationCall,
     pointer,
     poisoned,
@@ -178,7 +178,7 @@ class CudaOperations:
         return result
 
     def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
-        """A product's operand [count, slices, padded width] as values, and its scales [count, slices]."""
+        """A GEMM's operand [count, slices, padded width] as values, and its scales [count, slices]."""
         count, width = rows.shape
         stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32, c_int32, device="cuda")(
             self._backend, width, row_slices, has_codes
@@ -215,18 +215,18 @@ class CudaOperations:
         self.call("glint_testing_gather_rows", case)
         return out
 
-    def product(self, case: ProductCase, margin: int) -> FloatArray:
-        """Result [count, rows] of one product; fails where it writes into the margin behind a row's end."""
+    def gemm(self, case: GemmCase, margin: int) -> FloatArray:
+        """Result [count, rows] of one GEMM; fails where it writes into the margin behind a row's end."""
         out = poisoned(len(case.rows), case.row_part[1] + margin)
         native = case.native(out)
-        run = declare("glint_testing_products", c_int32, c_void_p, POINTER(type(native)), c_int32, device="cuda")
-        self._check(run(self._backend, byref(native), 1), "glint_testing_products")
+        run = declare("glint_testing_gemms", c_int32, c_void_p, POINTER(type(native)), c_int32, device="cuda")
+        self._check(run(self._backend, byref(native), 1), "glint_testing_gemms")
         assert np.isnan(out[:, case.row_part[1] :]).all()
         return out[:, : case.row_part[1]]
 
-    def product_row_counts(self, case: ProductCase) -> None:
-        """Fail where row i of a product of 1, 2, 3 and so on up to all rows differs from that of all rows."""
-        self.call("glint_testing_product_row_counts", case.native(poisoned(len(case.rows), case.row_part[1])))
+    def gemm_row_counts(self, case: GemmCase) -> None:
+        """Fail where row i of a GEMM of 1, 2, 3 and so on up to all rows differs from that of all rows."""
+        self.call("glint_testing_gemm_row_counts", case.native(poisoned(len(case.rows), case.row_part[1])))
 
     def fill_rotary(self, positions: NDArray[np.int32], rotary_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
         """Cosines and sines [positions, rotary_dim / 2]."""

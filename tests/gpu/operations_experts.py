@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.cpu.operations import CACHE_DTYPES, SCALE_KINDS, Operations, ProductCase, StoredWeight, pointer, poisoned
+from tests.cpu.operations import CACHE_DTYPES, SCALE_KINDS, GemmCase, Operations, StoredWeight, pointer, poisoned
 from tests.cpu.testing_library import declare
 from tests.gpu.operations_cuda import CudaOperations, padded_width
 from tests.gpu.operations_inputs import normal_rows, random_codes, row_scales, source
 from tests.reference.numpy_ops import FloatArray, ScaleKind, bf16_bits, round_bf16
 
 IntArray = NDArray[np.int32]
-PRODUCTS_AT_ONCE = 32
+GEMMS_AT_ONCE = 32
 E4M3_DTYPE = 3
 FEW_TOKENS = 64
 UNUSABLE_EXPERTS = (-1, 1 << 20, 2**31 - 1, -(2**31))
@@ -287,14 +287,14 @@ class ExpectedExperts:
     out: FloatArray
 
 
-def _run_products(operations: Operations, cases: list[ProductCase], width: int) -> FloatArray:
-    parts = [cases[first : first + PRODUCTS_AT_ONCE] for first in range(0, len(cases), PRODUCTS_AT_ONCE)]
-    results = [result for part in parts for result in operations.products(part)]
+def _run_gemms(operations: Operations, cases: list[GemmCase], width: int) -> FloatArray:
+    parts = [cases[first : first + GEMMS_AT_ONCE] for first in range(0, len(cases), GEMMS_AT_ONCE)]
+    results = [result for part in parts for result in operations.gemms(part)]
     return np.concatenate([np.empty((0, width), np.float32), *results])
 
 
 def expect_experts(operations: Operations, case: ExpertCase, tokens: IntArray, inputs: FloatArray) -> ExpectedExperts:
-    """What the CPU makes of some tokens; its down product takes CUDA's inputs, so that errors do not add up."""
+    """What the CPU makes of some tokens; its down GEMM takes CUDA's inputs, so that errors do not add up."""
     layout = case.layout
     grouped = case.choices.grouped(layout)
     wanted = np.isin(grouped.tokens, tokens)
@@ -304,13 +304,13 @@ def expect_experts(operations: Operations, case: ExpertCase, tokens: IntArray, i
     first_inputs = [case.rows[grouped.tokens[rows]] for rows in by_expert]
     down_inputs = [round_bf16(inputs[rows]) if layout.kind is None else inputs[rows] for rows in by_expert]
 
-    def product(name: str, rows: list[FloatArray]) -> FloatArray:
+    def gemm(name: str, rows: list[FloatArray]) -> FloatArray:
         pairs = zip(rows, matrices, strict=True)
-        cases = [ProductCase(part, case.weights.one(name, matrix)) for part, matrix in pairs]
-        return _run_products(operations, cases, getattr(case.weights, name).data.shape[1])
+        cases = [GemmCase(part, case.weights.one(name, matrix)) for part, matrix in pairs]
+        return _run_gemms(operations, cases, getattr(case.weights, name).data.shape[1])
 
-    gate, up = product("gate", first_inputs), product("up", first_inputs)
-    routed = product("down", down_inputs)
+    gate, up = gemm("gate", first_inputs), gemm("up", first_inputs)
+    routed = gemm("down", down_inputs)
     places = np.concatenate([np.empty(0, np.int64), *by_expert]).astype(np.int32)
     row_of = {place: row for row, place in enumerate(places.tolist())}
     by_pair = grouped.places()

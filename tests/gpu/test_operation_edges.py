@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.cpu.operations import Operations, ProductCase
+from tests.cpu.operations import GemmCase, Operations
 from tests.cpu.sampling_rows import Row, random_row
 from tests.gpu.operations_cases import LAYOUTS, REPEATS, RULES
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
@@ -18,7 +18,7 @@ from tests.gpu.operations_experts import (
     make_weights,
     run_experts,
 )
-from tests.gpu.operations_inputs import ProductShape, normal_rows, source
+from tests.gpu.operations_inputs import GemmShape, normal_rows, source
 from tests.reference.numpy_ops import E4M3_MAX, E4M3_VALUES, FloatArray, ScaleKind, bf16_bits, round_bf16
 
 FEW_REPEATS = min(REPEATS, 3)
@@ -156,16 +156,16 @@ def test_sampler_of_ties_and_failures(portable: CudaOperations, vocab_size: int)
 
 @pytest.mark.parametrize("rows", ODD_ROWS)
 @pytest.mark.parametrize("kind", ["channel", "tensor", "tile", None], ids=str)
-def test_portable_products_of_odd_sizes(cpu: Operations, kind: ScaleKind | None, rows: int) -> None:
+def test_portable_gemms_of_odd_sizes(cpu: Operations, kind: ScaleKind | None, rows: int) -> None:
     """Near the CPU at most rows of the input; with fewer rows each keeps its bits, and nothing beside it is written."""
     for cols in ODD_COLS:
-        whole = ProductShape("odd", rows, cols, kind, has_bias=rows % 2 == 1).case(max(ODD_COUNTS))
-        expected = cpu.product(whole)
+        whole = GemmShape("odd", rows, cols, kind, has_bias=rows % 2 == 1).case(max(ODD_COUNTS))
+        expected = cpu.gemm(whole)
         with CudaOperations("portable", FEW_REPEATS) as cuda:
-            most = cuda.product(whole, 3)
+            most = cuda.gemm(whole, 3)
             for count in ODD_COUNTS:
-                case = ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
-                assert same_bits(cuda.product(case, 3), most[:count]), f"{cols} columns, {count} rows"
+                case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+                assert same_bits(cuda.gemm(case, 3), most[:count]), f"{cols} columns, {count} rows"
         gap, size = (float(np.linalg.norm(part.astype(np.float64))) for part in (most - expected, expected))
         assert gap <= FP32_ERROR * size, f"{cols} columns"
 

@@ -13,21 +13,21 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
-from tests.cpu.operations import Operations, PageCache, ProductCase, StoredWeight
+from tests.cpu.operations import GemmCase, Operations, PageCache, StoredWeight
 from tests.gpu.operations_cases import (
     COUNTS,
     DECODE,
     FEW_COUNTS,
+    GEMMS,
     HEADS,
     LAYOUTS,
     MIXED,
     PREFILL,
-    PRODUCTS,
     REPEATED_COUNTS,
     REPEATS,
-    ROW_COUNT_PRODUCTS,
+    ROW_COUNT_GEMMS,
     RULES,
-    expected_product,
+    expected_gemm,
     is_close_call,
     sampler_rows,
 )
@@ -62,10 +62,10 @@ BOUNDS = {
     "norm": 3e-7,
     "quantise": 0.0,
     "swiglu": 5e-7,
-    "product E4M3, hopper": 1e-3,
-    "product E4M3, portable": 1e-6,
-    "product BF16, hopper": 1e-6,
-    "product BF16, portable": 1e-6,
+    "GEMM E4M3, hopper": 1e-3,
+    "GEMM E4M3, portable": 1e-6,
+    "GEMM BF16, hopper": 1e-6,
+    "GEMM BF16, portable": 1e-6,
     "rotary table": 1e-7,
     "rotate: query, key": 2.0**-7,
     "rotate: share rounded otherwise": 1e-3,
@@ -175,28 +175,28 @@ def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, s
         record.compare("quantise", gated_scales, expected_scales, f"swiglu, {what}")
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products(record: ErrorRecord, kernels: Kernels, name: str) -> None:
-    shape = PRODUCTS[name]
-    expected = expected_product(shape)
-    bound = f"product {'BF16' if shape.kind is None else 'E4M3'}, {kernels}"
+@pytest.mark.parametrize("name", GEMMS)
+def test_gemms(record: ErrorRecord, kernels: Kernels, name: str) -> None:
+    shape = GEMMS[name]
+    expected = expected_gemm(shape)
+    bound = f"GEMM {'BF16' if shape.kind is None else 'E4M3'}, {kernels}"
     is_hopper = shape.kind != "tile" and shape.cols * (2 if shape.kind is None else 1) % 128 == 0
     if kernels == "hopper" and not is_hopper:
         bound = bound.replace("hopper", "portable")
     for count in COUNTS:
         whole = expected.case
-        case = ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+        case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
         with open_for(count, kernels) as cuda:
-            seen = cuda.product(case, shape.margin)
+            seen = cuda.gemm(case, shape.margin)
         is_there = expected.chosen < count
         assert np.isfinite(seen).all()
         record.compare(bound, seen[expected.chosen[is_there]], expected.rows[is_there], f"{name}, {count} rows")
 
 
-@pytest.mark.parametrize("name", ROW_COUNT_PRODUCTS)
-def test_row_of_a_product_is_the_same_for_every_row_count(kernels: Kernels, name: str) -> None:
+@pytest.mark.parametrize("name", ROW_COUNT_GEMMS)
+def test_row_of_a_gemm_is_the_same_for_every_row_count(kernels: Kernels, name: str) -> None:
     with CudaOperations(kernels, 1) as cuda:
-        cuda.product_row_counts(ROW_COUNT_PRODUCTS[name].case(ROW_COUNTS))
+        cuda.gemm_row_counts(ROW_COUNT_GEMMS[name].case(ROW_COUNTS))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -295,7 +295,7 @@ def test_router(record: ErrorRecord, cpu: Operations, name: str) -> None:
         case = RouteCase(numbers.standard_normal((count, width)).astype(np.float32), weight, bias, rule)
         with open_for(count) as cuda:
             experts, weights = cuda.route(case)
-        logits = cpu.product(ProductCase(case.rows, StoredWeight(weight)))
+        logits = cpu.gemm(GemmCase(case.rows, StoredWeight(weight)))
         expected, expected_weights = cpu.route(logits, bias, rule)
         is_same = (experts == expected).all(axis=1)
         selection = 1 / (1 + np.exp(-logits.astype(np.float64))) + bias
@@ -312,7 +312,7 @@ def test_router_ties(cpu: Operations, portable: CudaOperations, name: str) -> No
     for count in (1, 64, 65, 600):
         rows = numbers.integers(-1, 2, (count, width)).astype(np.float32) / 4
         case = RouteCase(rows, weight, np.zeros(num_experts, np.float32), rule)
-        logits = cpu.product(ProductCase(rows, StoredWeight(weight)))
+        logits = cpu.gemm(GemmCase(rows, StoredWeight(weight)))
         expected, _ = cpu.route(logits, case.bias, rule)
         assert (portable.route(case)[0] == expected).all()
         assert len(np.unique(logits[0])) < num_experts

@@ -4,8 +4,8 @@ FP8 checkpoints are held to the exact CPU path, BF16 checkpoints to the referenc
 CPU keeps BF16 checkpoints' activations in FP32.
 
 Where activations are rounded, one number on the other side of a rounding moves its row and may choose another expert.
-How much follows from the error of a product, which the reference can be given. Seen with noise of 1e-6 in every FP8
-product, with 1.3e-4 as Hopper's short accumulator has it, and with the mistakes of `BREAKAGES`:
+How much follows from the error of a GEMM, which the reference can be given. Seen with noise of 1e-6 in every FP8
+GEMM, with 1.3e-4 as Hopper's short accumulator has it, and with the mistakes of `BREAKAGES`:
 
 | FP8 | 1e-6 | 1.3e-4 | mistakes |
 |---|---|---|---|

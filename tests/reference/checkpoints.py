@@ -149,10 +149,10 @@ class ValueSource:
 
 def store(name: str, values: NDArray[np.float32], weights: Weights) -> Iterator[Tensor]:
     """The tensors a value becomes in a file: F32 selection bias, E4M3 with its scale, else BF16."""
-    is_product = name.endswith("_proj.weight")
+    is_gemm_weight = name.endswith("_proj.weight")
     if name.endswith("e_score_correction_bias"):
         yield Tensor(name, "F32", values.shape, values.astype("<f4").tobytes())
-    elif weights == "bf16" or not is_product:
+    elif weights == "bf16" or not is_gemm_weight:
         yield Tensor(name, "BF16", values.shape, bf16_bits(values).astype("<u2").tobytes())
     else:
         kind = SCALE_KINDS[weights]

@@ -98,13 +98,13 @@ def expand_scale(scale: FloatArray, kind: ScaleKind, rows: int, cols: int) -> Wi
     return np.repeat(np.repeat(wide, SCALE_TILE, axis=0)[:rows], SCALE_TILE, axis=1)[:, :cols]
 
 
-def product_bf16(rows: FloatArray, weight: FloatArray, bias: FloatArray | None = None) -> FloatArray:
+def gemm_bf16(rows: FloatArray, weight: FloatArray, bias: FloatArray | None = None) -> FloatArray:
     """f32(rows @ weight.T + bias), the sum in float64; weight [out, in] holds bfloat16 values."""
     result = rows.astype(np.float64) @ weight.astype(np.float64).T
     return _add_bias(result, bias)
 
 
-def product_fp8(
+def gemm_fp8(
     rows: QuantisedRows, codes: CodeArray, scale: FloatArray, kind: ScaleKind, bias: FloatArray | None = None
 ) -> FloatArray:
     """f32(sum of scaled codes + bias) for quantised rows and E4M3 weight codes [out, in].
@@ -200,7 +200,7 @@ class Routing:
 
 def route(rows: FloatArray, weight: FloatArray, bias: FloatArray, rule: RouterRule) -> Routing:
     """Choose experts by sigmoid score plus bias, lower index first among equals."""
-    logits = product_bf16(rows, weight).astype(np.float64)
+    logits = gemm_bf16(rows, weight).astype(np.float64)
     scores = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
     experts = _largest(scores + bias.astype(np.float32), rule.experts_per_token)
     picked = np.take_along_axis(scores, experts, axis=1).astype(np.float64)

@@ -46,7 +46,7 @@ def test_the_numpy_model_answers_as_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(320, 192), (130, 257), (16, 192), (192, 16)])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("kind", ["channel", "tensor", "tile"])
-def test_fp8_products(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind) -> None:
+def test_fp8_gemms(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind) -> None:
     source = np.random.default_rng(rows + cols)
     inputs = source.standard_normal((5, cols)).astype(np.float32)
     codes = ops.encode_e4m3(source.standard_normal((rows, cols)) * 100)
@@ -58,12 +58,12 @@ def test_fp8_products(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind)
     weight = rounded_parts.Weight(matrix, "e4m3", sums.Float64Sums())
     torch_bias = None if bias is None else torch.from_numpy(bias).double()
     expected = torch.nn.functional.linear(torch.from_numpy(inputs), weight, torch_bias)
-    result = ops.product_fp8(ops.quantise(inputs), codes, scale, kind, bias)
+    result = ops.gemm_fp8(ops.quantise(inputs), codes, scale, kind, bias)
     assert expected.dtype == torch.float32
     np.testing.assert_allclose(result, expected.numpy(), rtol=2e-7, atol=1e-9)
 
 
-def test_sliced_products_join_by_a_tree() -> None:
+def test_sliced_gemms_join_by_a_tree() -> None:
     parts = [np.array([value], dtype=np.float32) for value in (1.0, 2.0**-24, 2.0**-24, 2.0**-24)]
     assert ops.join_slices(parts)[0] == np.float32(1.0 + 2.0**-23)
     assert ops.join_slices(parts[:3])[0] == np.float32(1.0)
@@ -73,7 +73,7 @@ def test_sliced_products_join_by_a_tree() -> None:
     scale = np.full((24, 1), 0.01, dtype=np.float32)
     quantised = ops.quantise(inputs, row_slices=4)
     whole = quantised.values() @ (ops.decode_e4m3(codes) * np.float64(np.float32(0.01))).T
-    result = ops.product_fp8(quantised, codes, scale, "channel")
+    result = ops.gemm_fp8(quantised, codes, scale, "channel")
     np.testing.assert_allclose(result, whole, rtol=1e-5, atol=1e-5)
 
 

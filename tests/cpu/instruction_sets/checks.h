@@ -25,7 +25,7 @@ typedef struct test_operand {
   int32_t has_codes;
 } test_operand;
 
-typedef struct test_product {
+typedef struct test_gemm {
   float* out;
   const float* in;
   const void* weight;
@@ -43,7 +43,7 @@ typedef struct test_product {
   int64_t col_count;
   int32_t dtype;
   int32_t scale_kind;
-} test_product;
+} test_gemm;
 
 typedef struct test_request {
   int32_t row_first;
@@ -104,7 +104,7 @@ void glint_testing_rms_norm(workers* backend, float* out, const float* in, const
                             int64_t width, double epsilon);
 int64_t glint_testing_operand_stride(workers* backend, int64_t width, int32_t row_slices);
 void glint_testing_prepare(workers* backend, const test_operand* source);
-int32_t glint_testing_products(workers* backend, const test_product* products, int32_t count);
+int32_t glint_testing_gemms(workers* backend, const test_gemm* gemms, int32_t count);
 void glint_testing_fill_rotary(workers* backend, float* cosines, float* sines, const int32_t* positions, int64_t count,
                                int64_t rotary_dim, double theta);
 void glint_testing_rope_and_cache(workers* backend, const test_rotation* rotation, const test_pages* pages);
@@ -140,7 +140,7 @@ void check_last_place(const float* got, const double* want, int64_t count, const
 int64_t num_checks(void);
 int64_t num_failures(void);
 
-void check_products(const pair* sets);
+void check_gemms(const pair* sets);
 void check_attention(const pair* sets);
 void check_rows(const pair* sets);
 void check_model(const pair* sets, const char* model_file);
