@@ -116,7 +116,7 @@ void attention(Workers& workers, float* out, const float* query, const PageLayou
 void swiglu(Workers& workers, float* out, const float* gate, const float* up, int64_t count);
 void route(Workers& workers, const RouteCall& call);
 void combine(Workers& workers, const CombineCall& call);
-void join_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
+void reduce_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
 void add_rows(Workers& workers, float* hidden, const float* update, int64_t count);
 void gather_rows(Workers& workers, float* out, const float* in, std::span<const int32_t> rows, int64_t width);
 

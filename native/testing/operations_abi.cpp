@@ -253,9 +253,9 @@ GLINT_API void glint_testing_combine(Workers* workers, const TestCombine* call) 
                                  .expert_last = call->expert_last});
 }
 
-GLINT_API void glint_testing_join_slices(Workers* workers, float* parts, int64_t part_stride, int32_t num_parts,
-                                         int64_t count) {
-  glint::cpu::join_slices(*workers, parts, part_stride, num_parts, count);
+GLINT_API void glint_testing_reduce_slices(Workers* workers, float* parts, int64_t part_stride, int32_t num_parts,
+                                           int64_t count) {
+  glint::cpu::reduce_slices(*workers, parts, part_stride, num_parts, count);
 }
 
 GLINT_API void glint_testing_add_rows(Workers* workers, float* hidden, const float* update, int64_t count) {

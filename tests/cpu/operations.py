@@ -357,12 +357,12 @@ class Operations:
         self._call("glint_testing_combine", (POINTER(_Combine),), byref(call))
         return out
 
-    def join_slices(self, parts: FloatArray) -> FloatArray:
-        """Sum of parts [num_parts, count], joined in place; each part stands a little behind the last."""
+    def reduce_slices(self, parts: FloatArray) -> FloatArray:
+        """Sum of parts [num_parts, count], reduced in place; each part stands a little behind the last."""
         spaced = np.full((parts.shape[0], parts.shape[1] + 5), np.nan, np.float32)
         spaced[:, :-5] = parts
         kinds = (_FLOATS, c_int64, c_int32, c_int64)
-        self._call("glint_testing_join_slices", kinds, pointer(spaced), spaced.shape[1], *parts.shape)
+        self._call("glint_testing_reduce_slices", kinds, pointer(spaced), spaced.shape[1], *parts.shape)
         assert np.isnan(spaced[:, -5:]).all()
         return spaced[0, :-5]
 

@@ -231,7 +231,7 @@ def test_gemm_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -> N
     quantised = numpy_ops.quantise(inputs, 4)
     want = numpy_ops.gemm_fp8(quantised, weight.data, weight.scale, kind)
     magnitude = np.abs(quantised.values()) @ np.abs(weight_values(weight)).T
-    got = operations.join_slices(np.stack(parts).reshape(4, -1)).reshape(want.shape)
+    got = operations.reduce_slices(np.stack(parts).reshape(4, -1)).reshape(want.shape)
     assert (np.abs(got.astype(np.float64) - want) <= 2 * FAST_BOUND * magnitude).all()
 
 
@@ -301,9 +301,9 @@ def test_swiglu(operations: Operations, count: int) -> None:
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 5, 8])
-def test_join_slices_and_residual(operations: Operations, num_parts: int) -> None:
+def test_reduce_slices_and_residual(operations: Operations, num_parts: int) -> None:
     parts = normal(num_parts, num_parts, 9001)
-    np.testing.assert_array_equal(operations.join_slices(parts), numpy_ops.join_slices(list(parts)))
+    np.testing.assert_array_equal(operations.reduce_slices(parts), numpy_ops.reduce_slices(list(parts)))
     update = normal(20, 9001)
     np.testing.assert_array_equal(operations.add_rows(parts[0], update), numpy_ops.add_residual(parts[0], update))
 

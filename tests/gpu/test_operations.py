@@ -58,7 +58,7 @@ BOUNDS = {
     "embed": 0.0,
     "gather rows": 0.0,
     "add rows": 0.0,
-    "join parts": 0.0,
+    "reduce parts": 0.0,
     "norm": 3e-7,
     "quantise": 0.0,
     "swiglu": 5e-7,
@@ -137,12 +137,12 @@ def test_norm(record: ErrorRecord, cpu: Operations, width: int, num_parts: int) 
         empty = np.empty((0, count, width), np.float32)
         with open_for(count) as cuda:
             seen = cuda.norm(NormCase(hidden, empty if parts is None else parts, weight))
-        joined = hidden
+        reduced = hidden
         if parts is not None:
-            update = cpu.join_slices(parts.reshape(num_parts, -1)) if num_parts > 1 else parts.reshape(-1)
-            joined = cpu.add_rows(hidden.ravel(), np.ascontiguousarray(update)).reshape(hidden.shape)
-        record.compare("join parts", seen.hidden, joined, f"{num_parts} parts, {count} rows of {width}")
-        record.compare("norm", seen.normed, cpu.rms_norm(joined, weight, 1e-5), f"{count} rows of {width}")
+            update = cpu.reduce_slices(parts.reshape(num_parts, -1)) if num_parts > 1 else parts.reshape(-1)
+            reduced = cpu.add_rows(hidden.ravel(), np.ascontiguousarray(update)).reshape(hidden.shape)
+        record.compare("reduce parts", seen.hidden, reduced, f"{num_parts} parts, {count} rows of {width}")
+        record.compare("norm", seen.normed, cpu.rms_norm(reduced, weight, 1e-5), f"{count} rows of {width}")
         codes, scales = cpu.prepare(seen.normed, 1, True)
         record.compare("quantise", seen.codes[:, :width], codes[:, 0, :width], f"norm, {count} rows of {width}")
         record.compare("quantise", seen.scales[:, None], scales, f"norm, {count} rows of {width}")

@@ -109,7 +109,7 @@ def gemm_fp8(
 ) -> FloatArray:
     """f32(sum of scaled codes + bias) for quantised rows and E4M3 weight codes [out, in].
 
-    With several slices each slice sum is rounded to float32 and the slices are joined; there is no bias then.
+    With several slices each slice sum is rounded to float32 and the slices are reduced; there is no bias then.
     """
     weight = decode_e4m3(codes) * expand_scale(scale, kind, *codes.shape)
     slices = rows.scales.shape[1]
@@ -119,10 +119,10 @@ def gemm_fp8(
     sums = [scales[:, i : i + 1] * (inputs[i] @ weights[i].T) for i in range(slices)]
     if slices == 1:
         return _add_bias(sums[0], bias)
-    return join_slices([part.astype(np.float32) for part in sums])
+    return reduce_slices([part.astype(np.float32) for part in sums])
 
 
-def join_slices(parts: list[FloatArray]) -> FloatArray:
+def reduce_slices(parts: list[FloatArray]) -> FloatArray:
     """Sum of float32 slice results by one binary tree of neighbours, each addition rounded to float32."""
     while len(parts) > 1:
         pairs = [parts[i] + parts[i + 1] for i in range(0, len(parts) - 1, 2)]

@@ -63,10 +63,10 @@ def test_fp8_gemms(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind) ->
     np.testing.assert_allclose(result, expected.numpy(), rtol=2e-7, atol=1e-9)
 
 
-def test_sliced_gemms_join_by_a_tree() -> None:
+def test_sliced_gemms_reduce_by_a_tree() -> None:
     parts = [np.array([value], dtype=np.float32) for value in (1.0, 2.0**-24, 2.0**-24, 2.0**-24)]
-    assert ops.join_slices(parts)[0] == np.float32(1.0 + 2.0**-23)
-    assert ops.join_slices(parts[:3])[0] == np.float32(1.0)
+    assert ops.reduce_slices(parts)[0] == np.float32(1.0 + 2.0**-23)
+    assert ops.reduce_slices(parts[:3])[0] == np.float32(1.0)
     source = np.random.default_rng(0)
     inputs = source.standard_normal((4, 64)).astype(np.float32)
     codes = ops.encode_e4m3(source.standard_normal((24, 64)) * 100)

@@ -145,8 +145,8 @@ static void check_joined_slices(const pair* sets) {
   for (int64_t index = 0; index < COUNT; ++index) {
     want[index] = (parts[index] + parts[COUNT + index]) + (parts[2 * COUNT + index] + parts[3 * COUNT + index]);
   }
-  glint_testing_join_slices(sets->tested, parts, COUNT, PARTS, COUNT);
-  check_same(parts, want, COUNT, "join_slices of four parts");
+  glint_testing_reduce_slices(sets->tested, parts, COUNT, PARTS, COUNT);
+  check_same(parts, want, COUNT, "reduce_slices of four parts");
   for (int64_t index = 0; index < COUNT; ++index) want[index] += parts[COUNT + index];
   glint_testing_add_rows(sets->tested, parts, parts + COUNT, COUNT);
   check_same(parts, want, COUNT, "add_rows");

@@ -111,7 +111,7 @@ void glint_testing_rope_and_cache(workers* backend, const test_rotation* rotatio
 void glint_testing_attend(workers* backend, float* out, const float* query, const test_pages* pages);
 void glint_testing_swiglu(workers* backend, float* out, const float* gate, const float* up, int64_t count);
 void glint_testing_combine(workers* backend, const test_combine* call);
-void glint_testing_join_slices(workers* backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
+void glint_testing_reduce_slices(workers* backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
 void glint_testing_add_rows(workers* backend, float* hidden, const float* update, int64_t count);
 
 typedef struct pair {
