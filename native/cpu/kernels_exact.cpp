@@ -16,8 +16,8 @@ constexpr int64_t kSumLanes = 8;
 double weight_value(const Weight& weight, int64_t row, int64_t col) {
   const std::byte* data = weight.row(row);
   if (weight.dtype == GLINT_DTYPE_F8_E4M3) {
-    const double code = e4m3_table()[std::to_integer<uint8_t>(data[col])];
-    return code * static_cast<double>(weight.scale_at(row, col));
+    const double value = e4m3_table()[std::to_integer<uint8_t>(data[col])];
+    return value * static_cast<double>(weight.scale_at(row, col));
   }
   uint16_t bits = 0;
   std::memcpy(&bits, data + 2 * col, sizeof(bits));

@@ -16,7 +16,7 @@ struct TestOperand {
   int64_t count;
   int64_t width;
   int32_t row_slices;
-  int32_t has_codes;
+  int32_t has_fp8;
 };
 
 struct TestGemm {
@@ -39,7 +39,7 @@ struct TestGemm {
   int32_t scale_kind;
 };
 
-enum class TestRounding : int32_t { kNone, kCodes, kRounded };
+enum class TestRounding : int32_t { kNone, kFp8, kRounded };
 
 struct TestPages {
   std::byte* data;

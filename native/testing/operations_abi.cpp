@@ -70,14 +70,14 @@ Operand prepare(Workers& workers, const TestOperand& source) {
   Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
                   stride};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
-  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
+  const auto fill = source.has_fp8 != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
   fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
        source.row_slices);
   return operand;
 }
 
-float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_codes) {
-  if (has_codes && workers.kernels().fp8_form == glint::OperandForm::kBf16) {
+float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_fp8) {
+  if (has_fp8 && workers.kernels().fp8_form == glint::OperandForm::kBf16) {
     return glint::float_from_bf16(reinterpret_cast<const uint16_t*>(operand.data.data())[index]);
   }
   return reinterpret_cast<const float*>(operand.data.data())[index];
@@ -101,18 +101,18 @@ void run_gemms(Workers& workers, std::span<const TestGemm> gemms) {
   std::vector<Operand> operands;
   std::vector<glint::cpu::GemmCall> calls;
   for (const TestGemm& gemm : gemms) {
-    const bool has_codes = gemm.dtype == GLINT_DTYPE_F8_E4M3;
+    const bool has_fp8 = gemm.dtype == GLINT_DTYPE_F8_E4M3;
     operands.push_back(prepare(workers, {.out = nullptr,
                                          .scales = nullptr,
                                          .in = gemm.in,
                                          .count = gemm.input_count,
                                          .width = gemm.col_count,
                                          .row_slices = 1,
-                                         .has_codes = has_codes ? 1 : 0}));
+                                         .has_fp8 = has_fp8 ? 1 : 0}));
     const Operand& operand = operands.back();
     calls.push_back({.out = gemm.out,
                      .out_stride = gemm.out_stride,
-                     .input = {operand.data.data(), has_codes ? operand.scales.data() : nullptr, operand.stride},
+                     .input = {operand.data.data(), has_fp8 ? operand.scales.data() : nullptr, operand.stride},
                      .input_rows = gemm.input_rows,
                      .count = gemm.count,
                      .weight = weight_of(gemm),
@@ -189,11 +189,11 @@ GLINT_API int64_t glint_testing_operand_stride(Workers*, int64_t width, int32_t 
 
 GLINT_API void glint_testing_prepare(Workers* workers, const TestOperand* source) {
   const Operand operand = prepare(*workers, *source);
-  const bool has_codes = source->has_codes != 0;
+  const bool has_fp8 = source->has_fp8 != 0;
   for (int64_t index = 0; index < source->count * operand.stride; ++index) {
-    source->out[index] = operand_value(*workers, operand, index, has_codes);
+    source->out[index] = operand_value(*workers, operand, index, has_fp8);
   }
-  if (has_codes) std::ranges::copy(operand.scales.span(), source->scales);
+  if (has_fp8) std::ranges::copy(operand.scales.span(), source->scales);
 }
 
 GLINT_API int32_t glint_testing_gemms(Workers* workers, const TestGemm* gemms, int32_t count) {

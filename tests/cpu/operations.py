@@ -13,8 +13,8 @@ from tests.reference.numpy_ops import FloatArray, RouterRule, ScaleKind
 
 SCALE_KINDS: dict[ScaleKind, int] = {"channel": 1, "tensor": 2, "tile": 3}
 CACHE_DTYPES = {"f32": 1, "bf16": 2}
-Rounding = Literal["none", "codes", "rounded"]
-ROUNDINGS: dict[Rounding, int] = {"none": 0, "codes": 1, "rounded": 2}
+Rounding = Literal["none", "fp8", "rounded"]
+ROUNDINGS: dict[Rounding, int] = {"none": 0, "fp8": 1, "rounded": 2}
 _E4M3_DTYPE = 3
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
@@ -25,12 +25,12 @@ class _Shape(Structure):
 
 
 class OperandCall(Structure):
-    """Rows to quantise and round, and where their codes or numbers and scales go."""
+    """Rows to quantise and round, and where their FP8 values or numbers and scales go."""
 
     _fields_ = [
         *((name, _FLOATS) for name in ("out", "scales", "values")),
         *((name, c_int64) for name in ("count", "width")),
-        *((name, c_int32) for name in ("row_slices", "has_codes")),
+        *((name, c_int32) for name in ("row_slices", "has_fp8")),
     ]
 
 
@@ -102,7 +102,7 @@ def poisoned(*shape: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A matrix [rows, cols]: E4M3 codes (uint8) with scales of a kind, or bfloat16 bits (uint16) without."""
+    """A matrix [rows, cols]: E4M3 values (uint8) with scales of a kind, or bfloat16 bits (uint16) without."""
 
     data: NDArray[Any]
     scale: FloatArray | None = None
@@ -110,7 +110,7 @@ class StoredWeight:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the data are E4M3 codes."""
+        """Whether the data are E4M3 values."""
         return self.data.dtype == np.uint8
 
 
@@ -170,7 +170,7 @@ class PageCache:
     """Memory of keys and values, [layers, 2, pages, kv_heads, page_tokens, head_dim] of float32 or bfloat16 bits.
 
     A page of keys lies by dimension: its last two axes are [head_dim, page_tokens] in the same memory. What is stored
-    may be rounded to E4M3; with codes, CUDA also keeps it so.
+    may be rounded to E4M3; with "fp8", CUDA also keeps it so.
     """
 
     data: NDArray[Any]
@@ -241,14 +241,14 @@ class Operations:
         self._call("glint_testing_rms_norm", kinds, *map(pointer, (out, rows, weight)), *rows.shape, epsilon)
         return out
 
-    def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
+    def prepare(self, rows: FloatArray, row_slices: int, has_fp8: bool) -> tuple[FloatArray, FloatArray]:
         """A GEMM's operand [count, slices, padded width] as values, and its scales [count, slices]."""
         count, width = rows.shape
         stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32)
         out = poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
         scales = poisoned(row_slices, count)
         pointers = [pointer(part) for part in (out, scales, rows)]
-        operand = OperandCall(*pointers, count, width, row_slices, has_codes)
+        operand = OperandCall(*pointers, count, width, row_slices, has_fp8)
         self._call("glint_testing_prepare", (POINTER(OperandCall),), byref(operand))
         return out, scales.T
 
@@ -392,13 +392,13 @@ def _convert(name: str, values: NDArray[Any], source: Any, target: Any, dtype: t
 
 
 def e4m3_from_float(values: FloatArray) -> NDArray[np.uint8]:
-    """E4M3 codes of float32 values, natively."""
+    """float32 values rounded to E4M3, natively."""
     return _convert("glint_testing_e4m3_from_float", values, c_float, c_uint8, np.uint8)
 
 
-def float_from_e4m3(codes: NDArray[np.uint8]) -> FloatArray:
-    """Values of E4M3 codes, natively."""
-    return _convert("glint_testing_float_from_e4m3", codes, c_uint8, c_float, np.float32)
+def float_from_e4m3(fp8: NDArray[np.uint8]) -> FloatArray:
+    """Numbers of E4M3 values, natively."""
+    return _convert("glint_testing_float_from_e4m3", fp8, c_uint8, c_float, np.float32)
 
 
 def bf16_from_float(values: FloatArray) -> NDArray[np.uint16]:

@@ -55,8 +55,8 @@ def make_weight(seed: int, rows: int, cols: int, kind: ScaleKind | None) -> Stor
     if kind is None:
         return StoredWeight(numpy_ops.bf16_bits(values))
     scale = weight_scale(values, kind)
-    codes = numpy_ops.encode_e4m3(values / numpy_ops.expand_scale(scale, kind, rows, cols))
-    return StoredWeight(codes, scale, kind)
+    fp8 = numpy_ops.encode_e4m3(values / numpy_ops.expand_scale(scale, kind, rows, cols))
+    return StoredWeight(fp8, scale, kind)
 
 
 def weight_values(weight: StoredWeight) -> np.ndarray:
@@ -94,9 +94,9 @@ def assert_within_one_step(got: FloatArray, want: FloatArray) -> None:
 def interesting_floats() -> FloatArray:
     """Every bfloat16 number, every E4M3 number, their middles and all their neighbours, and random bits."""
     bf16 = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
-    codes = numpy_ops.E4M3_VALUES[:127].astype(np.float32)
-    middles = ((codes[1:] + codes[:-1]) / 2).astype(np.float32)
-    edges = np.concatenate([codes, middles, bf16[np.isfinite(bf16)]])
+    fp8 = numpy_ops.E4M3_VALUES[:127].astype(np.float32)
+    middles = ((fp8[1:] + fp8[:-1]) / 2).astype(np.float32)
+    edges = np.concatenate([fp8, middles, bf16[np.isfinite(bf16)]])
     with np.errstate(over="ignore"):
         around = np.concatenate([edges, np.nextafter(edges, np.float32(np.inf)), np.nextafter(edges, -edges)])
     halves = ((np.arange(1 << 16, dtype=np.uint32) << 16) + 0x8000).view(np.float32)
@@ -108,8 +108,8 @@ def interesting_floats() -> FloatArray:
 def test_e4m3_is_nearest_even_and_saturates() -> None:
     values = interesting_floats()
     np.testing.assert_array_equal(e4m3_from_float(values), numpy_ops.encode_e4m3(values))
-    codes = np.arange(256, dtype=np.uint8)
-    np.testing.assert_array_equal(float_from_e4m3(codes), numpy_ops.decode_e4m3(codes).astype(np.float32))
+    fp8 = np.arange(256, dtype=np.uint8)
+    np.testing.assert_array_equal(float_from_e4m3(fp8), numpy_ops.decode_e4m3(fp8).astype(np.float32))
 
 
 def test_bf16_is_nearest_even() -> None:
@@ -140,16 +140,16 @@ def test_rms_norm(operations: Operations, width: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "slices"), [(1, 1), (5, 1), (130, 1), (192, 2), (5120, 8), (24, 3)])
-def test_prepare_codes(operations: Operations, width: int, slices: int) -> None:
+def test_prepare_fp8(operations: Operations, width: int, slices: int) -> None:
     rows = uneven_rows(width, 12, width)
     rows[4] = 0
     rows[5] = np.float32(1e-40)
-    values, scales = operations.prepare(rows, slices, has_codes=True)
+    values, scales = operations.prepare(rows, slices, has_fp8=True)
     expected = numpy_ops.quantise(rows, slices)
     part = width // slices
     np.testing.assert_array_equal(scales, expected.scales)
-    codes = numpy_ops.decode_e4m3(expected.codes).reshape(12, slices, part)
-    np.testing.assert_array_equal(values[:, :, :part], codes.astype(np.float32))
+    fp8 = numpy_ops.decode_e4m3(expected.fp8).reshape(12, slices, part)
+    np.testing.assert_array_equal(values[:, :, :part], fp8.astype(np.float32))
     assert (values[:, :, part:] == 0).all()
 
 
@@ -163,7 +163,7 @@ def test_a_row_too_small_for_a_scale_stays_finite(operations: Operations) -> Non
 @pytest.mark.parametrize(("width", "slices"), [(1, 1), (33, 1), (192, 2)])
 def test_prepare_floats(operations: Operations, width: int, slices: int) -> None:
     rows = uneven_rows(width, 7, width)
-    values, _ = operations.prepare(rows, slices, has_codes=False)
+    values, _ = operations.prepare(rows, slices, has_fp8=False)
     part = width // slices
     np.testing.assert_array_equal(values[:, :, :part], rows.reshape(7, slices, part))
     assert (values[:, :, part:] == 0).all()
@@ -181,14 +181,14 @@ def test_gemm(operations: Operations, rows: int, cols: int, kind: ScaleKind | No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_code_is_read_as_its_number(operations: Operations, kind: ScaleKind) -> None:
-    codes = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
+def test_every_fp8_value_is_read_as_its_number(operations: Operations, kind: ScaleKind) -> None:
+    fp8 = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
     for cols in (1, 40):
-        weight = StoredWeight(np.repeat(codes[:, None], cols, axis=1), np.ones((256, 1), np.float32), kind)
+        weight = StoredWeight(np.repeat(fp8[:, None], cols, axis=1), np.ones((256, 1), np.float32), kind)
         inputs = np.zeros((2, cols), np.float32)
         inputs[:, -1] = (448, -448)
         got = operations.gemm(GemmCase(inputs, weight))
-        np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(codes)).astype(np.float32))
+        np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(fp8)).astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -177,11 +177,11 @@ def norms_and_table(
 
 def time_decode(cuda: TimedOperations) -> Iterator[Timing]:
     """Attention of requests of one row each; the bytes are those of the keys and values."""
-    for rounding, shapes, position_bytes in (("none", DECODE, 512), ("codes", DECODE_E4M3, 256)):
+    for rounding, shapes, position_bytes in (("none", DECODE, 512), ("fp8", DECODE_E4M3, 256)):
         for requests, context in shapes:
             cache, step = full_pages([(context - 1, 1)] * requests)
             cuda.attend(head_rows(requests)[0], replace(cache, rounding=rounding), step)
-            pages = "E4M3 pages" if rounding == "codes" else "BF16 pages"
+            pages = "E4M3 pages" if rounding == "fp8" else "BF16 pages"
             name = f"attention decode, {requests} of {context}, {pages}"
             yield Timing(name, cuda.time(), requests * context * position_bytes)
     for requests, context in DECODE_STEP:
@@ -201,7 +201,7 @@ def time_prefill(cuda: TimedOperations, kernels: Kernels) -> Iterator[Timing]:
         cuda.attend(query, cache, step)
         yield Timing(f"attention prefill, {fresh} behind {cached}, {kernels}", cuda.time(), flops=flops)
         if kernels == "hopper":
-            cuda.attend(query, replace(cache, rounding="codes"), step)
+            cuda.attend(query, replace(cache, rounding="fp8"), step)
             yield Timing(f"attention prefill, {fresh} behind {cached}, E4M3 pages", cuda.time(), flops=flops)
 
 

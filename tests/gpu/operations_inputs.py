@@ -15,7 +15,7 @@ from tests.reference.numpy_ops import FloatArray, ScaleKind, bf16_bits, encode_e
 PAGE_TOKENS = 64
 SEED_VARIABLE = "GLINT_TEST_SEED"
 SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
-CODE_TABLE = encode_e4m3(np.array([128 * NormalDist().inv_cdf((index + 0.5) / 256) for index in range(256)]))
+FP8_TABLE = encode_e4m3(np.array([128 * NormalDist().inv_cdf((index + 0.5) / 256) for index in range(256)]))
 ELEMENT_SPREAD = 128.0
 
 
@@ -30,9 +30,9 @@ def normal_rows(numbers: np.random.Generator, count: int, width: int) -> FloatAr
     return numbers.standard_normal((count, width), np.float32) * sizes
 
 
-def random_codes(numbers: np.random.Generator, *shape: int) -> NDArray[np.uint8]:
-    """E4M3 codes of normal numbers of deviation 128."""
-    return CODE_TABLE[numbers.integers(0, 256, shape, np.uint8)]
+def random_fp8(numbers: np.random.Generator, *shape: int) -> NDArray[np.uint8]:
+    """E4M3 values of normal numbers of deviation 128."""
+    return FP8_TABLE[numbers.integers(0, 256, shape, np.uint8)]
 
 
 def row_scales(numbers: np.random.Generator, cols: int, *shape: int) -> FloatArray:
@@ -61,8 +61,8 @@ class GemmShape:
             return GemmCase(round_bf16(rows), StoredWeight(bits), bias)
         tiles = (-(-self.rows // 128), -(-self.cols // 128))
         shape = {"channel": (self.rows,), "tensor": (1,), "tile": tiles}[self.kind]
-        codes = random_codes(numbers, self.rows, self.cols)
-        return GemmCase(rows, StoredWeight(codes, row_scales(numbers, self.cols, *shape), self.kind), bias)
+        fp8 = random_fp8(numbers, self.rows, self.cols)
+        return GemmCase(rows, StoredWeight(fp8, row_scales(numbers, self.cols, *shape), self.kind), bias)
 
 
 @dataclass(frozen=True)

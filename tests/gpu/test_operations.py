@@ -73,7 +73,7 @@ BOUNDS = {
     "attend": 2.0**-7,
     "attend: median row": 1e-5,
     "attention step: scale": 2.0**-7,
-    "attention step: codes": 16 / 448 + 2.0**-6,
+    "attention step: FP8": 16 / 448 + 2.0**-6,
     "router weights": 2e-6,
     "experts gate, up, hopper": 1e-3,
     "experts gate, up, portable": 1e-6,
@@ -143,10 +143,10 @@ def test_norm(record: ErrorRecord, cpu: Operations, width: int, num_parts: int) 
             reduced = cpu.add_rows(hidden.ravel(), np.ascontiguousarray(update)).reshape(hidden.shape)
         record.compare("reduce parts", seen.hidden, reduced, f"{num_parts} parts, {count} rows of {width}")
         record.compare("norm", seen.normed, cpu.rms_norm(reduced, weight, 1e-5), f"{count} rows of {width}")
-        codes, scales = cpu.prepare(seen.normed, 1, True)
-        record.compare("quantise", seen.codes[:, :width], codes[:, 0, :width], f"norm, {count} rows of {width}")
+        fp8, scales = cpu.prepare(seen.normed, 1, True)
+        record.compare("quantise", seen.fp8[:, :width], fp8[:, 0, :width], f"norm, {count} rows of {width}")
         record.compare("quantise", seen.scales[:, None], scales, f"norm, {count} rows of {width}")
-        assert (seen.codes[:, width:] == 0).all()
+        assert (seen.fp8[:, width:] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, s
         gate_up[:, : 2 * width] = normal_rows(numbers, count, 2 * width)
         with open_for(count) as cuda:
             seen, scales = cuda.prepare(rows, slices, True)
-            gated, codes, gated_scales = cuda.swiglu(gate_up, width, slices)
+            gated, fp8, gated_scales = cuda.swiglu(gate_up, width, slices)
         expected, expected_scales = cpu.prepare(rows, slices, True)
         record.compare("quantise", seen[:, :, :part], expected[:, :, :part], what)
         record.compare("quantise", scales, expected_scales, what)
@@ -171,7 +171,7 @@ def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, s
         gate, up = (np.ascontiguousarray(gate_up[:, first : first + width]) for first in (0, width))
         record.compare("swiglu", gated, cpu.swiglu(gate, up), what)
         expected, expected_scales = cpu.prepare(gated, slices, True)
-        record.compare("quantise", codes[:, :, :part], expected[:, :, :part], f"swiglu, {what}")
+        record.compare("quantise", fp8[:, :, :part], expected[:, :, :part], f"swiglu, {what}")
         record.compare("quantise", gated_scales, expected_scales, f"swiglu, {what}")
 
 
@@ -271,18 +271,18 @@ def test_attention_step(record: ErrorRecord, cpu: Operations, portable: CudaOper
     """One kernel and the separate ones give the same bits, in the pages too; both are near the CPU."""
     scene = make_scene(cpu, HEADS[name], tuple((first, 1) for first in step_positions(count)))
     step = scene.newest()
-    codes, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
+    fp8, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
     apart = scene.newest()
     query = portable.rope_and_cache(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
-    attended = portable.attend(query, apart.cache, scene.step).reshape(codes.shape)
-    expected_codes, expected_scales = portable.prepare(attended, 1, True)
-    assert (codes == expected_codes[:, 0, : codes.shape[1]]).all()
+    attended = portable.attend(query, apart.cache, scene.step).reshape(fp8.shape)
+    expected_fp8, expected_scales = portable.prepare(attended, 1, True)
+    assert (fp8 == expected_fp8[:, 0, : fp8.shape[1]]).all()
     assert (scales == expected_scales[:, 0]).all()
     assert (step.cache.data == apart.cache.data).all()
-    expected = cpu.attend(scene.query, scene.cache, 1, scene.step).reshape(codes.shape)
+    expected = cpu.attend(scene.query, scene.cache, 1, scene.step).reshape(fp8.shape)
     largest = np.abs(expected).max(axis=1) / np.float32(448)
     record.compare("attention step: scale", scales[:, None], largest[:, None], f"{name}, {count} requests")
-    record.compare("attention step: codes", codes * scales[:, None], expected, f"{name}, {count} requests")
+    record.compare("attention step: FP8", fp8 * scales[:, None], expected, f"{name}, {count} requests")
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -157,8 +157,8 @@ def store(name: str, values: NDArray[np.float32], weights: Weights) -> Iterator[
     else:
         kind = SCALE_KINDS[weights]
         scale = weight_scale(values, kind)
-        codes = encode_e4m3(values / expand_scale(scale, kind, *values.shape).astype(np.float32))
-        yield Tensor(name, "F8_E4M3", values.shape, codes.tobytes())
+        fp8 = encode_e4m3(values / expand_scale(scale, kind, *values.shape).astype(np.float32))
+        yield Tensor(name, "F8_E4M3", values.shape, fp8.tobytes())
         yield Tensor(f"{name}_scale", "F32", scale.shape, scale.astype("<f4").tobytes())
 
 

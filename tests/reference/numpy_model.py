@@ -18,7 +18,7 @@ Backend = Literal["cpu", "cuda"]
 
 
 def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
-    """Tensors by name through the official reader: E4M3 as codes, everything else as float32 values."""
+    """Tensors by name through the official reader: E4M3 as bytes, everything else as float32 values."""
     tensors: dict[str, NDArray[Any]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, entry in safetensors.deserialize(path.read_bytes()):

@@ -28,11 +28,11 @@ _E4M3_MAX = 448.0
 
 
 def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes as float64 values and scales [rows, 1] of float32 rows, by the absolute maximum over 448."""
+    """E4M3 as float64 values and scales [rows, 1] of float32 rows, by the absolute maximum over 448."""
     largest = rows.abs().amax(-1, keepdim=True)
     scale = torch.where(largest == 0, torch.ones_like(largest), largest / _E4M3_MAX)
-    codes = (rows / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
-    return codes.to(torch.float64), scale.to(torch.float64)
+    fp8 = (rows / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+    return fp8.to(torch.float64), scale.to(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)

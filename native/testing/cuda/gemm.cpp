@@ -51,17 +51,17 @@ class Gemm {
                   .count = test.count,
                   .width = test.weight_cols,
                   .row_slices = 1,
-                  .has_codes = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
+                  .has_fp8 = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
         packed_(is_hopper_ ? glint::cuda::packed_weight_bytes(test.weight_rows, row_bytes_)
                            : glint::cuda::portable_weight_bytes(test.weight_rows, test.weight_cols, element_)),
         scales_(device_scales(test)),
         bias_(test.bias, test.weight_rows),
         out_(test.count * test.out_stride) {
     const DeviceArray<std::byte> weight(test.weight, test.weight_rows * row_bytes_);
-    const auto* codes = reinterpret_cast<const uint8_t*>(weight.data());
+    const auto* bytes = reinterpret_cast<const uint8_t*>(weight.data());
     if (is_hopper_) {
       glint::cuda::launch_pack_rows({.packed = packed_.data(),
-                                     .weights = codes,
+                                     .weights = bytes,
                                      .up_weights = nullptr,
                                      .rows = test.weight_rows,
                                      .k_bytes = row_bytes_,
@@ -69,7 +69,7 @@ class Gemm {
                                     nullptr);
     } else {
       glint::cuda::launch_portable_pack({.packed = packed_.data(),
-                                         .weights = codes,
+                                         .weights = bytes,
                                          .rows = test.weight_rows,
                                          .cols = test.weight_cols,
                                          .weight_stride_bytes = 0,

@@ -28,7 +28,7 @@ typedef struct part {
   int64_t col_count;
 } part;
 
-static int is_codes(const stored_weight* weight) { return weight->kind != GLINT_SCALE_NONE; }
+static int is_fp8(const stored_weight* weight) { return weight->kind != GLINT_SCALE_NONE; }
 
 static int64_t num_scales(int32_t kind, int64_t rows, int64_t cols) {
   if (kind == GLINT_SCALE_TENSOR) return 1;
@@ -36,12 +36,12 @@ static int64_t num_scales(int32_t kind, int64_t rows, int64_t cols) {
   return (rows + SCALE_TILE - 1) / SCALE_TILE * ((cols + SCALE_TILE - 1) / SCALE_TILE);
 }
 
-static void fill_codes(stored_weight* weight) {
-  uint8_t* codes = weight->data;
+static void fill_fp8(stored_weight* weight) {
+  uint8_t* fp8 = weight->data;
   uint8_t* magnitudes = weight->magnitudes;
   for (size_t index = 0; index < weight->bytes; ++index) {
     magnitudes[index] = (uint8_t)random_below(127);
-    codes[index] = (uint8_t)(magnitudes[index] | random_below(2) << 7);
+    fp8[index] = (uint8_t)(magnitudes[index] | random_below(2) << 7);
   }
 }
 
@@ -58,14 +58,14 @@ static void fill_bf16(stored_weight* weight) {
 
 static stored_weight new_weight(int64_t rows, int64_t cols, int32_t kind, float scale_size) {
   stored_weight weight = {.rows = rows, .cols = cols, .kind = kind};
-  weight.bytes = (size_t)(rows * cols) * (is_codes(&weight) ? 1 : sizeof(uint16_t));
+  weight.bytes = (size_t)(rows * cols) * (is_fp8(&weight) ? 1 : sizeof(uint16_t));
   weight.data = guarded_memory(weight.bytes);
   weight.magnitudes = guarded_memory(weight.bytes);
-  if (!is_codes(&weight)) {
+  if (!is_fp8(&weight)) {
     fill_bf16(&weight);
     return weight;
   }
-  fill_codes(&weight);
+  fill_fp8(&weight);
   const int64_t count = num_scales(kind, rows, cols);
   weight.scales = new_floats(count);
   for (int64_t index = 0; index < count; ++index) {
@@ -97,7 +97,7 @@ static test_gemm gemm_of(const float* rows, int64_t count, const stored_weight* 
                      .row_count = chosen.row_count,
                      .col_first = chosen.col_first,
                      .col_count = chosen.col_count,
-                     .dtype = is_codes(weight) ? GLINT_DTYPE_F8_E4M3 : GLINT_DTYPE_BF16,
+                     .dtype = is_fp8(weight) ? GLINT_DTYPE_F8_E4M3 : GLINT_DTYPE_BF16,
                      .scale_kind = weight->kind};
 }
 
@@ -175,24 +175,24 @@ static void check_slices_of_gathered_rows(const pair* sets, int kind) {
   free_weight(&weight);
 }
 
-static void check_every_code(const pair* sets, int kind, int64_t cols) {
-  enum { CODES = 254 };
-  stored_weight weight = new_weight(CODES, cols, ALL_KINDS[kind], 1.0F);
-  const int64_t count = num_scales(weight.kind, CODES, cols);
+static void check_every_fp8_value(const pair* sets, int kind, int64_t cols) {
+  enum { VALUES = 254 };
+  stored_weight weight = new_weight(VALUES, cols, ALL_KINDS[kind], 1.0F);
+  const int64_t count = num_scales(weight.kind, VALUES, cols);
   for (int64_t index = 0; index < count; ++index) weight.scales[index] = 1.0F;
-  uint8_t codes[CODES];
-  float numbers[CODES];
-  for (int code = 0; code < CODES; ++code) codes[code] = (uint8_t)(code < 127 ? code : code + 1);
-  for (int code = 0; code < CODES; ++code) memset((uint8_t*)weight.data + code * cols, codes[code], (size_t)cols);
-  glint_testing_float_from_e4m3(numbers, codes, CODES);
-  for (int code = 0; code < CODES; ++code) numbers[code] = 448.0F * numbers[code] + 0.0F;
+  uint8_t fp8[VALUES];
+  float numbers[VALUES];
+  for (int value = 0; value < VALUES; ++value) fp8[value] = (uint8_t)(value < 127 ? value : value + 1);
+  for (int value = 0; value < VALUES; ++value) memset((uint8_t*)weight.data + value * cols, fp8[value], (size_t)cols);
+  glint_testing_float_from_e4m3(numbers, fp8, VALUES);
+  for (int value = 0; value < VALUES; ++value) numbers[value] = 448.0F * numbers[value] + 0.0F;
   float* in = new_floats(2 * cols);
   for (int64_t col = 0; col < 2 * cols; ++col) in[col] = (col + 1) % cols == 0 ? 448.0F : 0.0F;
   char where[120];
-  snprintf(where, sizeof(where), "%s every code in %d columns, %s", sets->name, (int)cols, KIND_NAMES[kind]);
+  snprintf(where, sizeof(where), "%s every FP8 value in %d columns, %s", sets->name, (int)cols, KIND_NAMES[kind]);
   for (int64_t inputs = 1; inputs <= 2; ++inputs) {
     float* got = run_gemm(sets->tested, gemm_of(in, inputs, &weight, NULL, whole_of(&weight)), where);
-    for (int64_t row = 0; row < inputs; ++row) check_same(got + row * CODES, numbers, CODES, where);
+    for (int64_t row = 0; row < inputs; ++row) check_same(got + row * VALUES, numbers, VALUES, where);
     free(got);
   }
   free(in);
@@ -268,8 +268,8 @@ void check_gemms(const pair* sets) {
     check_row_counts(sets, kind, 192);
     check_threads_and_nan(sets, kind);
     if (ALL_KINDS[kind] == GLINT_SCALE_NONE) continue;
-    check_every_code(sets, kind, 1);
-    check_every_code(sets, kind, 40);
+    check_every_fp8_value(sets, kind, 1);
+    check_every_fp8_value(sets, kind, 40);
     check_shape(sets, kind, 40, 200, 1e-10F);
   }
 }

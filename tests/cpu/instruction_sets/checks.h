@@ -22,7 +22,7 @@ typedef struct test_operand {
   int64_t count;
   int64_t width;
   int32_t row_slices;
-  int32_t has_codes;
+  int32_t has_fp8;
 } test_operand;
 
 typedef struct test_gemm {
