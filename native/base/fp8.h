@@ -29,15 +29,15 @@ inline uint8_t e4m3_from_float(float value) {
   constexpr float kSubnormalRounder = 16384.0F;
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + kSubnormalRounder) -
                              std::bit_cast<uint32_t>(kSubnormalRounder);
-  uint32_t code = magnitude < smallest_normal_bits ? subnormal : normal;
-  code = magnitude >= max_bits ? 0x7eU : code;
-  code = magnitude > 0x7f800000U ? 0x7fU : code;
-  return static_cast<uint8_t>(sign | code);
+  uint32_t e4m3 = magnitude < smallest_normal_bits ? subnormal : normal;
+  e4m3 = magnitude >= max_bits ? 0x7eU : e4m3;
+  e4m3 = magnitude > 0x7f800000U ? 0x7fU : e4m3;
+  return static_cast<uint8_t>(sign | e4m3);
 }
 
-inline float float_from_e4m3(uint8_t code) {
-  const uint32_t magnitude = code & 0x7fU;
-  const uint32_t sign = static_cast<uint32_t>(code & 0x80U) << 24U;
+inline float float_from_e4m3(uint8_t e4m3) {
+  const uint32_t magnitude = e4m3 & 0x7fU;
+  const uint32_t sign = static_cast<uint32_t>(e4m3 & 0x80U) << 24U;
   if (magnitude == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
   const float scaled = std::bit_cast<float>(magnitude << 20U) * 0x1p120F;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
@@ -46,7 +46,7 @@ inline float float_from_e4m3(uint8_t code) {
 inline const std::array<float, 256>& e4m3_table() {
   static const std::array<float, 256> table = [] {
     std::array<float, 256> values{};
-    for (uint32_t code = 0; code < 256; ++code) values[code] = float_from_e4m3(static_cast<uint8_t>(code));
+    for (uint32_t e4m3 = 0; e4m3 < 256; ++e4m3) values[e4m3] = float_from_e4m3(static_cast<uint8_t>(e4m3));
     return values;
   }();
   return table;

@@ -43,7 +43,7 @@ void all_reduce_residual(Backend& backend, StepState& step) {
   const int64_t first = shard.row_first * width;
   const int64_t count = shard.row_count * width;
   float* part = rows.parts.data();
-  cpu::join_slices(backend.workers, part, floats, backend.row_slices, floats);
+  cpu::reduce_slices(backend.workers, part, floats, backend.row_slices, floats);
   if (!backend.has_peers()) {
     cpu::add_rows(backend.workers, rows.hidden.data(), part, floats);
     return;

@@ -34,7 +34,7 @@ void check_options(const glint_model& model, const glint_engine_options& options
 cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_options& options) {
   return {.num_threads = std::max(options.num_threads / options.num_ranks, 1),
           .kernels = options.kernels,
-          .max_product_calls = cpu::max_product_calls(model, options.row_slices),
+          .max_gemm_calls = cpu::max_gemm_calls(model, options.row_slices),
           .max_step_items = options.max_step_items,
           .vocab_size = model.vocab_size,
           .max_cols = std::max({model.hidden_size, model.num_heads * model.head_dim, model.dense_width,
@@ -94,7 +94,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       collectives(world, slice.rank),
       workers(worker_options(model, options)) {
   pages.data = page_memory.data();
-  calls.reserve(static_cast<size_t>(cpu::max_product_calls(model, row_slices)));
+  calls.reserve(static_cast<size_t>(cpu::max_gemm_calls(model, row_slices)));
 }
 
 void BackendDeleter::operator()(Backend* backend) const { delete backend; }

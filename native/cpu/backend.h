@@ -40,7 +40,7 @@ class Backend {
   ZeroedMemory page_memory;
   cpu::Workspace workspace;
   const uint64_t workspace_bytes;
-  std::vector<cpu::ProductCall> calls;
+  std::vector<cpu::GemmCall> calls;
   cpu::Collectives collectives;
   std::atomic<uint64_t> experts_read = 0;
   cpu::Workers workers;

@@ -52,9 +52,9 @@ namespace {
 
 constexpr int64_t kSumFloats = 256;
 
-std::byte* piece(void* data, int64_t index, int64_t bytes) { return static_cast<std::byte*>(data) + index * bytes; }
+std::byte* part_at(void* data, int64_t index, int64_t bytes) { return static_cast<std::byte*>(data) + index * bytes; }
 
-const std::byte* piece(const void* data, int64_t index, int64_t bytes) {
+const std::byte* part_at(const void* data, int64_t index, int64_t bytes) {
   return static_cast<const std::byte*>(data) + index * bytes;
 }
 
@@ -78,26 +78,30 @@ void Collectives::exchange(const void* published, int64_t bytes_sent, Copy copy)
   bytes_sent_ += static_cast<uint64_t>(bytes_sent);
 }
 
-void Collectives::all_gather(void* data, int64_t piece_bytes, int64_t total_bytes) {
-  const auto bytes_of = [&](int64_t rank) { return std::clamp<int64_t>(total_bytes - rank * piece_bytes, 0, piece_bytes); };
+void Collectives::all_gather(void* data, int64_t bytes_per_rank, int64_t total_bytes) {
+  const auto bytes_of = [&](int64_t rank) {
+    return std::clamp<int64_t>(total_bytes - rank * bytes_per_rank, 0, bytes_per_rank);
+  };
   exchange(data, bytes_of(rank_) * (world_.num_ranks() - 1), [&] {
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      copy_bytes(piece(data, rank, piece_bytes), piece(world_.published(rank), rank, piece_bytes), bytes_of(rank));
+      copy_bytes(part_at(data, rank, bytes_per_rank),
+                 part_at(world_.published(rank), rank, bytes_per_rank), bytes_of(rank));
     }
   });
 }
 
-void Collectives::all_to_all(void* out, const void* in, int64_t piece_bytes) {
-  exchange(in, piece_bytes * (world_.num_ranks() - 1), [&] {
+void Collectives::all_to_all(void* out, const void* in, int64_t bytes_per_rank) {
+  exchange(in, bytes_per_rank * (world_.num_ranks() - 1), [&] {
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      copy_bytes(piece(out, rank, piece_bytes), piece(world_.published(rank), rank_, piece_bytes), piece_bytes);
+      copy_bytes(part_at(out, rank, bytes_per_rank),
+                 part_at(world_.published(rank), rank_, bytes_per_rank), bytes_per_rank);
     }
   });
 }
 
 void Collectives::broadcast(void* data, int64_t byte_count, int32_t root) {
   exchange(data, rank_ == root ? byte_count * (world_.num_ranks() - 1) : 0, [&] {
-    if (rank_ != root) copy_bytes(piece(data, 0, 0), piece(world_.published(root), 0, 0), byte_count);
+    if (rank_ != root) copy_bytes(part_at(data, 0, 0), part_at(world_.published(root), 0, 0), byte_count);
   });
 }
 
@@ -136,8 +140,8 @@ void Collectives::gather_columns(float* out, const float* in, int64_t rows, int6
     if (rank_ != root) return;
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
       for (int64_t row = 0; row < rows; ++row) {
-        const std::byte* source = piece(world_.published(rank), row, bytes);
-        copy_bytes(piece(out, row * world_.num_ranks() + rank, bytes), source, bytes);
+        const std::byte* source = part_at(world_.published(rank), row, bytes);
+        copy_bytes(part_at(out, row * world_.num_ranks() + rank, bytes), source, bytes);
       }
     }
   });

@@ -41,8 +41,8 @@ class Collectives {
  public:
   Collectives(World& world, int32_t rank);
 
-  void all_gather(void* data, int64_t piece_bytes, int64_t total_bytes);
-  void all_to_all(void* out, const void* in, int64_t piece_bytes);
+  void all_gather(void* data, int64_t bytes_per_rank, int64_t total_bytes);
+  void all_to_all(void* out, const void* in, int64_t bytes_per_rank);
   void broadcast(void* data, int64_t byte_count, int32_t root);
   void all_reduce(float* out, const float* part, int64_t count);
   void reduce_scatter(float* out, const float* part, int64_t first, int64_t count, int64_t total);

@@ -69,10 +69,10 @@ void combine_row(const CombineCall& call, int64_t row, double* sums) {
 }
 
 void swiglu(Workers& workers, float* out, const float* gate, const float* up, int64_t count) {
-  constexpr int64_t kPiece = 4096;
-  workers.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
-    const int64_t first = piece * kPiece;
-    workers.kernels().swiglu(out + first, gate + first, up + first, std::min(kPiece, count - first));
+  constexpr int64_t kChunk = 4096;
+  workers.team().run((count + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
+    const int64_t first = chunk * kChunk;
+    workers.kernels().swiglu(out + first, gate + first, up + first, std::min(kChunk, count - first));
   });
 }
 

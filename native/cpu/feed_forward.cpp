@@ -50,17 +50,17 @@ void for_each_read_expert(const Backend& backend, const LayerWeights& layer, Vis
 
 void run_gate_and_up(Backend& backend, const StepState& step, const LayerWeights& layer) {
   const cpu::Workspace& rows = backend.workspace;
-  const cpu::ProductInput input = cpu::prepare_normed(backend, step.num_rows());
+  const cpu::GemmInput input = cpu::prepare_normed(backend, step.num_rows());
   for_each_read_expert(backend, layer, [&](const FeedForwardWeights& expert, int64_t first, int64_t count) {
     const auto project = [&](float* out, const Weight& weight) {
-      cpu::add_product(backend, out + first * weight.rows, input, count, weight, nullptr);
+      cpu::add_gemm(backend, out + first * weight.rows, input, count, weight, nullptr);
       backend.calls.back().input_rows = rows.expert_tokens.data() + first;
     };
     project(rows.gate.data(), expert.gate);
     project(rows.up.data(), expert.up);
   });
-  cpu::add_product(backend, rows.shared_gate.data(), input, step.num_rows(), layer.shared.gate, nullptr);
-  cpu::add_product(backend, rows.shared_up.data(), input, step.num_rows(), layer.shared.up, nullptr);
+  cpu::add_gemm(backend, rows.shared_gate.data(), input, step.num_rows(), layer.shared.gate, nullptr);
+  cpu::add_gemm(backend, rows.shared_up.data(), input, step.num_rows(), layer.shared.up, nullptr);
   cpu::run_calls(backend);
   cpu::swiglu(backend.workers, rows.gate.data(), rows.gate.data(), rows.up.data(),
               num_expert_rows(backend) * backend.model.expert_width);
@@ -74,30 +74,30 @@ void run_down(Backend& backend, const StepState& step, const LayerWeights& layer
   const int64_t num_tokens = step.num_rows();
   const int32_t slices = backend.row_slices;
   const int32_t expert_slices = backend.splits_experts() ? slices : 1;
-  const cpu::ProductInput routed =
+  const cpu::GemmInput routed =
       cpu::prepare(backend, {rows.expert_operand.data(), rows.expert_scales.data()}, rows.gate.data(), num_rows,
                    backend.model.expert_width, expert_slices);
-  const cpu::ProductInput shared =
+  const cpu::GemmInput shared =
       cpu::prepare(backend, {rows.shared_operand.data(), rows.shared_scales.data()}, rows.shared_gate.data(),
                    num_tokens, backend.model.shared_width, slices);
   for_each_read_expert(backend, layer, [&](const FeedForwardWeights& expert, int64_t first, int64_t count) {
-    cpu::add_sliced_product(backend, {.out = rows.routed.data(),
-                                      .part_stride = num_rows * backend.model.hidden_size,
-                                      .input = routed,
-                                      .input_count = num_rows,
-                                      .input_first = first,
-                                      .count = count,
-                                      .weight = expert.down,
-                                      .slices = expert_slices});
+    cpu::add_sliced_gemm(backend, {.out = rows.routed.data(),
+                                   .part_stride = num_rows * backend.model.hidden_size,
+                                   .input = routed,
+                                   .input_count = num_rows,
+                                   .input_first = first,
+                                   .count = count,
+                                   .weight = expert.down,
+                                   .slices = expert_slices});
   });
-  cpu::add_sliced_product(backend, {.out = rows.shared.data(),
-                                    .part_stride = num_tokens * backend.model.hidden_size,
-                                    .input = shared,
-                                    .input_count = num_tokens,
-                                    .input_first = 0,
-                                    .count = num_tokens,
-                                    .weight = layer.shared.down,
-                                    .slices = slices});
+  cpu::add_sliced_gemm(backend, {.out = rows.shared.data(),
+                                 .part_stride = num_tokens * backend.model.hidden_size,
+                                 .input = shared,
+                                 .input_count = num_tokens,
+                                 .input_first = 0,
+                                 .count = num_tokens,
+                                 .weight = layer.shared.down,
+                                 .slices = slices});
   cpu::run_calls(backend);
 }
 
@@ -132,9 +132,9 @@ void dense_feed_forward(Backend& backend, StepState& step, int64_t layer) {
   const FeedForwardWeights& dense = backend.layer(layer).dense;
   const cpu::Workspace& rows = backend.workspace;
   const int64_t count = step.num_rows();
-  const cpu::ProductInput input = cpu::prepare_normed(backend, count);
-  cpu::add_product(backend, rows.gate.data(), input, count, dense.gate, nullptr);
-  cpu::add_product(backend, rows.up.data(), input, count, dense.up, nullptr);
+  const cpu::GemmInput input = cpu::prepare_normed(backend, count);
+  cpu::add_gemm(backend, rows.gate.data(), input, count, dense.gate, nullptr);
+  cpu::add_gemm(backend, rows.up.data(), input, count, dense.up, nullptr);
   cpu::run_calls(backend);
   cpu::swiglu(backend.workers, rows.gate.data(), rows.gate.data(), rows.up.data(), count * backend.model.dense_width);
   cpu::project_to_parts(backend, rows.gate.data(), count, backend.model.dense_width, dense.down);
@@ -144,8 +144,8 @@ void router(Backend& backend, StepState& step, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
   const cpu::Workspace& rows = backend.workspace;
   const int64_t count = step.num_rows();
-  const cpu::ProductInput input = cpu::prepare_normed_floats(backend, count);
-  cpu::add_product(backend, rows.router_logits.data(), input, count, weights.router, nullptr);
+  const cpu::GemmInput input = cpu::prepare_normed_floats(backend, count);
+  cpu::add_gemm(backend, rows.router_logits.data(), input, count, weights.router, nullptr);
   cpu::run_calls(backend);
   cpu::route(backend.workers, {.experts = rows.experts.data(),
                                .weights = rows.expert_weights.data(),

@@ -13,7 +13,7 @@ inline constexpr int64_t kOperandAlignment = 64;
 inline constexpr int64_t kTileRows = 32;
 inline constexpr int64_t kMaxQueriesPerTile = 16;
 
-struct ProductTile {
+struct GemmTile {
   float* out;
   int64_t out_stride;
   const std::byte* operand;
@@ -53,15 +53,15 @@ struct KernelSet {
   const char* name;
   int32_t id;
   OperandForm fp8_form;
-  void (*product_fp8)(const ProductTile& tile, std::byte* scratch);
-  void (*product_floats)(const ProductTile& tile, std::byte* scratch);
+  void (*gemm_fp8)(const GemmTile& tile, std::byte* scratch);
+  void (*gemm_floats)(const GemmTile& tile, std::byte* scratch);
   void (*attend)(const AttentionTile& tile, std::byte* scratch);
   void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);
   float (*quantise)(std::byte* out, const float* in, int64_t count);
 };
 
 int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens);
-int64_t product_scratch_bytes(int64_t max_cols);
+int64_t gemm_scratch_bytes(int64_t max_cols);
 
 const KernelSet& exact_kernels();
 const KernelSet& plain_kernels();

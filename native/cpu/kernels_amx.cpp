@@ -50,14 +50,14 @@ struct Sums {
 };
 
 struct Step {
-  int64_t piece_first;
-  int64_t piece_last;
+  int64_t split_first;
+  int64_t split_last;
   int64_t col;
 };
 
-class Fp8Product {
+class Fp8Gemm {
  public:
-  Fp8Product(const ProductTile& tile, int64_t row, int64_t rows, std::byte* scratch)
+  Fp8Gemm(const GemmTile& tile, int64_t row, int64_t rows, std::byte* scratch)
       : tile_(tile),
         weight_(*tile.weight),
         row_(row),
@@ -95,15 +95,15 @@ class Fp8Product {
     Sums sums = {};
     Step step = step_from(0);
     if (converts) convert<kHalves>(step, slot(0));
-    for (int64_t index = 0; step.piece_first < cols_; ++index) {
+    for (int64_t index = 0; step.split_first < cols_; ++index) {
       const Step next = step_after(step);
-      if (converts && next.piece_first < cols_) convert<kHalves>(next, slot(index + 1));
-      if (step.col <= step.piece_first) zero_tiles<kGroups, kHalves>();
+      if (converts && next.split_first < cols_) convert<kHalves>(next, slot(index + 1));
+      if (step.col <= step.split_first) zero_tiles<kGroups, kHalves>();
       add_step<kGroups, kHalves>(inputs, step.col, slot(index));
-      if (next.piece_first != step.piece_first) {
-        Sums piece;
-        read_tiles<kGroups, kHalves>(piece);
-        add_piece<kHalves>(sums, piece, step.piece_first, tokens);
+      if (next.split_first != step.split_first) {
+        Sums split;
+        read_tiles<kGroups, kHalves>(split);
+        add_split<kHalves>(sums, split, step.split_first, tokens);
       }
       step = next;
     }
@@ -122,7 +122,7 @@ class Fp8Product {
 
   Step step_after(const Step& step) const {
     const int64_t col = step.col + kStepCols;
-    return col < step.piece_last ? Step{step.piece_first, step.piece_last, col} : step_from(step.piece_last);
+    return col < step.split_last ? Step{step.split_first, step.split_last, col} : step_from(step.split_last);
   }
 
   TokenRows token_rows(int64_t block_first, int64_t group_first, int64_t count) const {
@@ -161,8 +161,8 @@ class Fp8Product {
                      Fp8Window{.source = source,
                                .stride = weight_.stride,
                                .rows = rows,
-                               .first = std::max<int64_t>(0, step.piece_first - step.col),
-                               .last = std::min(kStepCols, step.piece_last - step.col)});
+                               .first = std::max<int64_t>(0, step.split_first - step.col),
+                               .last = std::min(kStepCols, step.split_last - step.col)});
     }
   }
 
@@ -175,11 +175,11 @@ class Fp8Product {
   }
 
   template <int kGroups, int kHalves>
-  static void read_tiles(Sums& piece) {
-    _tile_stored(0, piece.values[0][0], kTileRowBytes);
-    if constexpr (kHalves == 2) _tile_stored(1, piece.values[1][0], kTileRowBytes);
-    if constexpr (kGroups == 2) _tile_stored(2, piece.values[0][kTileEdge], kTileRowBytes);
-    if constexpr (kGroups == 2 && kHalves == 2) _tile_stored(3, piece.values[1][kTileEdge], kTileRowBytes);
+  static void read_tiles(Sums& split) {
+    _tile_stored(0, split.values[0][0], kTileRowBytes);
+    if constexpr (kHalves == 2) _tile_stored(1, split.values[1][0], kTileRowBytes);
+    if constexpr (kGroups == 2) _tile_stored(2, split.values[0][kTileEdge], kTileRowBytes);
+    if constexpr (kGroups == 2 && kHalves == 2) _tile_stored(3, split.values[1][kTileEdge], kTileRowBytes);
   }
 
   template <int kGroups, int kHalves>
@@ -199,18 +199,18 @@ class Fp8Product {
   }
 
   template <int kHalves>
-  void add_piece(Sums& sums, const Sums& piece, int64_t col, int64_t tokens) const {
+  void add_split(Sums& sums, const Sums& split, int64_t col, int64_t tokens) const {
     for (int half = 0; half < kHalves; ++half) {
-      const __m512 scales = piece_scales(half * kTileEdge, col);
+      const __m512 scales = split_scales(half * kTileEdge, col);
       for (int64_t token = 0; token < tokens; ++token) {
         float* total = sums.values[half][token];
-        const __m512 part = _mm512_load_ps(piece.values[half][token]);
+        const __m512 part = _mm512_load_ps(split.values[half][token]);
         _mm512_store_ps(total, _mm512_fmadd_ps(part, scales, _mm512_load_ps(total)));
       }
     }
   }
 
-  __m512 piece_scales(int64_t row, int64_t col) const {
+  __m512 split_scales(int64_t row, int64_t col) const {
     if (weight_.scale_kind != GLINT_SCALE_TILE) return _mm512_set1_ps(1.0F);
     alignas(64) float scales[kTileEdge] = {};
     const int64_t rows = std::min(kTileEdge, rows_ - row);
@@ -234,7 +234,7 @@ class Fp8Product {
     }
   }
 
-  const ProductTile& tile_;
+  const GemmTile& tile_;
   const Weight& weight_;
   int64_t row_;
   int64_t rows_;
@@ -246,10 +246,10 @@ class Fp8Product {
   alignas(64) float biases_[kBlockRows] = {};
 };
 
-void multiply_fp8(const ProductTile& tile, std::byte* scratch) {
+void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
-    Fp8Product(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
+    Fp8Gemm(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
   }
   _tile_release();
 }
@@ -260,8 +260,8 @@ const KernelSet& amx_kernels() {
   static constexpr KernelSet kernels{.name = "amx",
                                      .id = GLINT_KERNELS_AMX,
                                      .fp8_form = OperandForm::kBf16,
-                                     .product_fp8 = multiply_fp8,
-                                     .product_floats = LaneProducts<Avx512Isa>::floats,
+                                     .gemm_fp8 = multiply_fp8,
+                                     .gemm_floats = LaneGemm<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_bf16};

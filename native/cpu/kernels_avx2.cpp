@@ -1,7 +1,7 @@
 #include <immintrin.h>
 
 #include "cpu/lane_attention.h"
-#include "cpu/lane_products.h"
+#include "cpu/lane_gemm.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {
@@ -48,8 +48,8 @@ const KernelSet& avx2_kernels() {
   static constexpr KernelSet kernels{.name = "avx2",
                                      .id = GLINT_KERNELS_AVX2,
                                      .fp8_form = OperandForm::kFloat,
-                                     .product_fp8 = LaneProducts<Avx2Isa>::fp8,
-                                     .product_floats = LaneProducts<Avx2Isa>::floats,
+                                     .gemm_fp8 = LaneGemm<Avx2Isa>::fp8,
+                                     .gemm_floats = LaneGemm<Avx2Isa>::floats,
                                      .attend = LaneAttention<Avx2Isa>::attend,
                                      .swiglu = lane_swiglu<Avx2Isa>,
                                      .quantise = LaneQuantise<Avx2Isa>::to_floats};

@@ -6,8 +6,8 @@ const KernelSet& avx512_kernels() {
   static constexpr KernelSet kernels{.name = "avx512",
                                      .id = GLINT_KERNELS_AVX512,
                                      .fp8_form = OperandForm::kFloat,
-                                     .product_fp8 = LaneProducts<Avx512Isa>::fp8,
-                                     .product_floats = LaneProducts<Avx512Isa>::floats,
+                                     .gemm_fp8 = LaneGemm<Avx512Isa>::fp8,
+                                     .gemm_floats = LaneGemm<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_floats};

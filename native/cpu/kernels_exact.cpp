@@ -16,8 +16,8 @@ constexpr int64_t kSumLanes = 8;
 double weight_value(const Weight& weight, int64_t row, int64_t col) {
   const std::byte* data = weight.row(row);
   if (weight.dtype == GLINT_DTYPE_F8_E4M3) {
-    const double code = e4m3_table()[std::to_integer<uint8_t>(data[col])];
-    return code * static_cast<double>(weight.scale_at(row, col));
+    const double value = e4m3_table()[std::to_integer<uint8_t>(data[col])];
+    return value * static_cast<double>(weight.scale_at(row, col));
   }
   uint16_t bits = 0;
   std::memcpy(&bits, data + 2 * col, sizeof(bits));
@@ -38,7 +38,7 @@ double dot(const float* left, const double* right, int64_t count) {
   return sum;
 }
 
-void product_exact(const ProductTile& tile, std::byte* scratch) {
+void gemm_exact(const GemmTile& tile, std::byte* scratch) {
   const Weight& weight = *tile.weight;
   auto* row_values = reinterpret_cast<double*>(scratch);
   const auto* operand = reinterpret_cast<const float*>(tile.operand);
@@ -153,8 +153,8 @@ const KernelSet& exact_kernels() {
   static const KernelSet kernels{.name = "exact",
                                  .id = GLINT_KERNELS_EXACT,
                                  .fp8_form = OperandForm::kFloat,
-                                 .product_fp8 = product_exact,
-                                 .product_floats = product_exact,
+                                 .gemm_fp8 = gemm_exact,
+                                 .gemm_floats = gemm_exact,
                                  .attend = attend_exact,
                                  .swiglu = swiglu_exact,
                                  .quantise = quantise_exact};

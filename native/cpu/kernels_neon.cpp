@@ -1,7 +1,7 @@
 #include <arm_neon.h>
 
 #include "cpu/lane_attention.h"
-#include "cpu/lane_products.h"
+#include "cpu/lane_gemm.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {
@@ -132,8 +132,8 @@ const KernelSet& neon_kernels() {
   static const KernelSet kernels{.name = "neon",
                                  .id = GLINT_KERNELS_NEON,
                                  .fp8_form = OperandForm::kFloat,
-                                 .product_fp8 = LaneProducts<NeonIsa>::fp8,
-                                 .product_floats = LaneProducts<NeonIsa>::floats,
+                                 .gemm_fp8 = LaneGemm<NeonIsa>::fp8,
+                                 .gemm_floats = LaneGemm<NeonIsa>::floats,
                                  .attend = LaneAttention<NeonIsa>::attend,
                                  .swiglu = lane_swiglu<NeonIsa>,
                                  .quantise = LaneQuantise<NeonIsa>::to_floats};

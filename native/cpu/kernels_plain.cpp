@@ -1,5 +1,5 @@
 #include "cpu/lane_attention.h"
-#include "cpu/lane_products.h"
+#include "cpu/lane_gemm.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {
@@ -45,8 +45,8 @@ const KernelSet& plain_kernels() {
   static const KernelSet kernels{.name = "plain",
                                  .id = GLINT_KERNELS_PLAIN,
                                  .fp8_form = OperandForm::kFloat,
-                                 .product_fp8 = LaneProducts<PlainIsa>::fp8,
-                                 .product_floats = LaneProducts<PlainIsa>::floats,
+                                 .gemm_fp8 = LaneGemm<PlainIsa>::fp8,
+                                 .gemm_floats = LaneGemm<PlainIsa>::floats,
                                  .attend = LaneAttention<PlainIsa>::attend,
                                  .swiglu = lane_swiglu<PlainIsa>,
                                  .quantise = LaneQuantise<PlainIsa>::to_floats};

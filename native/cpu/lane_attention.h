@@ -30,7 +30,7 @@ class LaneAttention {
       score_split(tile, work, first, last);
       for (int64_t query = 0; query < queries; ++query) weigh_split(tile, work, query, first, last);
       sum_split(tile, work, first, last);
-      for (int64_t query = 0; query < queries; ++query) join_split(tile, work, query, first);
+      for (int64_t query = 0; query < queries; ++query) reduce_split(tile, work, query, first);
     }
     for (int64_t query = 0; query < queries; ++query) {
       float* out = tile.out + query_offset(tile, query);
@@ -204,7 +204,7 @@ class LaneAttention {
     }
   }
 
-  static void join_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first) {
+  static void reduce_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first) {
     if (visible_positions(tile, query, first, first + 1) == 0) return;
     const float exponent = std::max(work.exponent[query], work.split_exponent[query]);
     const float keep = std::exp2(work.exponent[query] - exponent);

@@ -6,12 +6,12 @@ namespace glint {
 
 namespace cpu {
 
-int64_t max_product_calls(const glint_model& model, int32_t row_slices) {
+int64_t max_gemm_calls(const glint_model& model, int32_t row_slices) {
   return (int64_t{model.num_experts} + 1) * std::max(2, row_slices) + 3;
 }
 
-ProductInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
-                     int32_t slices) {
+GemmInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
+                  int32_t slices) {
   const int64_t stride = operand_stride(width, slices);
   if (!backend.is_fp8()) {
     prepare_floats(backend.workers, buffer, in, count, width, slices);
@@ -21,21 +21,21 @@ ProductInput prepare(Backend& backend, const OperandBuffer& buffer, const float*
   return {buffer.operand, buffer.scales, stride};
 }
 
-ProductInput prepare_normed(Backend& backend, int64_t count) {
+GemmInput prepare_normed(Backend& backend, int64_t count) {
   const Workspace& rows = backend.workspace;
   return prepare(backend, {rows.operand.data(), rows.operand_scales.data()}, rows.normed.data(), count,
                  backend.model.hidden_size, 1);
 }
 
-ProductInput prepare_normed_floats(Backend& backend, int64_t count) {
+GemmInput prepare_normed_floats(Backend& backend, int64_t count) {
   const Workspace& rows = backend.workspace;
   const int64_t width = backend.model.hidden_size;
   prepare_floats(backend.workers, {rows.float_operand.data(), nullptr}, rows.normed.data(), count, width, 1);
   return {rows.float_operand.data(), nullptr, operand_stride(width, 1)};
 }
 
-void add_product(Backend& backend, float* out, const ProductInput& input, int64_t count, const Weight& weight,
-                 const float* bias) {
+void add_gemm(Backend& backend, float* out, const GemmInput& input, int64_t count, const Weight& weight,
+              const float* bias) {
   backend.calls.push_back({.out = out,
                            .out_stride = weight.rows,
                            .input = input,
@@ -45,39 +45,39 @@ void add_product(Backend& backend, float* out, const ProductInput& input, int64_
                            .bias = bias});
 }
 
-void add_sliced_product(Backend& backend, const SlicedProduct& product) {
-  const int64_t width = product.weight.cols / product.slices;
-  const int64_t slice_stride = product.input.stride / product.slices;
+void add_sliced_gemm(Backend& backend, const SlicedGemm& gemm) {
+  const int64_t width = gemm.weight.cols / gemm.slices;
+  const int64_t slice_stride = gemm.input.stride / gemm.slices;
   const int64_t element_bytes = backend.is_fp8() ? fp8_element_bytes(backend.workers) : kOperandElementBytes;
-  for (int32_t slice = 0; slice < product.slices; ++slice) {
-    const int64_t offset = product.input_first * product.input.stride + slice * slice_stride;
-    const float* scales = product.input.scales == nullptr
+  for (int32_t slice = 0; slice < gemm.slices; ++slice) {
+    const int64_t offset = gemm.input_first * gemm.input.stride + slice * slice_stride;
+    const float* scales = gemm.input.scales == nullptr
                               ? nullptr
-                              : product.input.scales + slice * product.input_count + product.input_first;
-    add_product(backend, product.out + slice * product.part_stride + product.input_first * product.weight.rows,
-                {product.input.operand + offset * element_bytes, scales, product.input.stride}, product.count,
-                product.weight.col_slice(slice * width, width), nullptr);
+                              : gemm.input.scales + slice * gemm.input_count + gemm.input_first;
+    add_gemm(backend, gemm.out + slice * gemm.part_stride + gemm.input_first * gemm.weight.rows,
+             {gemm.input.operand + offset * element_bytes, scales, gemm.input.stride}, gemm.count,
+             gemm.weight.col_slice(slice * width, width), nullptr);
   }
 }
 
 void run_calls(Backend& backend) {
-  products(backend.workers, backend.calls);
+  gemm(backend.workers, backend.calls);
   backend.calls.clear();
 }
 
 void project_to_parts(Backend& backend, const float* in, int64_t count, int64_t width, const Weight& weight) {
   const Workspace& rows = backend.workspace;
   const int32_t slices = backend.row_slices;
-  const ProductInput input =
+  const GemmInput input =
       prepare(backend, {rows.operand.data(), rows.operand_scales.data()}, in, count, width, slices);
-  add_sliced_product(backend, {.out = rows.parts.data(),
-                               .part_stride = count * backend.model.hidden_size,
-                               .input = input,
-                               .input_count = count,
-                               .input_first = 0,
-                               .count = count,
-                               .weight = weight,
-                               .slices = slices});
+  add_sliced_gemm(backend, {.out = rows.parts.data(),
+                            .part_stride = count * backend.model.hidden_size,
+                            .input = input,
+                            .input_count = count,
+                            .input_first = 0,
+                            .count = count,
+                            .weight = weight,
+                            .slices = slices});
   run_calls(backend);
 }
 
@@ -116,10 +116,10 @@ void qkv_proj(Backend& backend, StepState& step, int64_t layer) {
   const LayerWeights& weights = backend.layer(layer);
   const cpu::Workspace& rows = backend.workspace;
   const int64_t count = step.num_rows();
-  const cpu::ProductInput input = cpu::prepare_normed(backend, count);
-  cpu::add_product(backend, rows.query.data(), input, count, weights.query, weights.query_bias);
-  cpu::add_product(backend, rows.key.data(), input, count, weights.key, weights.key_bias);
-  cpu::add_product(backend, rows.value.data(), input, count, weights.value, weights.value_bias);
+  const cpu::GemmInput input = cpu::prepare_normed(backend, count);
+  cpu::add_gemm(backend, rows.query.data(), input, count, weights.query, weights.query_bias);
+  cpu::add_gemm(backend, rows.key.data(), input, count, weights.key, weights.key_bias);
+  cpu::add_gemm(backend, rows.value.data(), input, count, weights.value, weights.value_bias);
   cpu::run_calls(backend);
 }
 
@@ -172,8 +172,8 @@ void lm_head(Backend& backend, StepState& step) {
   const cpu::Workspace& rows = backend.workspace;
   const int64_t count = step.num_logit_rows;
   float* out = backend.has_peers() ? rows.rank_logits.data() : rows.logits.data();
-  const cpu::ProductInput input = cpu::prepare_normed_floats(backend, count);
-  cpu::add_product(backend, out, input, count, backend.weights.lm_head, nullptr);
+  const cpu::GemmInput input = cpu::prepare_normed_floats(backend, count);
+  cpu::add_gemm(backend, out, input, count, backend.weights.lm_head, nullptr);
   cpu::run_calls(backend);
   if (!backend.has_peers()) return;
   backend.collectives.gather_columns(rows.logits.data(), out, count, backend.slice.vocab_size(), 0);

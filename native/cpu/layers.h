@@ -4,10 +4,10 @@
 
 namespace glint::cpu {
 
-struct SlicedProduct {
+struct SlicedGemm {
   float* out;
   int64_t part_stride;
-  ProductInput input;
+  GemmInput input;
   int64_t input_count;
   int64_t input_first;
   int64_t count;
@@ -15,14 +15,14 @@ struct SlicedProduct {
   int32_t slices;
 };
 
-int64_t max_product_calls(const glint_model& model, int32_t row_slices);
-ProductInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
-                     int32_t slices);
-ProductInput prepare_normed(Backend& backend, int64_t count);
-ProductInput prepare_normed_floats(Backend& backend, int64_t count);
-void add_product(Backend& backend, float* out, const ProductInput& input, int64_t count, const Weight& weight,
-                 const float* bias);
-void add_sliced_product(Backend& backend, const SlicedProduct& product);
+int64_t max_gemm_calls(const glint_model& model, int32_t row_slices);
+GemmInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in, int64_t count, int64_t width,
+                  int32_t slices);
+GemmInput prepare_normed(Backend& backend, int64_t count);
+GemmInput prepare_normed_floats(Backend& backend, int64_t count);
+void add_gemm(Backend& backend, float* out, const GemmInput& input, int64_t count, const Weight& weight,
+              const float* bias);
+void add_sliced_gemm(Backend& backend, const SlicedGemm& gemm);
 void run_calls(Backend& backend);
 void project_to_parts(Backend& backend, const float* in, int64_t count, int64_t width, const Weight& weight);
 

@@ -31,16 +31,16 @@ struct PageLayout {
   std::byte* values(int64_t layer) const { return data + (2 * layer + 1) * num_pages * page_bytes(); }
 };
 
-struct ProductInput {
+struct GemmInput {
   const std::byte* operand = nullptr;
   const float* scales = nullptr;
   int64_t stride = 0;
 };
 
-struct ProductCall {
+struct GemmCall {
   float* out = nullptr;
   int64_t out_stride = 0;
-  ProductInput input;
+  GemmInput input;
   const int32_t* input_rows = nullptr;
   int64_t count = 0;
   Weight weight;
@@ -108,7 +108,7 @@ void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_
                     int32_t row_slices);
 void prepare_fp8(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                    int32_t row_slices);
-void products(Workers& workers, std::span<const ProductCall> calls);
+void gemm(Workers& workers, std::span<const GemmCall> calls);
 void rope_and_cache(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
                     std::span<const BatchRequest> requests);
 void attention(Workers& workers, float* out, const float* query, const PageLayout& pages, int64_t layer,
@@ -116,7 +116,7 @@ void attention(Workers& workers, float* out, const float* query, const PageLayou
 void swiglu(Workers& workers, float* out, const float* gate, const float* up, int64_t count);
 void route(Workers& workers, const RouteCall& call);
 void combine(Workers& workers, const CombineCall& call);
-void join_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
+void reduce_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
 void add_rows(Workers& workers, float* hidden, const float* update, int64_t count);
 void gather_rows(Workers& workers, float* out, const float* in, std::span<const int32_t> rows, int64_t width);
 

@@ -52,14 +52,14 @@ void rms_norm(Workers& workers, float* out, const float* in, const float* weight
 }
 
 void add_rows(Workers& workers, float* hidden, const float* update, int64_t count) {
-  constexpr int64_t kPiece = 8192;
-  workers.team().run((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
-    const int64_t end = std::min(count, (piece + 1) * kPiece);
-    for (int64_t index = piece * kPiece; index < end; ++index) hidden[index] += update[index];
+  constexpr int64_t kChunk = 8192;
+  workers.team().run((count + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
+    const int64_t end = std::min(count, (chunk + 1) * kChunk);
+    for (int64_t index = chunk * kChunk; index < end; ++index) hidden[index] += update[index];
   });
 }
 
-void join_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count) {
+void reduce_slices(Workers& workers, float* parts, int64_t part_stride, int32_t num_parts, int64_t count) {
   for (int32_t width = 1; width < num_parts; width *= 2) {
     for (int32_t part = 0; part + width < num_parts; part += 2 * width) {
       add_rows(workers, parts + part * part_stride, parts + (part + width) * part_stride, count);

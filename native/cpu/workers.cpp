@@ -23,7 +23,7 @@ std::vector<const KernelSet*> kernels_by_speed() {
 int64_t scratch_bytes_per_thread(const cpu::WorkerOptions& options) {
   constexpr int64_t kPageBytes = 4096;
   const int64_t queries = cpu::query_rows_per_tile(options.group_heads) * options.group_heads;
-  const int64_t bytes = std::max(product_scratch_bytes(options.max_cols),
+  const int64_t bytes = std::max(gemm_scratch_bytes(options.max_cols),
                                  attention_scratch_bytes(queries, options.head_dim, options.page_tokens));
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
@@ -41,7 +41,7 @@ const KernelSet& choose_kernels(int32_t requested) {
                                                "build does not have; use kernels auto"));
 }
 
-int64_t product_scratch_bytes(int64_t max_cols) {
+int64_t gemm_scratch_bytes(int64_t max_cols) {
   constexpr int64_t kBytesPerColumn = 160;
   return (max_cols + 2 * kOperandAlignment) * kBytesPerColumn;
 }
@@ -69,7 +69,7 @@ Workers::Workers(const WorkerOptions& options)
       team_(options.num_threads) {
   samplers_.reserve(static_cast<size_t>(options.num_threads));
   for (int thread = 0; thread < options.num_threads; ++thread) samplers_.emplace_back(options.vocab_size);
-  task_ends_.reserve(static_cast<size_t>(std::max(options.max_product_calls, options.max_step_items)));
+  task_ends_.reserve(static_cast<size_t>(std::max(options.max_gemm_calls, options.max_step_items)));
 }
 
 }

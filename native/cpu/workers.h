@@ -14,7 +14,7 @@ namespace glint::cpu {
 struct WorkerOptions {
   int num_threads;
   int32_t kernels;
-  int64_t max_product_calls;
+  int64_t max_gemm_calls;
   int64_t max_step_items;
   int32_t vocab_size;
   int64_t max_cols;

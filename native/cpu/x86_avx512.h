@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "cpu/lane_attention.h"
-#include "cpu/lane_products.h"
+#include "cpu/lane_gemm.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {

@@ -129,7 +129,8 @@ class WeightStore::Table {
     if (is_scaled) {
       weight.scales = scales(role, layer, expert, rows, cols);
       require_argument(!checks_fp8_values_ || !has_fp8_nan(weight.data, tensor.byte_count), "the E4M3 weight of role ",
-                       role, ", layer ", layer, ", expert ", expert, " holds a NaN code (0x7f or 0xff): the file is damaged");
+                       role, ", layer ", layer, ", expert ", expert,
+                       " holds an FP8 NaN (0x7f or 0xff): the file is damaged");
     }
     return weight;
   }

@@ -16,10 +16,10 @@ struct TestOperand {
   int64_t count;
   int64_t width;
   int32_t row_slices;
-  int32_t has_codes;
+  int32_t has_fp8;
 };
 
-struct TestProduct {
+struct TestGemm {
   float* out;
   const float* in;
   const std::byte* weight;
@@ -39,7 +39,7 @@ struct TestProduct {
   int32_t scale_kind;
 };
 
-enum class TestRounding : int32_t { kNone, kCodes, kRounded };
+enum class TestRounding : int32_t { kNone, kFp8, kRounded };
 
 struct TestPages {
   std::byte* data;

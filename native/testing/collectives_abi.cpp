@@ -48,12 +48,12 @@ GLINT_API Collectives* glint_testing_collectives_new(World* world, int32_t rank)
 
 GLINT_API void glint_testing_collectives_free(Collectives* collectives) { delete collectives; }
 
-GLINT_API int32_t glint_testing_all_gather(Collectives* rank, void* data, int64_t piece_bytes, int64_t total_bytes) {
-  return guarded([&] { rank->all_gather(data, piece_bytes, total_bytes); });
+GLINT_API int32_t glint_testing_all_gather(Collectives* rank, void* data, int64_t bytes_per_rank, int64_t total_bytes) {
+  return guarded([&] { rank->all_gather(data, bytes_per_rank, total_bytes); });
 }
 
-GLINT_API int32_t glint_testing_all_to_all(Collectives* rank, void* out, const void* in, int64_t piece_bytes) {
-  return guarded([&] { rank->all_to_all(out, in, piece_bytes); });
+GLINT_API int32_t glint_testing_all_to_all(Collectives* rank, void* out, const void* in, int64_t bytes_per_rank) {
+  return guarded([&] { rank->all_to_all(out, in, bytes_per_rank); });
 }
 
 GLINT_API int32_t glint_testing_broadcast(Collectives* rank, void* data, int64_t byte_count, int32_t root) {

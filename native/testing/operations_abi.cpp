@@ -19,7 +19,7 @@ using glint::testing::guarded;
 using glint::testing::last_error;
 using glint::testing::TestOperand;
 using glint::testing::TestPages;
-using glint::testing::TestProduct;
+using glint::testing::TestGemm;
 using glint::testing::TestRotation;
 using glint::testing::TestRounding;
 
@@ -70,55 +70,55 @@ Operand prepare(Workers& workers, const TestOperand& source) {
   Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
                   stride};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
-  const auto fill = source.has_codes != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
+  const auto fill = source.has_fp8 != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
   fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
        source.row_slices);
   return operand;
 }
 
-float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_codes) {
-  if (has_codes && workers.kernels().fp8_form == glint::OperandForm::kBf16) {
+float operand_value(const Workers& workers, const Operand& operand, int64_t index, bool has_fp8) {
+  if (has_fp8 && workers.kernels().fp8_form == glint::OperandForm::kBf16) {
     return glint::float_from_bf16(reinterpret_cast<const uint16_t*>(operand.data.data())[index]);
   }
   return reinterpret_cast<const float*>(operand.data.data())[index];
 }
 
-glint::Weight weight_of(const TestProduct& product) {
-  const glint::Weight whole{.data = product.weight,
-                            .scales = product.scales,
-                            .rows = product.weight_rows,
-                            .cols = product.weight_cols,
-                            .stride = product.weight_cols,
+glint::Weight weight_of(const TestGemm& gemm) {
+  const glint::Weight whole{.data = gemm.weight,
+                            .scales = gemm.scales,
+                            .rows = gemm.weight_rows,
+                            .cols = gemm.weight_cols,
+                            .stride = gemm.weight_cols,
                             .row_first = 0,
                             .col_first = 0,
-                            .scale_stride = (product.weight_cols + glint::kScaleTile - 1) / glint::kScaleTile,
-                            .dtype = product.dtype,
-                            .scale_kind = product.scale_kind};
-  return whole.row_slice(product.row_first, product.row_count).col_slice(product.col_first, product.col_count);
+                            .scale_stride = (gemm.weight_cols + glint::kScaleTile - 1) / glint::kScaleTile,
+                            .dtype = gemm.dtype,
+                            .scale_kind = gemm.scale_kind};
+  return whole.row_slice(gemm.row_first, gemm.row_count).col_slice(gemm.col_first, gemm.col_count);
 }
 
-void run_products(Workers& workers, std::span<const TestProduct> products) {
+void run_gemms(Workers& workers, std::span<const TestGemm> gemms) {
   std::vector<Operand> operands;
-  std::vector<glint::cpu::ProductCall> calls;
-  for (const TestProduct& product : products) {
-    const bool has_codes = product.dtype == GLINT_DTYPE_F8_E4M3;
+  std::vector<glint::cpu::GemmCall> calls;
+  for (const TestGemm& gemm : gemms) {
+    const bool has_fp8 = gemm.dtype == GLINT_DTYPE_F8_E4M3;
     operands.push_back(prepare(workers, {.out = nullptr,
                                          .scales = nullptr,
-                                         .in = product.in,
-                                         .count = product.input_count,
-                                         .width = product.col_count,
+                                         .in = gemm.in,
+                                         .count = gemm.input_count,
+                                         .width = gemm.col_count,
                                          .row_slices = 1,
-                                         .has_codes = has_codes ? 1 : 0}));
+                                         .has_fp8 = has_fp8 ? 1 : 0}));
     const Operand& operand = operands.back();
-    calls.push_back({.out = product.out,
-                     .out_stride = product.out_stride,
-                     .input = {operand.data.data(), has_codes ? operand.scales.data() : nullptr, operand.stride},
-                     .input_rows = product.input_rows,
-                     .count = product.count,
-                     .weight = weight_of(product),
-                     .bias = product.bias});
+    calls.push_back({.out = gemm.out,
+                     .out_stride = gemm.out_stride,
+                     .input = {operand.data.data(), has_fp8 ? operand.scales.data() : nullptr, operand.stride},
+                     .input_rows = gemm.input_rows,
+                     .count = gemm.count,
+                     .weight = weight_of(gemm),
+                     .bias = gemm.bias});
   }
-  glint::cpu::products(workers, calls);
+  glint::cpu::gemm(workers, calls);
 }
 
 }
@@ -132,7 +132,7 @@ GLINT_API Workers* glint_testing_backend_new(int32_t kernels, int32_t num_thread
   guarded([&] {
     workers = std::make_unique<Workers>(glint::cpu::WorkerOptions{.num_threads = num_threads,
                                                                   .kernels = kernels,
-                                                                  .max_product_calls = 64,
+                                                                  .max_gemm_calls = 64,
                                                                   .max_step_items = 64,
                                                                   .vocab_size = 64,
                                                                   .max_cols = shape->max_cols,
@@ -189,15 +189,15 @@ GLINT_API int64_t glint_testing_operand_stride(Workers*, int64_t width, int32_t 
 
 GLINT_API void glint_testing_prepare(Workers* workers, const TestOperand* source) {
   const Operand operand = prepare(*workers, *source);
-  const bool has_codes = source->has_codes != 0;
+  const bool has_fp8 = source->has_fp8 != 0;
   for (int64_t index = 0; index < source->count * operand.stride; ++index) {
-    source->out[index] = operand_value(*workers, operand, index, has_codes);
+    source->out[index] = operand_value(*workers, operand, index, has_fp8);
   }
-  if (has_codes) std::ranges::copy(operand.scales.span(), source->scales);
+  if (has_fp8) std::ranges::copy(operand.scales.span(), source->scales);
 }
 
-GLINT_API int32_t glint_testing_products(Workers* workers, const TestProduct* products, int32_t count) {
-  return guarded([&] { run_products(*workers, {products, static_cast<size_t>(count)}); });
+GLINT_API int32_t glint_testing_gemms(Workers* workers, const TestGemm* gemms, int32_t count) {
+  return guarded([&] { run_gemms(*workers, {gemms, static_cast<size_t>(count)}); });
 }
 
 GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float* sines, const int32_t* positions,
@@ -253,9 +253,9 @@ GLINT_API void glint_testing_combine(Workers* workers, const TestCombine* call) 
                                  .expert_last = call->expert_last});
 }
 
-GLINT_API void glint_testing_join_slices(Workers* workers, float* parts, int64_t part_stride, int32_t num_parts,
-                                         int64_t count) {
-  glint::cpu::join_slices(*workers, parts, part_stride, num_parts, count);
+GLINT_API void glint_testing_reduce_slices(Workers* workers, float* parts, int64_t part_stride, int32_t num_parts,
+                                           int64_t count) {
+  glint::cpu::reduce_slices(*workers, parts, part_stride, num_parts, count);
 }
 
 GLINT_API void glint_testing_add_rows(Workers* workers, float* hidden, const float* update, int64_t count) {

@@ -1,6 +1,6 @@
 """Numbers at which rounding to E4M3 may go wrong, what a page keeps of them, and what a page store does.
 
-E4M3 without a scale: nearest, halfway to the even code, saturating at 448. A number that bfloat16 cannot hold is no
+E4M3 without a scale: nearest, halfway to even, saturating at 448. A number that bfloat16 cannot hold is no
 number of a page. tests/reference/test_numbers.py holds the rounding of all these numbers to torch's.
 """
 
@@ -23,14 +23,14 @@ def all_bf16() -> FloatArray:
 
 
 def edge_values() -> FloatArray:
-    """Codes, the numbers halfway between two, those beside each of them, and the ends of both formats; both signs."""
-    codes = E4M3_VALUES[:0x7F].astype(np.float32)
-    halfway = (codes[:-1] + codes[1:]) / 2
+    """E4M3 values, the numbers halfway between two, those beside each of them, and the ends of both formats; both signs."""
+    fp8 = E4M3_VALUES[:0x7F].astype(np.float32)
+    halfway = (fp8[:-1] + fp8[1:]) / 2
     float32 = np.finfo(np.float32)
     largest_bf16, smallest_normal_bf16 = 2.0**127 * (2 - 2.0**-7), 2.0**-126
     ends = [LARGEST, 464.0, 480.0, 512.0, largest_bf16, smallest_normal_bf16]
     ends += [float(np.float32(2.0**127 * (2 - 2.0**-8))), float32.max, float32.tiny, float32.smallest_subnormal]
-    middles = np.concatenate([codes, halfway, np.array(ends, np.float32)])
+    middles = np.concatenate([fp8, halfway, np.array(ends, np.float32)])
     bits = middles.view(np.uint32)
     beside = [np.maximum(bits, np.uint32(1)) - np.uint32(1), bits + np.uint32(1)]
     odd = np.array([0x7F800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF], np.uint32)
@@ -47,8 +47,8 @@ def is_finite_in_bf16(values: FloatArray) -> NDArray[np.bool_]:
 def rounded(values: FloatArray) -> FloatArray:
     """What a page keeps of each number, NaN for what bfloat16 cannot hold."""
     is_held = is_finite_in_bf16(values)
-    codes = encode_e4m3(np.where(is_held, values, np.float32(0)))
-    return np.where(is_held, decode_e4m3(codes).astype(np.float32), np.float32(np.nan))
+    fp8 = encode_e4m3(np.where(is_held, values, np.float32(0)))
+    return np.where(is_held, decode_e4m3(fp8).astype(np.float32), np.float32(np.nan))
 
 
 def rows_of(values: FloatArray) -> FloatArray:

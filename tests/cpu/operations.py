@@ -13,8 +13,8 @@ from tests.reference.numpy_ops import FloatArray, RouterRule, ScaleKind
 
 SCALE_KINDS: dict[ScaleKind, int] = {"channel": 1, "tensor": 2, "tile": 3}
 CACHE_DTYPES = {"f32": 1, "bf16": 2}
-Rounding = Literal["none", "codes", "rounded"]
-ROUNDINGS: dict[Rounding, int] = {"none": 0, "codes": 1, "rounded": 2}
+Rounding = Literal["none", "fp8", "rounded"]
+ROUNDINGS: dict[Rounding, int] = {"none": 0, "fp8": 1, "rounded": 2}
 _E4M3_DTYPE = 3
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
@@ -25,16 +25,16 @@ class _Shape(Structure):
 
 
 class OperandCall(Structure):
-    """Rows to quantise and round, and where their codes or numbers and scales go."""
+    """Rows to quantise and round, and where their FP8 values or numbers and scales go."""
 
     _fields_ = [
         *((name, _FLOATS) for name in ("out", "scales", "values")),
         *((name, c_int64) for name in ("count", "width")),
-        *((name, c_int32) for name in ("row_slices", "has_codes")),
+        *((name, c_int32) for name in ("row_slices", "has_fp8")),
     ]
 
 
-class _Product(Structure):
+class _Gemm(Structure):
     _fields_ = [
         ("out", _FLOATS),
         ("values", _FLOATS),
@@ -102,7 +102,7 @@ def poisoned(*shape: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A matrix [rows, cols]: E4M3 codes (uint8) with scales of a kind, or bfloat16 bits (uint16) without."""
+    """A matrix [rows, cols]: E4M3 values (uint8) with scales of a kind, or bfloat16 bits (uint16) without."""
 
     data: NDArray[Any]
     scale: FloatArray | None = None
@@ -110,13 +110,13 @@ class StoredWeight:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the data are E4M3 codes."""
+        """Whether the data are E4M3 values."""
         return self.data.dtype == np.uint8
 
 
 @dataclass(frozen=True)
-class ProductCase:
-    """A product of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them."""
+class GemmCase:
+    """A GEMM of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them."""
 
     rows: FloatArray
     weight: StoredWeight
@@ -130,11 +130,11 @@ class ProductCase:
         """First row of the weight and number of rows."""
         return self.row_slice or (0, self.weight.data.shape[0])
 
-    def native(self, out: FloatArray) -> _Product:
-        """The product as the library takes it, with out [count, at least rows] for the result."""
+    def native(self, out: FloatArray) -> _Gemm:
+        """The GEMM as the library takes it, with out [count, at least rows] for the result."""
         rows, cols = self.weight.data.shape
         col_first, col_count = self.col_slice or (0, cols)
-        return _Product(
+        return _Gemm(
             out=pointer(out),
             values=pointer(self.rows),
             weight=self.weight.data.ctypes.data,
@@ -170,7 +170,7 @@ class PageCache:
     """Memory of keys and values, [layers, 2, pages, kv_heads, page_tokens, head_dim] of float32 or bfloat16 bits.
 
     A page of keys lies by dimension: its last two axes are [head_dim, page_tokens] in the same memory. What is stored
-    may be rounded to E4M3; with codes, CUDA also keeps it so.
+    may be rounded to E4M3; with "fp8", CUDA also keeps it so.
     """
 
     data: NDArray[Any]
@@ -241,28 +241,28 @@ class Operations:
         self._call("glint_testing_rms_norm", kinds, *map(pointer, (out, rows, weight)), *rows.shape, epsilon)
         return out
 
-    def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
-        """A product's operand [count, slices, padded width] as values, and its scales [count, slices]."""
+    def prepare(self, rows: FloatArray, row_slices: int, has_fp8: bool) -> tuple[FloatArray, FloatArray]:
+        """A GEMM's operand [count, slices, padded width] as values, and its scales [count, slices]."""
         count, width = rows.shape
         stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32)
         out = poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
         scales = poisoned(row_slices, count)
         pointers = [pointer(part) for part in (out, scales, rows)]
-        operand = OperandCall(*pointers, count, width, row_slices, has_codes)
+        operand = OperandCall(*pointers, count, width, row_slices, has_fp8)
         self._call("glint_testing_prepare", (POINTER(OperandCall),), byref(operand))
         return out, scales.T
 
-    def product(self, case: ProductCase) -> FloatArray:
-        """Result [count, rows] of one product."""
-        return self.products([case])[0]
+    def gemm(self, case: GemmCase) -> FloatArray:
+        """Result [count, rows] of one GEMM."""
+        return self.gemms([case])[0]
 
-    def products(self, cases: list[ProductCase]) -> list[FloatArray]:
-        """Results of several products run together; fails where a product writes beside its result."""
+    def gemms(self, cases: list[GemmCase]) -> list[FloatArray]:
+        """Results of several GEMMs run together; fails where a GEMM writes beside its result."""
         margin = 3
         counts = [len(case.rows) if case.input_rows is None else len(case.input_rows) for case in cases]
         outs = [poisoned(count, case.row_part[1] + margin) for count, case in zip(counts, cases, strict=True)]
-        natives = (_Product * len(cases))(*(case.native(out) for case, out in zip(cases, outs, strict=True)))
-        run = declare("glint_testing_products", c_int32, c_void_p, POINTER(_Product), c_int32)
+        natives = (_Gemm * len(cases))(*(case.native(out) for case, out in zip(cases, outs, strict=True)))
+        run = declare("glint_testing_gemms", c_int32, c_void_p, POINTER(_Gemm), c_int32)
         assert run(self._backend, natives, len(cases)) == abi.STATUS_OK
         assert all(np.isnan(out[:, -margin:]).all() for out in outs)
         return [out[:, :-margin].copy() for out in outs]
@@ -357,12 +357,12 @@ class Operations:
         self._call("glint_testing_combine", (POINTER(_Combine),), byref(call))
         return out
 
-    def join_slices(self, parts: FloatArray) -> FloatArray:
-        """Sum of parts [num_parts, count], joined in place; each part stands a little behind the last."""
+    def reduce_slices(self, parts: FloatArray) -> FloatArray:
+        """Sum of parts [num_parts, count], reduced in place; each part stands a little behind the last."""
         spaced = np.full((parts.shape[0], parts.shape[1] + 5), np.nan, np.float32)
         spaced[:, :-5] = parts
         kinds = (_FLOATS, c_int64, c_int32, c_int64)
-        self._call("glint_testing_join_slices", kinds, pointer(spaced), spaced.shape[1], *parts.shape)
+        self._call("glint_testing_reduce_slices", kinds, pointer(spaced), spaced.shape[1], *parts.shape)
         assert np.isnan(spaced[:, -5:]).all()
         return spaced[0, :-5]
 
@@ -392,13 +392,13 @@ def _convert(name: str, values: NDArray[Any], source: Any, target: Any, dtype: t
 
 
 def e4m3_from_float(values: FloatArray) -> NDArray[np.uint8]:
-    """E4M3 codes of float32 values, natively."""
+    """float32 values rounded to E4M3, natively."""
     return _convert("glint_testing_e4m3_from_float", values, c_float, c_uint8, np.uint8)
 
 
-def float_from_e4m3(codes: NDArray[np.uint8]) -> FloatArray:
-    """Values of E4M3 codes, natively."""
-    return _convert("glint_testing_float_from_e4m3", codes, c_uint8, c_float, np.float32)
+def float_from_e4m3(fp8: NDArray[np.uint8]) -> FloatArray:
+    """Numbers of E4M3 values, natively."""
+    return _convert("glint_testing_float_from_e4m3", fp8, c_uint8, c_float, np.float32)
 
 
 def bf16_from_float(values: FloatArray) -> NDArray[np.uint16]:

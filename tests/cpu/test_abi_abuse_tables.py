@@ -317,7 +317,7 @@ def test_weight_scale_that_is_not_finite_is_refused(tmp_path: Path, value: float
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
-def test_nan_code_in_a_weight_is_refused(tmp_path: Path, code: int) -> None:
+def test_fp8_nan_in_a_weight_is_refused(tmp_path: Path, code: int) -> None:
     checkpoint = copy_model(tmp_path)
     entry = next(tensor for tensor in checkpoint.tensors if tensor.dtype == abi.DTYPE_F8_E4M3)
     with checkpoint.files[entry.file_index].path.open("r+b") as file:

@@ -84,8 +84,8 @@ def tiny_tensors(weights: Weights) -> list[Tensor]:
     for name, shape in names_and_shapes():
         numbers = hashes(len(tensors), int(np.prod(shape)))
         if name.endswith("_proj.weight") and weights != "bf16":
-            codes = (numbers & 0x80 | numbers % 0x38).astype(np.uint8)
-            tensors.append(Tensor(name, "F8_E4M3", shape, codes.tobytes()))
+            fp8 = (numbers & 0x80 | numbers % 0x38).astype(np.uint8)
+            tensors.append(Tensor(name, "F8_E4M3", shape, fp8.tobytes()))
             scales = np.full((shape[0], 1), 0.5, "<f4")
             tensors.append(Tensor(f"{name}_scale", "F32", scales.shape, scales.tobytes()))
             continue

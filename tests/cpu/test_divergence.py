@@ -1,7 +1,7 @@
 """FP8 on the fast paths over teacher-forced positions: the divergence from exact, in nats.
 
 The yardstick is the recorded divergence between summation orders of the reference with all its sums in FP32: those of
-norms and attention too, and products of weights that already carry their scale. The fast paths round less often than
+norms and attention too, and GEMMs of weights that already carry their scale. The fast paths round less often than
 that, so this test finds what is badly off; the tests of operations and layers find what is slightly off.
 tests/reference/test_mistakes.py holds the mistakes that transformers' code can be given to the same bound.
 """

@@ -1,6 +1,6 @@
 """Every operation of every kernel set that runs here against its NumPy sentence, and bitwise against itself.
 
-Bounds and what was seen: exact one unit in the last place of float32 (0); fast products FAST_BOUND of the sum of
+Bounds and what was seen: exact one unit in the last place of float32 (0); fast GEMMs FAST_BOUND of the sum of
 magnitudes behind a result (1.2e-7), fast SwiGLU FAST_BOUND of the result (2e-7).
 """
 
@@ -11,8 +11,8 @@ import pytest
 
 from tests.cpu.kernel_sets import KERNELS, open_operations
 from tests.cpu.operations import (
+    GemmCase,
     Operations,
-    ProductCase,
     StoredWeight,
     bf16_from_float,
     e4m3_from_float,
@@ -55,8 +55,8 @@ def make_weight(seed: int, rows: int, cols: int, kind: ScaleKind | None) -> Stor
     if kind is None:
         return StoredWeight(numpy_ops.bf16_bits(values))
     scale = weight_scale(values, kind)
-    codes = numpy_ops.encode_e4m3(values / numpy_ops.expand_scale(scale, kind, rows, cols))
-    return StoredWeight(codes, scale, kind)
+    fp8 = numpy_ops.encode_e4m3(values / numpy_ops.expand_scale(scale, kind, rows, cols))
+    return StoredWeight(fp8, scale, kind)
 
 
 def weight_values(weight: StoredWeight) -> np.ndarray:
@@ -66,15 +66,15 @@ def weight_values(weight: StoredWeight) -> np.ndarray:
     return numpy_ops.decode_e4m3(weight.data) * numpy_ops.expand_scale(weight.scale, weight.kind, *weight.data.shape)
 
 
-def reference_product(rows: FloatArray, weight: StoredWeight, bias: FloatArray | None) -> tuple[FloatArray, np.ndarray]:
-    """The product in NumPy, and the sum of magnitudes behind each of its results."""
+def reference_gemm(rows: FloatArray, weight: StoredWeight, bias: FloatArray | None) -> tuple[FloatArray, np.ndarray]:
+    """The GEMM in NumPy, and the sum of magnitudes behind each of its results."""
     size = 0 if bias is None else np.abs(bias.astype(np.float64))
     magnitudes = np.abs(weight_values(weight)).T
     if weight.kind is None or weight.scale is None:
-        result = numpy_ops.product_bf16(rows, weight_values(weight), bias)
+        result = numpy_ops.gemm_bf16(rows, weight_values(weight), bias)
         return result, np.abs(rows.astype(np.float64)) @ magnitudes + size
     quantised = numpy_ops.quantise(rows)
-    result = numpy_ops.product_fp8(quantised, weight.data, weight.scale, weight.kind, bias)
+    result = numpy_ops.gemm_fp8(quantised, weight.data, weight.scale, weight.kind, bias)
     return result, np.abs(quantised.values()) @ magnitudes + size
 
 
@@ -94,9 +94,9 @@ def assert_within_one_step(got: FloatArray, want: FloatArray) -> None:
 def interesting_floats() -> FloatArray:
     """Every bfloat16 number, every E4M3 number, their middles and all their neighbours, and random bits."""
     bf16 = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
-    codes = numpy_ops.E4M3_VALUES[:127].astype(np.float32)
-    middles = ((codes[1:] + codes[:-1]) / 2).astype(np.float32)
-    edges = np.concatenate([codes, middles, bf16[np.isfinite(bf16)]])
+    fp8 = numpy_ops.E4M3_VALUES[:127].astype(np.float32)
+    middles = ((fp8[1:] + fp8[:-1]) / 2).astype(np.float32)
+    edges = np.concatenate([fp8, middles, bf16[np.isfinite(bf16)]])
     with np.errstate(over="ignore"):
         around = np.concatenate([edges, np.nextafter(edges, np.float32(np.inf)), np.nextafter(edges, -edges)])
     halves = ((np.arange(1 << 16, dtype=np.uint32) << 16) + 0x8000).view(np.float32)
@@ -108,8 +108,8 @@ def interesting_floats() -> FloatArray:
 def test_e4m3_is_nearest_even_and_saturates() -> None:
     values = interesting_floats()
     np.testing.assert_array_equal(e4m3_from_float(values), numpy_ops.encode_e4m3(values))
-    codes = np.arange(256, dtype=np.uint8)
-    np.testing.assert_array_equal(float_from_e4m3(codes), numpy_ops.decode_e4m3(codes).astype(np.float32))
+    fp8 = np.arange(256, dtype=np.uint8)
+    np.testing.assert_array_equal(float_from_e4m3(fp8), numpy_ops.decode_e4m3(fp8).astype(np.float32))
 
 
 def test_bf16_is_nearest_even() -> None:
@@ -140,30 +140,30 @@ def test_rms_norm(operations: Operations, width: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "slices"), [(1, 1), (5, 1), (130, 1), (192, 2), (5120, 8), (24, 3)])
-def test_prepare_codes(operations: Operations, width: int, slices: int) -> None:
+def test_prepare_fp8(operations: Operations, width: int, slices: int) -> None:
     rows = uneven_rows(width, 12, width)
     rows[4] = 0
     rows[5] = np.float32(1e-40)
-    values, scales = operations.prepare(rows, slices, has_codes=True)
+    values, scales = operations.prepare(rows, slices, has_fp8=True)
     expected = numpy_ops.quantise(rows, slices)
     part = width // slices
     np.testing.assert_array_equal(scales, expected.scales)
-    codes = numpy_ops.decode_e4m3(expected.codes).reshape(12, slices, part)
-    np.testing.assert_array_equal(values[:, :, :part], codes.astype(np.float32))
+    fp8 = numpy_ops.decode_e4m3(expected.fp8).reshape(12, slices, part)
+    np.testing.assert_array_equal(values[:, :, :part], fp8.astype(np.float32))
     assert (values[:, :, part:] == 0).all()
 
 
 def test_a_row_too_small_for_a_scale_stays_finite(operations: Operations) -> None:
     rows = np.zeros((2, 40), np.float32)
     rows[:, 3] = (1e-43, -1e-45)
-    got = operations.product(ProductCase(rows, make_weight(0, 9, 40, "channel")))
+    got = operations.gemm(GemmCase(rows, make_weight(0, 9, 40, "channel")))
     assert (np.abs(got) < 1e-40).all()
 
 
 @pytest.mark.parametrize(("width", "slices"), [(1, 1), (33, 1), (192, 2)])
 def test_prepare_floats(operations: Operations, width: int, slices: int) -> None:
     rows = uneven_rows(width, 7, width)
-    values, _ = operations.prepare(rows, slices, has_codes=False)
+    values, _ = operations.prepare(rows, slices, has_fp8=False)
     part = width // slices
     np.testing.assert_array_equal(values[:, :, :part], rows.reshape(7, slices, part))
     assert (values[:, :, part:] == 0).all()
@@ -171,24 +171,24 @@ def test_prepare_floats(operations: Operations, width: int, slices: int) -> None
 
 @pytest.mark.parametrize("kind", [*KINDS, None])
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
-def test_product(operations: Operations, rows: int, cols: int, kind: ScaleKind | None) -> None:
+def test_gemm(operations: Operations, rows: int, cols: int, kind: ScaleKind | None) -> None:
     weight = make_weight(rows + cols, rows, cols, kind)
     bias = normal(7, rows)
     for count in (1, 6, 21):
         inputs = uneven_rows(count, count, cols)
-        want, magnitude = reference_product(inputs, weight, bias)
-        assert_near(operations, operations.product(ProductCase(inputs, weight, bias)), want, magnitude)
+        want, magnitude = reference_gemm(inputs, weight, bias)
+        assert_near(operations, operations.gemm(GemmCase(inputs, weight, bias)), want, magnitude)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_code_is_read_as_its_number(operations: Operations, kind: ScaleKind) -> None:
-    codes = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
+def test_every_fp8_value_is_read_as_its_number(operations: Operations, kind: ScaleKind) -> None:
+    fp8 = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
     for cols in (1, 40):
-        weight = StoredWeight(np.repeat(codes[:, None], cols, axis=1), np.ones((256, 1), np.float32), kind)
+        weight = StoredWeight(np.repeat(fp8[:, None], cols, axis=1), np.ones((256, 1), np.float32), kind)
         inputs = np.zeros((2, cols), np.float32)
         inputs[:, -1] = (448, -448)
-        got = operations.product(ProductCase(inputs, weight))
-        np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(codes)).astype(np.float32))
+        got = operations.gemm(GemmCase(inputs, weight))
+        np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(fp8)).astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,8 +197,8 @@ def test_tiny_scales_lose_nothing(operations: Operations, kind: ScaleKind) -> No
     weight = StoredWeight(weight.data, (weight.scale * np.float32(1e-10)).astype(np.float32), kind)
     for count in (1, 5):
         inputs = uneven_rows(20, count, 200)
-        want, magnitude = reference_product(inputs, weight, None)
-        assert_near(operations, operations.product(ProductCase(inputs, weight)), want, magnitude)
+        want, magnitude = reference_gemm(inputs, weight, None)
+        assert_near(operations, operations.gemm(GemmCase(inputs, weight)), want, magnitude)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, None])
@@ -207,55 +207,55 @@ def test_slices_gathered_rows_and_company(operations: Operations, kind: ScaleKin
     values = weight_values(weight)
     inputs, bias = uneven_rows(2, 11, 100), normal(3, 77)
     chosen = np.array([7, 0, 7, 10, 3], np.int32)
-    sliced = ProductCase(inputs, weight, bias, chosen, row_slice=(131, 77), col_slice=(90, 100))
-    other = ProductCase(uneven_rows(4, 3, 330), weight)
-    empty = ProductCase(inputs, weight, bias, chosen[:0], row_slice=(131, 77), col_slice=(90, 100))
-    got, got_other, got_empty = operations.products([sliced, other, empty])
+    sliced = GemmCase(inputs, weight, bias, chosen, row_slice=(131, 77), col_slice=(90, 100))
+    other = GemmCase(uneven_rows(4, 3, 330), weight)
+    empty = GemmCase(inputs, weight, bias, chosen[:0], row_slice=(131, 77), col_slice=(90, 100))
+    got, got_other, got_empty = operations.gemms([sliced, other, empty])
     rows = inputs if kind is None else numpy_ops.quantise(inputs).values()
     part = values[131 : 131 + 77, 90:190]
     want = rows[chosen].astype(np.float64) @ part.T + bias.astype(np.float64)
     magnitude = np.abs(rows[chosen]).astype(np.float64) @ np.abs(part).T + np.abs(bias)
     assert_near(operations, got, want.astype(np.float32), magnitude)
-    np.testing.assert_array_equal(got_other, operations.product(other))
+    np.testing.assert_array_equal(got_other, operations.gemm(other))
     assert got_empty.shape == (0, 77)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_product_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -> None:
+def test_gemm_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -> None:
     weight = make_weight(5, 50, 384, kind)
     inputs = uneven_rows(6, 5, 384)
     parts = [
-        operations.product(ProductCase(np.ascontiguousarray(part), weight, col_slice=(index * 96, 96)))
+        operations.gemm(GemmCase(np.ascontiguousarray(part), weight, col_slice=(index * 96, 96)))
         for index, part in enumerate(np.split(inputs, 4, axis=1))
     ]
     quantised = numpy_ops.quantise(inputs, 4)
-    want = numpy_ops.product_fp8(quantised, weight.data, weight.scale, kind)
+    want = numpy_ops.gemm_fp8(quantised, weight.data, weight.scale, kind)
     magnitude = np.abs(quantised.values()) @ np.abs(weight_values(weight)).T
-    got = operations.join_slices(np.stack(parts).reshape(4, -1)).reshape(want.shape)
+    got = operations.reduce_slices(np.stack(parts).reshape(4, -1)).reshape(want.shape)
     assert (np.abs(got.astype(np.float64) - want) <= 2 * FAST_BOUND * magnitude).all()
 
 
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_a_weight_may_lie_anywhere_in_its_file(operations: Operations, kind: ScaleKind | None) -> None:
     weight = make_weight(8, 40, 130, kind)
-    case = ProductCase(uneven_rows(9, 5, 130), weight)
+    case = GemmCase(uneven_rows(9, 5, 130), weight)
     start = 1 if weight.is_fp8 else 2
     memory = np.zeros(weight.data.nbytes + start, np.uint8)
     moved = memory[start:].view(weight.data.dtype).reshape(weight.data.shape)
     moved[:] = weight.data
-    shifted = ProductCase(case.rows, StoredWeight(moved, weight.scale, weight.kind))
-    np.testing.assert_array_equal(operations.product(shifted), operations.product(case))
+    shifted = GemmCase(case.rows, StoredWeight(moved, weight.scale, weight.kind))
+    np.testing.assert_array_equal(operations.gemm(shifted), operations.gemm(case))
 
 
 @pytest.mark.parametrize("kind", ["channel", "tile", None])
 def test_nan_stays_in_its_row(operations: Operations, kind: ScaleKind | None) -> None:
     weight = make_weight(10, 45, 130, kind)
     inputs = uneven_rows(11, 9, 130)
-    clean = operations.product(ProductCase(inputs, weight))
+    clean = operations.gemm(GemmCase(inputs, weight))
     for value in (np.nan, np.inf, -np.inf):
         bad = inputs.copy()
         bad[4, 129] = value
-        got = operations.product(ProductCase(bad, weight))
+        got = operations.gemm(GemmCase(bad, weight))
         assert not np.isfinite(got[4]).any()
         np.testing.assert_array_equal(np.delete(got, 4, axis=0), np.delete(clean, 4, axis=0))
 
@@ -265,24 +265,24 @@ def test_nan_stays_in_its_row(operations: Operations, kind: ScaleKind | None) ->
 def test_a_row_is_the_same_at_every_row_count(operations: Operations, kind: ScaleKind | None, cols: int) -> None:
     weight = make_weight(12, 37, cols, kind)
     inputs = uneven_rows(13, 4096, cols)
-    whole = operations.product(ProductCase(inputs, weight, normal(14, 37)))
+    whole = operations.gemm(GemmCase(inputs, weight, normal(14, 37)))
     for count in ROW_COUNTS:
         first = (count * 37) % (4096 - count)
-        part = ProductCase(inputs[first : first + count], weight, normal(14, 37))
-        np.testing.assert_array_equal(operations.product(part), whole[first : first + count], err_msg=f"{count} rows")
+        part = GemmCase(inputs[first : first + count], weight, normal(14, 37))
+        np.testing.assert_array_equal(operations.gemm(part), whole[first : first + count], err_msg=f"{count} rows")
     backwards = np.arange(4095, -1, -1, dtype=np.int32)
-    gathered = operations.product(ProductCase(inputs, weight, normal(14, 37), backwards))
+    gathered = operations.gemm(GemmCase(inputs, weight, normal(14, 37), backwards))
     np.testing.assert_array_equal(gathered, whole[::-1])
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("kind", [*KINDS, None])
 def test_threads_change_nothing(kernels: str, kind: ScaleKind | None) -> None:
-    cases = [ProductCase(uneven_rows(15, count, 520), make_weight(16, 300, 520, kind)) for count in (1, 2, 40)]
+    cases = [GemmCase(uneven_rows(15, count, 520), make_weight(16, 300, 520, kind)) for count in (1, 2, 40)]
     results = []
     for threads in (1, 2, 3, 5):
         with open_operations(kernels, threads) as operations:
-            results.append(operations.products(cases))
+            results.append(operations.gemms(cases))
     for result in results[1:]:
         for got, want in zip(result, results[0], strict=True):
             np.testing.assert_array_equal(got, want)
@@ -301,9 +301,9 @@ def test_swiglu(operations: Operations, count: int) -> None:
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 5, 8])
-def test_join_slices_and_residual(operations: Operations, num_parts: int) -> None:
+def test_reduce_slices_and_residual(operations: Operations, num_parts: int) -> None:
     parts = normal(num_parts, num_parts, 9001)
-    np.testing.assert_array_equal(operations.join_slices(parts), numpy_ops.join_slices(list(parts)))
+    np.testing.assert_array_equal(operations.reduce_slices(parts), numpy_ops.reduce_slices(list(parts)))
     update = normal(20, 9001)
     np.testing.assert_array_equal(operations.add_rows(parts[0], update), numpy_ops.add_residual(parts[0], update))
 

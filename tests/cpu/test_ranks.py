@@ -125,7 +125,7 @@ def test_every_kernel_set(kernels: str, layout: str, weights: Weights) -> None:
 @pytest.mark.parametrize(("num_ranks", "row_slices"), SLICED_RANKS)
 @pytest.mark.parametrize("exchange", ["replicated", "sharded"])
 def test_numbers_of_ranks_that_are_odd_or_large(num_ranks: int, row_slices: int, exchange: str) -> None:
-    """One rank with the same slices joins them by the same tree, also where that is not full."""
+    """One rank with the same slices reduces them by the same tree, also where that is not full."""
     shape = {
         "num_attention_heads": 2 * num_ranks,
         "num_key_value_heads": num_ranks,

@@ -82,15 +82,15 @@ def test_reduce_scatter_gives_each_rank_its_rows(num_ranks: int, rows: int) -> N
 
 @every_count
 @pytest.mark.parametrize("total", [0, 1, 5, 8, 9, 64])
-def test_all_gather_with_a_last_piece_that_is_short_or_missing(num_ranks: int, total: int) -> None:
-    piece = -(-total // num_ranks)
+def test_all_gather_with_a_last_part_that_is_short_or_missing(num_ranks: int, total: int) -> None:
+    part = -(-total // num_ranks)
     expected = np.random.default_rng(1).integers(0, 256, total, np.uint8)
     arrays = [np.full(total + 3, 0xEE, np.uint8) for _ in range(num_ranks)]
     for rank, array in enumerate(arrays):
-        own = slice(min(rank * piece, total), min((rank + 1) * piece, total))
+        own = slice(min(rank * part, total), min((rank + 1) * part, total))
         array[own] = expected[own]
     with rank_world(num_ranks) as world:
-        world.run(lambda rank: rank.call("all_gather", arrays[rank.rank], piece, total))
+        world.run(lambda rank: rank.call("all_gather", arrays[rank.rank], part, total))
         sent = [rank.bytes_sent for rank in world.ranks]
     for array in arrays:
         np.testing.assert_array_equal(array[:total], expected)
@@ -99,13 +99,13 @@ def test_all_gather_with_a_last_piece_that_is_short_or_missing(num_ranks: int, t
 
 
 @every_count
-def test_all_to_all_transposes_the_pieces(num_ranks: int) -> None:
-    piece = 13
-    sent = np.random.default_rng(2).integers(0, 256, (num_ranks, num_ranks, piece), np.uint8)
+def test_all_to_all_transposes_the_parts(num_ranks: int) -> None:
+    part = 13
+    sent = np.random.default_rng(2).integers(0, 256, (num_ranks, num_ranks, part), np.uint8)
     received = np.zeros_like(sent)
     with rank_world(num_ranks) as world:
-        world.run(lambda rank: rank.call("all_to_all", received[rank.rank], sent[rank.rank], piece))
-        assert {rank.bytes_sent for rank in world.ranks} == {piece * (num_ranks - 1)}
+        world.run(lambda rank: rank.call("all_to_all", received[rank.rank], sent[rank.rank], part))
+        assert {rank.bytes_sent for rank in world.ranks} == {part * (num_ranks - 1)}
     np.testing.assert_array_equal(received, sent.transpose(1, 0, 2))
 
 
@@ -122,7 +122,7 @@ def test_broadcast_from_every_root(num_ranks: int) -> None:
 
 
 @every_count
-def test_gather_columns_puts_the_pieces_side_by_side(num_ranks: int) -> None:
+def test_gather_columns_puts_the_parts_side_by_side(num_ranks: int) -> None:
     rows, cols = 5, 3
     parts = make_parts(num_ranks, (rows, cols))
     outs = [np.full((rows, cols * num_ranks), np.nan, np.float32) for _ in parts]

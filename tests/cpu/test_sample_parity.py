@@ -1,7 +1,7 @@
 """The sample model: exact answers are the reference's, as recorded, and all paths are about equally good at English.
 
 Seen over the 277 tokens of TEXT: exact FP8 23.90, fast FP8 23.81 and 23.98 (two orders of sums), BF16 23.31. Another
-order of sums flips E4M3 codes; the difference in log-probability per token then spreads by 0.17, which over 277 tokens
+order of sums flips E4M3 values; the difference in log-probability per token then spreads by 0.17, which over 277 tokens
 is one per cent of the perplexity, and FAST_BOUND is four times that.
 """
 

@@ -141,10 +141,10 @@ class CaseStore:
 
 
 def without_ties(rows: FloatArray) -> FloatArray:
-    """Rows up to TIE_BREAK larger, of which no number lies exactly between two E4M3 codes.
+    """Rows up to TIE_BREAK larger, of which no number lies exactly between two E4M3 values.
 
-    Embedding rows and norm weights are BF16 and the norm's factor cancels in code = E4M3(x / a), so that of embedding
-    rows some do, and the last bit of the norm decides between the codes.
+    Embedding rows and norm weights are BF16 and the norm's factor cancels in E4M3(x / a), so that of embedding
+    rows some do, and the last bit of the norm decides between the two.
     """
     factors = 1 + np.random.default_rng(7).random(rows.shape) * TIE_BREAK
     return (rows * factors).astype(np.float32)

@@ -165,20 +165,20 @@ def last_error() -> str:
 
 @dataclass(frozen=True)
 class NormArrays:
-    """Hidden rows, their norm, codes and scales in one piece of memory, each array at a multiple of ALIGNMENT."""
+    """Hidden rows, their norm, FP8 values and scales in one piece of memory, each array at a multiple of ALIGNMENT."""
 
     rows: int
     width: int
 
     @property
-    def code_stride(self) -> int:
-        """Codes of a row."""
+    def fp8_stride(self) -> int:
+        """FP8 values of a row."""
         return -(-self.width // 16) * 16
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every array."""
         floats = 4 * self.rows * self.width
-        return {"hidden": floats, "normed": floats, "codes": self.rows * self.code_stride, "scales": 4 * self.rows}
+        return {"hidden": floats, "normed": floats, "fp8": self.rows * self.fp8_stride, "scales": 4 * self.rows}
 
     def split(self, data: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
         """The arrays in the memory."""

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
-from tests.cpu.operations import PageCache, PagedRequest, ProductCase
+from tests.cpu.operations import GemmCase, PageCache, PagedRequest
 from tests.cpu.sampling_rows import Row
 from tests.cpu.testing_library import declare
-from tests.gpu.operations_cases import HEADS, LAYOUTS, PRODUCTS, RULES
+from tests.gpu.operations_cases import GEMMS, HEADS, LAYOUTS, RULES
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
 from tests.gpu.operations_experts import make_case, make_weights, new_grouping, run_experts
 from tests.gpu.operations_inputs import PAGE_TOKENS, normal_rows
@@ -26,8 +26,8 @@ from tests.reference.numpy_ops import FloatArray, bf16_bits, round_bf16
 MOST_TIMES = 8
 BLOCK_PAGES = 256
 VOCAB_SIZE = 151552
-PRODUCT_NAMES = ("qkv", "o", "dense gate and up", "shared gate and up", "lm_head")
-PRODUCT_COUNTS = (1, 16, 64, 128, 256, 4096)
+GEMM_NAMES = ("qkv", "o", "dense gate and up", "shared gate and up", "lm_head")
+GEMM_COUNTS = (1, 16, 64, 128, 256, 4096)
 EXPERT_COUNTS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ROW_COUNTS = (1, 8, 64, 256, 4096)
 DECODE = ((1, 128), (1, 512), (1, 1024), (1, 8192), (64, 512), (1, 32768), (64, 4096), (8, 32768), (256, 4096))
@@ -97,13 +97,13 @@ def numbers() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def time_products(cuda: TimedOperations) -> Iterator[Timing]:
-    """Dense products; the bytes are those of the weight."""
-    for name in PRODUCT_NAMES:
-        shape = PRODUCTS[name]
-        whole = shape.case(max(PRODUCT_COUNTS))
-        for count in PRODUCT_COUNTS:
-            cuda.product(ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias), 0)
+def time_gemms(cuda: TimedOperations) -> Iterator[Timing]:
+    """Dense GEMMs; the bytes are those of the weight."""
+    for name in GEMM_NAMES:
+        shape = GEMMS[name]
+        whole = shape.case(max(GEMM_COUNTS))
+        for count in GEMM_COUNTS:
+            cuda.gemm(GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias), 0)
             flops = 2.0 * count * shape.rows * shape.cols
             yield Timing(f"{name}, {count} tokens", cuda.time(), whole.weight.data.nbytes, flops)
 
@@ -178,11 +178,11 @@ def norms_and_table(
 
 def time_decode(cuda: TimedOperations) -> Iterator[Timing]:
     """Attention of requests of one row each; the bytes are those of the keys and values."""
-    for rounding, shapes, position_bytes in (("none", DECODE, 512), ("codes", DECODE_E4M3, 256)):
+    for rounding, shapes, position_bytes in (("none", DECODE, 512), ("fp8", DECODE_E4M3, 256)):
         for requests, context in shapes:
             cache, step = full_pages([(context - 1, 1)] * requests)
             cuda.attend(head_rows(requests)[0], replace(cache, rounding=rounding), step)
-            pages = "E4M3 pages" if rounding == "codes" else "BF16 pages"
+            pages = "E4M3 pages" if rounding == "fp8" else "BF16 pages"
             name = f"attention decode, {requests} of {context}, {pages}"
             yield Timing(name, cuda.time(), requests * context * position_bytes)
     for requests, context in DECODE_STEP:
@@ -202,7 +202,7 @@ def time_prefill(cuda: TimedOperations, kernels: Kernels) -> Iterator[Timing]:
         cuda.attend(query, cache, step)
         yield Timing(f"attention prefill, {fresh} behind {cached}, {kernels}", cuda.time(), flops=flops)
         if kernels == "hopper":
-            cuda.attend(query, replace(cache, rounding="codes"), step)
+            cuda.attend(query, replace(cache, rounding="fp8"), step)
             yield Timing(f"attention prefill, {fresh} behind {cached}, E4M3 pages", cuda.time(), flops=flops)
 
 
@@ -233,7 +233,7 @@ def run() -> None:
         print(f"measured peak read bandwidth {peak / 1e9:.0f} GB/s", flush=True)
         print(Timing("a kernel that does nothing", hopper.time_nothing()).line(peak), flush=True)
         parts = (
-            time_products(hopper),
+            time_gemms(hopper),
             time_experts(hopper),
             time_rows(hopper),
             time_rotation(hopper),

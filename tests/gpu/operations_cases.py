@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.cpu.operations import Operations, ProductCase
+from tests.cpu.operations import GemmCase, Operations
 from tests.cpu.sampling_rows import Row, random_row
 from tests.gpu.operations_experts import ExpertLayout
-from tests.gpu.operations_inputs import Heads, ProductShape, source
+from tests.gpu.operations_inputs import GemmShape, Heads, source
 from tests.reference.numpy_ops import FloatArray, RouterRule
 
 REPEATS = int(os.environ.get("GLINT_TEST_REPEATS") or 1000)
@@ -20,32 +20,32 @@ REPEATED_COUNTS = (1, 9, 64, 256)
 CPU_THREADS = 16
 CLOSE_CALL = 1e-5
 
-PRODUCTS = {
+GEMMS = {
     shape.name: shape
     for shape in (
-        ProductShape("qkv", 1792, 5120, "channel", has_bias=True),
-        ProductShape("o", 5120, 1536, "channel", margin=4),
-        ProductShape("dense gate and up", 3072, 5120, "channel"),
-        ProductShape("shared gate and up", 384, 5120, "channel"),
-        ProductShape("one scale", 1000, 2048, "tensor", has_bias=True, margin=3),
-        ProductShape("scales by tile", 1792, 5120, "tile"),
-        ProductShape("lm_head", 18944, 5120, None),
-        ProductShape("odd", 37, 200, "channel", has_bias=True, margin=1),
-        ProductShape("odd rows", 131, 384, "channel", has_bias=True, margin=3),
-        ProductShape("odd rows, 5 steps", 77, 640, "channel", has_bias=True),
-        ProductShape("odd rows, 9 steps", 200, 1152, "channel", has_bias=True),
-        ProductShape("odd rows, 15 steps", 200, 1920, "channel", has_bias=True),
-        ProductShape("odd tiles", 200, 300, "tile", has_bias=True, margin=2),
-        ProductShape("odd BF16", 77, 130, None, has_bias=True, margin=3),
-        ProductShape("BF16 with bias", 515, 1024, None, has_bias=True),
+        GemmShape("qkv", 1792, 5120, "channel", has_bias=True),
+        GemmShape("o", 5120, 1536, "channel", margin=4),
+        GemmShape("dense gate and up", 3072, 5120, "channel"),
+        GemmShape("shared gate and up", 384, 5120, "channel"),
+        GemmShape("one scale", 1000, 2048, "tensor", has_bias=True, margin=3),
+        GemmShape("scales by tile", 1792, 5120, "tile"),
+        GemmShape("lm_head", 18944, 5120, None),
+        GemmShape("odd", 37, 200, "channel", has_bias=True, margin=1),
+        GemmShape("odd rows", 131, 384, "channel", has_bias=True, margin=3),
+        GemmShape("odd rows, 5 steps", 77, 640, "channel", has_bias=True),
+        GemmShape("odd rows, 9 steps", 200, 1152, "channel", has_bias=True),
+        GemmShape("odd rows, 15 steps", 200, 1920, "channel", has_bias=True),
+        GemmShape("odd tiles", 200, 300, "tile", has_bias=True, margin=2),
+        GemmShape("odd BF16", 77, 130, None, has_bias=True, margin=3),
+        GemmShape("BF16 with bias", 515, 1024, None, has_bias=True),
     )
 }
-ROW_COUNT_PRODUCTS = {
-    "qkv": ProductShape("qkv", 1792, 5120, "channel", has_bias=True),
-    "o": ProductShape("o", 5120, 1536, "channel"),
-    "shared": ProductShape("shared gate and up", 384, 5120, "channel"),
-    "tile": ProductShape("tile", 520, 5120, "tile"),
-    "BF16": ProductShape("BF16", 520, 5120, None, has_bias=True),
+ROW_COUNT_GEMMS = {
+    "qkv": GemmShape("qkv", 1792, 5120, "channel", has_bias=True),
+    "o": GemmShape("o", 5120, 1536, "channel"),
+    "shared": GemmShape("shared gate and up", 384, 5120, "channel"),
+    "tile": GemmShape("tile", 520, 5120, "tile"),
+    "BF16": GemmShape("BF16", 520, 5120, None, has_bias=True),
 }
 HEADS = {
     "glm47": Heads(12, 1, 128, 64, has_norms=True),
@@ -79,23 +79,23 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class ExpectedProduct:
-    """A product of the most rows, and what the CPU makes of some of them."""
+class ExpectedGemm:
+    """A GEMM of the most rows, and what the CPU makes of some of them."""
 
-    case: ProductCase
+    case: GemmCase
     chosen: np.ndarray
     rows: FloatArray
 
 
 @cache
-def expected_product(shape: ProductShape) -> ExpectedProduct:
-    """All rows of a small product, of a large one the last row of every count and a few more."""
+def expected_gemm(shape: GemmShape) -> ExpectedGemm:
+    """All rows of a small GEMM, of a large one the last row of every count and a few more."""
     case = shape.case(max(COUNTS))
     few = {count - 1 for count in COUNTS} | set(source(shape.rows).integers(0, max(COUNTS), 7).tolist())
     chosen = np.arange(max(COUNTS)) if shape.rows * shape.cols < 200_000 else np.array(sorted(few))
     with Operations("exact", CPU_THREADS) as operations:
-        rows = operations.product(ProductCase(case.rows[chosen], case.weight, case.bias))
-    return ExpectedProduct(case, chosen, rows)
+        rows = operations.gemm(GemmCase(case.rows[chosen], case.weight, case.bias))
+    return ExpectedGemm(case, chosen, rows)
 
 
 def is_close_call(selection: FloatArray, rule: RouterRule) -> bool:

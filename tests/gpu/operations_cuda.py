@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from glint.engine.args import Kernels
 from glint.native import abi
 from tests.cpu.operations import (
+    GemmCase,
     OperandCall,
     PageCache,
     PagedRequest,
-    ProductCase,
     RotationCall,
     pointer,
     poisoned,
@@ -26,7 +26,7 @@ from tests.cpu.sampling_rows import Row, TestResult, TestRow
 from tests.cpu.testing_library import declare
 from tests.reference.numpy_ops import FloatArray, RouterRule
 
-CODE_ROW_BYTES = 128
+FP8_ROW_BYTES = 128
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
 
@@ -42,8 +42,8 @@ class _Embed(Structure):
 
 class _Norm(Structure):
     _fields_ = [
-        *((name, _FLOATS) for name in ("hidden", "normed", "codes", "scales", "parts", "weight")),
-        *((name, c_int64) for name in ("count", "width", "part_stride", "code_stride")),
+        *((name, _FLOATS) for name in ("hidden", "normed", "fp8", "scales", "parts", "weight")),
+        *((name, c_int64) for name in ("count", "width", "part_stride", "fp8_stride")),
         ("epsilon", c_double),
         ("num_parts", c_int32),
     ]
@@ -51,7 +51,7 @@ class _Norm(Structure):
 
 class _Swiglu(Structure):
     _fields_ = [
-        *((name, _FLOATS) for name in ("out", "codes", "scales", "gate_up")),
+        *((name, _FLOATS) for name in ("out", "fp8", "scales", "gate_up")),
         *((name, c_int64) for name in ("count", "width", "in_stride", "slice_stride")),
         ("row_slices", c_int32),
     ]
@@ -88,11 +88,11 @@ class NormCase:
 
 @dataclass(frozen=True)
 class NormResult:
-    """Hidden rows with the parts added, their norm, and that as codes [count, padded width] with scales [count]."""
+    """Hidden rows with the parts added, their norm, and that as FP8 [count, padded width] with scales [count]."""
 
     hidden: FloatArray
     normed: FloatArray
-    codes: FloatArray
+    fp8: FloatArray
     scales: FloatArray
 
 
@@ -112,8 +112,8 @@ class RouteCase:
 
 
 def padded_width(width: int) -> int:
-    """Codes of a row as CUDA lays them out."""
-    return -(-width // CODE_ROW_BYTES) * CODE_ROW_BYTES
+    """FP8 values of a row as CUDA lays them out."""
+    return -(-width // FP8_ROW_BYTES) * FP8_ROW_BYTES
 
 
 class CudaOperations:
@@ -164,42 +164,42 @@ class CudaOperations:
             case.hidden.copy(), poisoned(count, width), poisoned(count, padded_width(width)), poisoned(count)
         )
         native = _Norm(
-            *map(pointer, (result.hidden, result.normed, result.codes, result.scales)),
+            *map(pointer, (result.hidden, result.normed, result.fp8, result.scales)),
             parts=pointer(parts) if len(parts) else None,
             weight=pointer(case.weight),
             count=count,
             width=width,
             part_stride=parts.shape[1],
-            code_stride=padded_width(width),
+            fp8_stride=padded_width(width),
             epsilon=case.epsilon,
             num_parts=len(parts),
         )
         self.call("glint_testing_norm", native)
         return result
 
-    def prepare(self, rows: FloatArray, row_slices: int, has_codes: bool) -> tuple[FloatArray, FloatArray]:
-        """A product's operand [count, slices, padded width] as values, and its scales [count, slices]."""
+    def prepare(self, rows: FloatArray, row_slices: int, has_fp8: bool) -> tuple[FloatArray, FloatArray]:
+        """A GEMM's operand [count, slices, padded width] as values, and its scales [count, slices]."""
         count, width = rows.shape
         stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32, c_int32, device="cuda")(
-            self._backend, width, row_slices, has_codes
+            self._backend, width, row_slices, has_fp8
         )
         out, scales = poisoned(count, row_slices, stride // row_slices), poisoned(row_slices, count)
-        case = OperandCall(*map(pointer, (out, scales, rows)), count, width, row_slices, has_codes)
+        case = OperandCall(*map(pointer, (out, scales, rows)), count, width, row_slices, has_fp8)
         self.call("glint_testing_prepare", case)
         return out, scales.T
 
     def swiglu(self, gate_up: FloatArray, width: int, row_slices: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """SwiGLU of rows [count, gate, up, padding], its codes [count, slices, padded width] and their scales."""
+        """SwiGLU of rows [count, gate, up, padding], its FP8 values [count, slices, padded width] and their scales."""
         count = len(gate_up)
         slice_stride = padded_width(width // row_slices)
-        out, codes, scales = (
+        out, fp8, scales = (
             poisoned(count, width),
             poisoned(count, row_slices, slice_stride),
             poisoned(row_slices, count),
         )
         sizes = (count, width, gate_up.shape[1], slice_stride, row_slices)
-        self.call("glint_testing_swiglu", _Swiglu(*map(pointer, (out, codes, scales, gate_up)), *sizes))
-        return out, codes, scales.T
+        self.call("glint_testing_swiglu", _Swiglu(*map(pointer, (out, fp8, scales, gate_up)), *sizes))
+        return out, fp8, scales.T
 
     def add_rows(self, hidden: FloatArray, update: FloatArray) -> FloatArray:
         """hidden + update of flat arrays."""
@@ -215,18 +215,18 @@ class CudaOperations:
         self.call("glint_testing_gather_rows", case)
         return out
 
-    def product(self, case: ProductCase, margin: int) -> FloatArray:
-        """Result [count, rows] of one product; fails where it writes into the margin behind a row's end."""
+    def gemm(self, case: GemmCase, margin: int) -> FloatArray:
+        """Result [count, rows] of one GEMM; fails where it writes into the margin behind a row's end."""
         out = poisoned(len(case.rows), case.row_part[1] + margin)
         native = case.native(out)
-        run = declare("glint_testing_products", c_int32, c_void_p, POINTER(type(native)), c_int32, device="cuda")
-        self._check(run(self._backend, byref(native), 1), "glint_testing_products")
+        run = declare("glint_testing_gemms", c_int32, c_void_p, POINTER(type(native)), c_int32, device="cuda")
+        self._check(run(self._backend, byref(native), 1), "glint_testing_gemms")
         assert np.isnan(out[:, case.row_part[1] :]).all()
         return out[:, : case.row_part[1]]
 
-    def product_row_counts(self, case: ProductCase) -> None:
-        """Fail where row i of a product of 1, 2, 3 and so on up to all rows differs from that of all rows."""
-        self.call("glint_testing_product_row_counts", case.native(poisoned(len(case.rows), case.row_part[1])))
+    def gemm_row_counts(self, case: GemmCase) -> None:
+        """Fail where row i of a GEMM of 1, 2, 3 and so on up to all rows differs from that of all rows."""
+        self.call("glint_testing_gemm_row_counts", case.native(poisoned(len(case.rows), case.row_part[1])))
 
     def fill_rotary(self, positions: NDArray[np.int32], rotary_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
         """Cosines and sines [positions, rotary_dim / 2]."""
@@ -263,15 +263,15 @@ class CudaOperations:
         requests: list[PagedRequest],
         epsilon: float = 1e-5,
     ) -> tuple[FloatArray, FloatArray]:
-        """Rotate, store, attend and quantise requests of one row each in one kernel; codes [rows, width] and scales."""
+        """Rotate, store, attend and quantise requests of one row each in one kernel; FP8 [rows, width] and scales."""
         count, num_heads, head_dim = heads[0].shape
-        codes, scales = poisoned(count, num_heads * head_dim), poisoned(count)
-        result = OperandCall(pointer(codes), pointer(scales), None, count, num_heads * head_dim, 1, 1)
+        fp8, scales = poisoned(count, num_heads * head_dim), poisoned(count)
+        result = OperandCall(pointer(fp8), pointer(scales), None, count, num_heads * head_dim, 1, 1)
         rotation = RotationCall(*map(pointer, (*heads, *(norms or (None, None)), *table)), epsilon)
         pages, alive = cache.native(1, requests)
         self.call("glint_testing_attention_step", result, rotation, pages)
         del alive
-        return codes, scales
+        return fp8, scales
 
     def attend(self, query: FloatArray, cache: PageCache, requests: list[PagedRequest]) -> FloatArray:
         """Attention of query [rows, heads, head_dim] over the pages of each row's request in layer 1."""

@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.cpu.operations import CACHE_DTYPES, SCALE_KINDS, Operations, ProductCase, StoredWeight, pointer, poisoned
+from tests.cpu.operations import CACHE_DTYPES, SCALE_KINDS, GemmCase, Operations, StoredWeight, pointer, poisoned
 from tests.cpu.testing_library import declare
 from tests.gpu.operations_cuda import CudaOperations, padded_width
-from tests.gpu.operations_inputs import normal_rows, random_codes, row_scales, source
+from tests.gpu.operations_inputs import normal_rows, random_fp8, row_scales, source
 from tests.reference.numpy_ops import FloatArray, ScaleKind, bf16_bits, round_bf16
 
 IntArray = NDArray[np.int32]
-PRODUCTS_AT_ONCE = 32
+GEMMS_AT_ONCE = 32
 E4M3_DTYPE = 3
 FEW_TOKENS = 64
 UNUSABLE_EXPERTS = (-1, 1 << 20, 2**31 - 1, -(2**31))
@@ -36,7 +36,7 @@ class _Grouping(Structure):
 
 class _Experts(Structure):
     _fields_ = [
-        *((name, _FLOATS) for name in ("hidden", "gate", "up", "codes", "code_scales", "routed", "out", "values")),
+        *((name, _FLOATS) for name in ("hidden", "gate", "up", "fp8", "fp8_scales", "routed", "out", "values")),
         *((name, c_void_p) for name in ("gate_weights", "up_weights", "down_weights")),
         *((name, _FLOATS) for name in ("gate_scales", "up_scales", "down_scales", "shared")),
         ("grouping", POINTER(_Grouping)),
@@ -95,7 +95,7 @@ def make_weights(layout: ExpertLayout) -> ExpertWeights:
             return StoredWeight(bf16_bits(numbers.standard_normal(shape, np.float32) * np.float32(cols**-0.5)))
         tiles = (-(-rows // 128), -(-cols // 128)) if layout.kind == "tile" else (rows,)
         scale = row_scales(numbers, cols, layout.num_matrices, *tiles)
-        return StoredWeight(random_codes(numbers, *shape), scale, layout.kind)
+        return StoredWeight(random_fp8(numbers, *shape), scale, layout.kind)
 
     hidden, width = layout.hidden_size, layout.width
     return ExpertWeights(matrices(width, hidden), matrices(width, hidden), matrices(hidden, width))
@@ -212,15 +212,15 @@ class ExpertCase:
 class ExpertResult:
     """What CUDA computed: grouped rows of gate, up, SwiGLU (`inputs`, as down takes them) and down, and the sum.
 
-    `codes` and `code_scales` are those of the inputs, none for BF16. `touched` is the number of experts that the Hopper
+    `fp8` and `fp8_scales` are those of the inputs, none for BF16. `touched` is the number of experts that the Hopper
     kernels say they read.
     """
 
     gate: FloatArray
     up: FloatArray
     inputs: FloatArray
-    codes: FloatArray
-    code_scales: FloatArray
+    fp8: FloatArray
+    fp8_scales: FloatArray
     routed: FloatArray
     out: FloatArray
     touched: int
@@ -240,13 +240,13 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
     layout, count = case.layout, len(case.rows)
     pairs = count * layout.experts_per_token
     width, hidden = layout.width, layout.hidden_size
-    code_shape = (pairs + count, width) if layout.is_hopper else (pairs, padded_width(width))
+    fp8_shape = (pairs + count, width) if layout.is_hopper else (pairs, padded_width(width))
     arrays = {
         "hidden": poisoned(pairs + count, width),
         "gate": poisoned(pairs, width),
         "up": poisoned(pairs, width),
-        "codes": poisoned(*code_shape),
-        "code_scales": poisoned(code_shape[0]),
+        "fp8": poisoned(*fp8_shape),
+        "fp8_scales": poisoned(fp8_shape[0]),
         "routed": poisoned(pairs, hidden),
         "out": poisoned(count, hidden),
     }
@@ -269,9 +269,9 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
     if not layout.is_hopper and layout.kind is None:
         inputs = arrays["gate"]
     elif not layout.is_hopper:
-        inputs = arrays["codes"][:, :width] * arrays["code_scales"][:, None]
+        inputs = arrays["fp8"][:, :width] * arrays["fp8_scales"][:, None]
     touched = int(grouping.counts[2])
-    kept = {name: arrays[name] for name in ("gate", "up", "codes", "code_scales", "routed", "out")}
+    kept = {name: arrays[name] for name in ("gate", "up", "fp8", "fp8_scales", "routed", "out")}
     return ExpertResult(inputs=inputs, touched=touched, **kept)
 
 
@@ -287,14 +287,14 @@ class ExpectedExperts:
     out: FloatArray
 
 
-def _run_products(operations: Operations, cases: list[ProductCase], width: int) -> FloatArray:
-    parts = [cases[first : first + PRODUCTS_AT_ONCE] for first in range(0, len(cases), PRODUCTS_AT_ONCE)]
-    results = [result for part in parts for result in operations.products(part)]
+def _run_gemms(operations: Operations, cases: list[GemmCase], width: int) -> FloatArray:
+    parts = [cases[first : first + GEMMS_AT_ONCE] for first in range(0, len(cases), GEMMS_AT_ONCE)]
+    results = [result for part in parts for result in operations.gemms(part)]
     return np.concatenate([np.empty((0, width), np.float32), *results])
 
 
 def expect_experts(operations: Operations, case: ExpertCase, tokens: IntArray, inputs: FloatArray) -> ExpectedExperts:
-    """What the CPU makes of some tokens; its down product takes CUDA's inputs, so that errors do not add up."""
+    """What the CPU makes of some tokens; its down GEMM takes CUDA's inputs, so that errors do not add up."""
     layout = case.layout
     grouped = case.choices.grouped(layout)
     wanted = np.isin(grouped.tokens, tokens)
@@ -304,13 +304,13 @@ def expect_experts(operations: Operations, case: ExpertCase, tokens: IntArray, i
     first_inputs = [case.rows[grouped.tokens[rows]] for rows in by_expert]
     down_inputs = [round_bf16(inputs[rows]) if layout.kind is None else inputs[rows] for rows in by_expert]
 
-    def product(name: str, rows: list[FloatArray]) -> FloatArray:
+    def gemm(name: str, rows: list[FloatArray]) -> FloatArray:
         pairs = zip(rows, matrices, strict=True)
-        cases = [ProductCase(part, case.weights.one(name, matrix)) for part, matrix in pairs]
-        return _run_products(operations, cases, getattr(case.weights, name).data.shape[1])
+        cases = [GemmCase(part, case.weights.one(name, matrix)) for part, matrix in pairs]
+        return _run_gemms(operations, cases, getattr(case.weights, name).data.shape[1])
 
-    gate, up = product("gate", first_inputs), product("up", first_inputs)
-    routed = product("down", down_inputs)
+    gate, up = gemm("gate", first_inputs), gemm("up", first_inputs)
+    routed = gemm("down", down_inputs)
     places = np.concatenate([np.empty(0, np.int64), *by_expert]).astype(np.int32)
     row_of = {place: row for row, place in enumerate(places.tolist())}
     by_pair = grouped.places()

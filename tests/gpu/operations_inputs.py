@@ -9,13 +9,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.cpu.operations import Operations, PageCache, PagedRequest, ProductCase, StoredWeight
+from tests.cpu.operations import GemmCase, Operations, PageCache, PagedRequest, StoredWeight
 from tests.reference.numpy_ops import FloatArray, ScaleKind, bf16_bits, encode_e4m3, round_bf16
 
 PAGE_TOKENS = 64
 SEED_VARIABLE = "GLINT_TEST_SEED"
 SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
-CODE_TABLE = encode_e4m3(np.array([128 * NormalDist().inv_cdf((index + 0.5) / 256) for index in range(256)]))
+FP8_TABLE = encode_e4m3(np.array([128 * NormalDist().inv_cdf((index + 0.5) / 256) for index in range(256)]))
 ELEMENT_SPREAD = 128.0
 
 
@@ -30,18 +30,18 @@ def normal_rows(numbers: np.random.Generator, count: int, width: int) -> FloatAr
     return numbers.standard_normal((count, width), np.float32) * sizes
 
 
-def random_codes(numbers: np.random.Generator, *shape: int) -> NDArray[np.uint8]:
-    """E4M3 codes of normal numbers of deviation 128."""
-    return CODE_TABLE[numbers.integers(0, 256, shape, np.uint8)]
+def random_fp8(numbers: np.random.Generator, *shape: int) -> NDArray[np.uint8]:
+    """E4M3 values of normal numbers of deviation 128."""
+    return FP8_TABLE[numbers.integers(0, 256, shape, np.uint8)]
 
 
 def row_scales(numbers: np.random.Generator, cols: int, *shape: int) -> FloatArray:
-    """Scales with which products of rows of deviation 1 stay near 1."""
+    """Scales with which GEMMs of rows of deviation 1 stay near 1."""
     return (numbers.uniform(0.5, 1.5, shape) / (ELEMENT_SPREAD * cols**0.5)).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class ProductShape:
+class GemmShape:
     """A weight [rows, cols] with scales of a kind, bfloat16 for None; rows of the result stand margin floats apart."""
 
     name: str
@@ -51,18 +51,18 @@ class ProductShape:
     has_bias: bool = False
     margin: int = 0
 
-    def case(self, count: int) -> ProductCase:
+    def case(self, count: int) -> GemmCase:
         """Fresh rows, weight and bias; rows of a bfloat16 weight are bfloat16 numbers, as CUDA takes them."""
         numbers = source(self.rows, self.cols, count)
         rows = normal_rows(numbers, count, self.cols)
         bias = numbers.standard_normal(self.rows).astype(np.float32) if self.has_bias else None
         if self.kind is None:
             bits = bf16_bits(numbers.standard_normal((self.rows, self.cols), np.float32) * np.float32(self.cols**-0.5))
-            return ProductCase(round_bf16(rows), StoredWeight(bits), bias)
+            return GemmCase(round_bf16(rows), StoredWeight(bits), bias)
         tiles = (-(-self.rows // 128), -(-self.cols // 128))
         shape = {"channel": (self.rows,), "tensor": (1,), "tile": tiles}[self.kind]
-        codes = random_codes(numbers, self.rows, self.cols)
-        return ProductCase(rows, StoredWeight(codes, row_scales(numbers, self.cols, *shape), self.kind), bias)
+        fp8 = random_fp8(numbers, self.rows, self.cols)
+        return GemmCase(rows, StoredWeight(fp8, row_scales(numbers, self.cols, *shape), self.kind), bias)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ REPEATS = 3
 WEIGHT_ERROR = 2.0**-7
 POISON = 0xFFFF
 GROUP_DIMS = (128, 64, 32, 96, 16, 48, 126, 2)
-CODED_HEADS = (
+FP8_HEADS = (
     HEADS["glm47"],
     HEADS["two"],
     Heads(9, 3, 48, 24, has_norms=False),
     Heads(8, 2, 96, 48, has_norms=False),
     Heads(16, 1, 128, 64, has_norms=False),
 )
-CODED_SPANS = ((0, 1), (63, 2), (64, 65), (900, 150), (2047, 17), (1023, 1), (5000, 3), (130, 33))
+FP8_SPANS = ((0, 1), (63, 2), (64, 65), (900, 150), (2047, 17), (1023, 1), (5000, 3), (130, 33))
 NAN_HEADS = ("glm47", "two", "whole")
 
 
@@ -129,7 +129,7 @@ def test_nan_at_a_position_stays_out_of_earlier_rows(cpu: Operations, name: str)
         assert same_bits(seen[~is_spoiled], before[way][~is_spoiled]), way
 
 
-def coded_pages(heads: Heads, spans: tuple[tuple[int, int], ...]) -> tuple[PageCache, list[PagedRequest]]:
+def fp8_pages(heads: Heads, spans: tuple[tuple[int, int], ...]) -> tuple[PageCache, list[PagedRequest]]:
     """Pages of every E4M3 number, in random order; what lies behind a request's end is NaN."""
     numbers = source(heads.num_heads, heads.head_dim, 8)
     totals = [first + count for first, count in spans]
@@ -148,20 +148,20 @@ def coded_pages(heads: Heads, spans: tuple[tuple[int, int], ...]) -> tuple[PageC
     return cache, step
 
 
-@pytest.mark.parametrize("heads", CODED_HEADS, ids=lambda heads: f"{heads.num_heads}x{heads.head_dim}")
-@pytest.mark.parametrize(("spans", "position"), [(CODED_SPANS, None), (((100, 90), (0, 1)), 150)], ids=["all", "NaN"])
+@pytest.mark.parametrize("heads", FP8_HEADS, ids=lambda heads: f"{heads.num_heads}x{heads.head_dim}")
+@pytest.mark.parametrize(("spans", "position"), [(FP8_SPANS, None), (((100, 90), (0, 1)), 150)], ids=["all", "NaN"])
 def test_e4m3_pages_are_bf16_pages_of_the_same_numbers(
     heads: Heads, spans: tuple[tuple[int, int], ...], position: int | None
 ) -> None:
-    """Decode reads codes, prefill reads pages widened before it; a position whose key is NaN stays so."""
-    cache, step = coded_pages(heads, spans)
+    """Decode reads FP8, prefill reads pages widened before it; a position whose key is NaN stays so."""
+    cache, step = fp8_pages(heads, spans)
     if position is not None:
         spoil(cache, step[0], range(position, position + 1), spoils_values=False)
     num_rows = step[-1].row_first + step[-1].row_count
     query = source(num_rows).standard_normal((num_rows, heads.num_heads, heads.head_dim), np.float32)
     query = round_bf16(query / np.float32(200))
     expected = attend_in_all_ways(query, cache, step)
-    seen = attend_in_all_ways(query, replace(cache, rounding="codes"), step)
+    seen = attend_in_all_ways(query, replace(cache, rounding="fp8"), step)
     assert np.isnan(expected["decode"]).any() == (position is not None)
     for way, result in seen.items():
         assert same_bits(result, expected[way]), way

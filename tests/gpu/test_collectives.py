@@ -160,7 +160,7 @@ def peer_norms(rows: int, width: int, values: FloatArray, hidden: FloatArray, we
 
 
 def check_peer_norms(ranks: CudaRanks, width: int, rows: int) -> None:
-    """Hidden rows, norm, codes and scales are those of the norm that adds the same parts from its own memory."""
+    """Hidden rows, norm, FP8 values and scales are those of the norm that adds the same parts from its own memory."""
     numbers = np.random.default_rng(rows)
     values = numbers.standard_normal((ranks.num_ranks, 2, rows, width), np.float32)
     hidden, weight = numbers.standard_normal((rows, width), np.float32), numbers.standard_normal(width, np.float32)
@@ -175,8 +175,8 @@ def check_peer_norms(ranks: CudaRanks, width: int, rows: int) -> None:
             assert got["hidden"].tobytes() == expected.hidden.tobytes()
             assert got["normed"].tobytes() == expected.normed.tobytes()
             assert got["scales"].tobytes() == expected.scales.tobytes()
-            codes = decode_e4m3(got["codes"].reshape(rows, -1)[:, :width])
-            assert (codes == expected.codes[:, :width]).all()
+            fp8 = decode_e4m3(got["fp8"].reshape(rows, -1)[:, :width])
+            assert (fp8 == expected.fp8[:, :width]).all()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 17, 64, 256])

@@ -145,7 +145,7 @@ def store_in_pages(keys: FloatArray, values: FloatArray, rounding: Rounding) -> 
         return stored(store, keys, values, PAGE_TOKENS, np.uint16, rounding)
 
 
-@pytest.mark.parametrize("rounding", ["codes", "rounded"])
+@pytest.mark.parametrize("rounding", ["fp8", "rounded"])
 @pytest.mark.parametrize("least_rows", [1, MANY_ROWS], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("numbers", [all_bf16, edge_values])
 def test_a_page_keeps_what_torch_rounds(rounding: Rounding, least_rows: int, numbers: Callable[[], FloatArray]) -> None:
@@ -157,7 +157,7 @@ def test_a_page_keeps_what_torch_rounds(rounding: Rounding, least_rows: int, num
         same_numbers(seen, rounded(given.reshape(seen.shape)))
 
 
-@pytest.mark.parametrize("rounding", ["codes", "rounded"])
+@pytest.mark.parametrize("rounding", ["fp8", "rounded"])
 @pytest.mark.parametrize("least_rows", [1, MANY_ROWS], ids=["few rows", "many rows"])
 def test_a_row_with_what_no_page_can_keep_has_a_key_of_nan(rounding: Rounding, least_rows: int) -> None:
     """Wherever it stands in the key; in the value, which is then zero."""

@@ -81,7 +81,7 @@ def test_options_of_the_cpu_are_refused() -> None:
         open_cuda(small_model(), row_slices=2)
 
 
-def test_a_nan_code_in_the_file_is_refused(tmp_path: Path) -> None:
+def test_an_fp8_nan_in_the_file_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(Path(small_model().files[0].path).parent, folder)
     checkpoint = open_checkpoint(folder)
@@ -90,7 +90,7 @@ def test_a_nan_code_in_the_file_is_refused(tmp_path: Path) -> None:
     with Path(checkpoint.files[int(row["file_index"])].path).open("r+b") as file:
         file.seek(int(row["file_offset"]))
         file.write(b"\x7f")
-    with pytest.raises(InvalidArgument, match="NaN code"):
+    with pytest.raises(InvalidArgument, match="FP8 NaN"):
         open_cuda(open_checkpoint(folder))
 
 

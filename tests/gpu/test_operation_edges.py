@@ -1,11 +1,11 @@
-"""Operations at the edges of what they take: ties of E4M3 codes, odd sizes, rows that are not finite, padded steps."""
+"""Operations at the edges of what they take: ties of E4M3 values, odd sizes, rows that are not finite, padded steps."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.cpu.operations import Operations, ProductCase
+from tests.cpu.operations import GemmCase, Operations
 from tests.cpu.sampling_rows import Row, random_row
 from tests.gpu.operations_cases import LAYOUTS, REPEATS, RULES
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
@@ -18,7 +18,7 @@ from tests.gpu.operations_experts import (
     make_weights,
     run_experts,
 )
-from tests.gpu.operations_inputs import ProductShape, normal_rows, source
+from tests.gpu.operations_inputs import GemmShape, normal_rows, source
 from tests.reference.numpy_ops import E4M3_MAX, E4M3_VALUES, FloatArray, ScaleKind, bf16_bits, round_bf16
 
 FEW_REPEATS = min(REPEATS, 3)
@@ -38,12 +38,12 @@ def same_bits(left: FloatArray, right: FloatArray) -> bool:
 
 
 def rows_near_ties(width: int) -> FloatArray:
-    """Rows of every size that float32 has, of numbers on, just below and just above the middle of two codes."""
+    """Rows of every size that float32 has, of numbers on, just below and just above the middle of two values."""
     numbers = source(width)
     exponents = np.arange(-140, 127, 2)
     highest = np.ldexp(1 + numbers.random(len(exponents)), exponents).astype(np.float32)[:, None]
-    codes = numbers.integers(0, 126, (len(exponents), width))
-    middles = ((E4M3_VALUES[codes] + E4M3_VALUES[codes + 1]) / 2).astype(np.float32)
+    fp8 = numbers.integers(0, 126, (len(exponents), width))
+    middles = ((E4M3_VALUES[fp8] + E4M3_VALUES[fp8 + 1]) / 2).astype(np.float32)
     rows = highest / np.float32(E4M3_MAX) * middles
     steps = numbers.integers(0, 3, rows.shape)
     rows = np.where(steps == 1, np.nextafter(rows, np.float32(0)), rows)
@@ -55,7 +55,7 @@ def rows_near_ties(width: int) -> FloatArray:
     return rows
 
 
-def test_codes_near_ties(cpu: Operations, portable: CudaOperations) -> None:
+def test_fp8_near_ties(cpu: Operations, portable: CudaOperations) -> None:
     rows = rows_near_ties(1536)
     seen, scales = portable.prepare(rows, 1, True)
     expected, expected_scales = cpu.prepare(rows, 1, True)
@@ -90,7 +90,7 @@ def test_norm_of_a_row_alone(portable: CudaOperations, width: int) -> None:
     for row in (0, 21, 42, 63):
         one = slice(row, row + 1)
         alone = portable.norm(NormCase(hidden[one], np.ascontiguousarray(parts[:, one]), weight))
-        for name in ("hidden", "normed", "codes", "scales"):
+        for name in ("hidden", "normed", "fp8", "scales"):
             assert same_bits(getattr(alone, name), getattr(whole, name)[one]), name
 
 
@@ -156,16 +156,16 @@ def test_sampler_of_ties_and_failures(portable: CudaOperations, vocab_size: int)
 
 @pytest.mark.parametrize("rows", ODD_ROWS)
 @pytest.mark.parametrize("kind", ["channel", "tensor", "tile", None], ids=str)
-def test_portable_products_of_odd_sizes(cpu: Operations, kind: ScaleKind | None, rows: int) -> None:
+def test_portable_gemms_of_odd_sizes(cpu: Operations, kind: ScaleKind | None, rows: int) -> None:
     """Near the CPU at most rows of the input; with fewer rows each keeps its bits, and nothing beside it is written."""
     for cols in ODD_COLS:
-        whole = ProductShape("odd", rows, cols, kind, has_bias=rows % 2 == 1).case(max(ODD_COUNTS))
-        expected = cpu.product(whole)
+        whole = GemmShape("odd", rows, cols, kind, has_bias=rows % 2 == 1).case(max(ODD_COUNTS))
+        expected = cpu.gemm(whole)
         with CudaOperations("portable", FEW_REPEATS) as cuda:
-            most = cuda.product(whole, 3)
+            most = cuda.gemm(whole, 3)
             for count in ODD_COUNTS:
-                case = ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
-                assert same_bits(cuda.product(case, 3), most[:count]), f"{cols} columns, {count} rows"
+                case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+                assert same_bits(cuda.gemm(case, 3), most[:count]), f"{cols} columns, {count} rows"
         gap, size = (float(np.linalg.norm(part.astype(np.float64))) for part in (most - expected, expected))
         assert gap <= FP32_ERROR * size, f"{cols} columns"
 
@@ -202,12 +202,12 @@ def test_padded_steps_of_the_experts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tp8", "ep8"])
 @pytest.mark.parametrize("count", [1, 17, 64, 65, 200, 300, 700])
-def test_codes_of_the_experts(cpu: Operations, name: str, count: int) -> None:
-    """Down takes exactly the codes and scales of what gate and up gave."""
+def test_fp8_of_the_experts(cpu: Operations, name: str, count: int) -> None:
+    """Down takes exactly the FP8 values and scales of what gate and up gave."""
     layout = LAYOUTS[name]
     with CudaOperations("hopper", FEW_REPEATS) as cuda:
         seen = run_experts(cuda, make_case(layout, make_weights(layout), count, count))
     num_rows = len(make_choices(layout, count, count).grouped(layout).tokens)
-    codes, scales = cpu.prepare(seen.inputs[:num_rows], 1, True)
-    assert same_bits(seen.code_scales[:num_rows], scales[:, 0])
-    assert same_bits(seen.codes[:num_rows], codes[:, 0, : layout.width])
+    fp8, scales = cpu.prepare(seen.inputs[:num_rows], 1, True)
+    assert same_bits(seen.fp8_scales[:num_rows], scales[:, 0])
+    assert same_bits(seen.fp8[:num_rows], fp8[:, 0, : layout.width])

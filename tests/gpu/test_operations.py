@@ -13,21 +13,21 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
-from tests.cpu.operations import Operations, PageCache, ProductCase, StoredWeight
+from tests.cpu.operations import GemmCase, Operations, PageCache, StoredWeight
 from tests.gpu.operations_cases import (
     COUNTS,
     DECODE,
     FEW_COUNTS,
+    GEMMS,
     HEADS,
     LAYOUTS,
     MIXED,
     PREFILL,
-    PRODUCTS,
     REPEATED_COUNTS,
     REPEATS,
-    ROW_COUNT_PRODUCTS,
+    ROW_COUNT_GEMMS,
     RULES,
-    expected_product,
+    expected_gemm,
     is_close_call,
     sampler_rows,
 )
@@ -58,14 +58,14 @@ BOUNDS = {
     "embed": 0.0,
     "gather rows": 0.0,
     "add rows": 0.0,
-    "join parts": 0.0,
+    "reduce parts": 0.0,
     "norm": 3e-7,
     "quantise": 0.0,
     "swiglu": 5e-7,
-    "product E4M3, hopper": 1e-3,
-    "product E4M3, portable": 1e-6,
-    "product BF16, hopper": 1e-6,
-    "product BF16, portable": 1e-6,
+    "GEMM E4M3, hopper": 1e-3,
+    "GEMM E4M3, portable": 1e-6,
+    "GEMM BF16, hopper": 1e-6,
+    "GEMM BF16, portable": 1e-6,
     "rotary table": 1e-7,
     "rotate: query, key": 2.0**-7,
     "rotate: share rounded otherwise": 1e-3,
@@ -73,7 +73,7 @@ BOUNDS = {
     "attend": 2.0**-7,
     "attend: median row": 1e-5,
     "attention step: scale": 2.0**-7,
-    "attention step: codes": 16 / 448 + 2.0**-6,
+    "attention step: FP8": 16 / 448 + 2.0**-6,
     "router weights": 2e-6,
     "experts gate, up, hopper": 1e-3,
     "experts gate, up, portable": 1e-6,
@@ -137,16 +137,16 @@ def test_norm(record: ErrorRecord, cpu: Operations, width: int, num_parts: int) 
         empty = np.empty((0, count, width), np.float32)
         with open_for(count) as cuda:
             seen = cuda.norm(NormCase(hidden, empty if parts is None else parts, weight))
-        joined = hidden
+        reduced = hidden
         if parts is not None:
-            update = cpu.join_slices(parts.reshape(num_parts, -1)) if num_parts > 1 else parts.reshape(-1)
-            joined = cpu.add_rows(hidden.ravel(), np.ascontiguousarray(update)).reshape(hidden.shape)
-        record.compare("join parts", seen.hidden, joined, f"{num_parts} parts, {count} rows of {width}")
-        record.compare("norm", seen.normed, cpu.rms_norm(joined, weight, 1e-5), f"{count} rows of {width}")
-        codes, scales = cpu.prepare(seen.normed, 1, True)
-        record.compare("quantise", seen.codes[:, :width], codes[:, 0, :width], f"norm, {count} rows of {width}")
+            update = cpu.reduce_slices(parts.reshape(num_parts, -1)) if num_parts > 1 else parts.reshape(-1)
+            reduced = cpu.add_rows(hidden.ravel(), np.ascontiguousarray(update)).reshape(hidden.shape)
+        record.compare("reduce parts", seen.hidden, reduced, f"{num_parts} parts, {count} rows of {width}")
+        record.compare("norm", seen.normed, cpu.rms_norm(reduced, weight, 1e-5), f"{count} rows of {width}")
+        fp8, scales = cpu.prepare(seen.normed, 1, True)
+        record.compare("quantise", seen.fp8[:, :width], fp8[:, 0, :width], f"norm, {count} rows of {width}")
         record.compare("quantise", seen.scales[:, None], scales, f"norm, {count} rows of {width}")
-        assert (seen.codes[:, width:] == 0).all()
+        assert (seen.fp8[:, width:] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, s
         gate_up[:, : 2 * width] = normal_rows(numbers, count, 2 * width)
         with open_for(count) as cuda:
             seen, scales = cuda.prepare(rows, slices, True)
-            gated, codes, gated_scales = cuda.swiglu(gate_up, width, slices)
+            gated, fp8, gated_scales = cuda.swiglu(gate_up, width, slices)
         expected, expected_scales = cpu.prepare(rows, slices, True)
         record.compare("quantise", seen[:, :, :part], expected[:, :, :part], what)
         record.compare("quantise", scales, expected_scales, what)
@@ -171,32 +171,32 @@ def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, s
         gate, up = (np.ascontiguousarray(gate_up[:, first : first + width]) for first in (0, width))
         record.compare("swiglu", gated, cpu.swiglu(gate, up), what)
         expected, expected_scales = cpu.prepare(gated, slices, True)
-        record.compare("quantise", codes[:, :, :part], expected[:, :, :part], f"swiglu, {what}")
+        record.compare("quantise", fp8[:, :, :part], expected[:, :, :part], f"swiglu, {what}")
         record.compare("quantise", gated_scales, expected_scales, f"swiglu, {what}")
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products(record: ErrorRecord, kernels: Kernels, name: str) -> None:
-    shape = PRODUCTS[name]
-    expected = expected_product(shape)
-    bound = f"product {'BF16' if shape.kind is None else 'E4M3'}, {kernels}"
+@pytest.mark.parametrize("name", GEMMS)
+def test_gemms(record: ErrorRecord, kernels: Kernels, name: str) -> None:
+    shape = GEMMS[name]
+    expected = expected_gemm(shape)
+    bound = f"GEMM {'BF16' if shape.kind is None else 'E4M3'}, {kernels}"
     is_hopper = shape.kind != "tile" and shape.cols * (2 if shape.kind is None else 1) % 128 == 0
     if kernels == "hopper" and not is_hopper:
         bound = bound.replace("hopper", "portable")
     for count in COUNTS:
         whole = expected.case
-        case = ProductCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+        case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
         with open_for(count, kernels) as cuda:
-            seen = cuda.product(case, shape.margin)
+            seen = cuda.gemm(case, shape.margin)
         is_there = expected.chosen < count
         assert np.isfinite(seen).all()
         record.compare(bound, seen[expected.chosen[is_there]], expected.rows[is_there], f"{name}, {count} rows")
 
 
-@pytest.mark.parametrize("name", ROW_COUNT_PRODUCTS)
-def test_row_of_a_product_is_the_same_for_every_row_count(kernels: Kernels, name: str) -> None:
+@pytest.mark.parametrize("name", ROW_COUNT_GEMMS)
+def test_row_of_a_gemm_is_the_same_for_every_row_count(kernels: Kernels, name: str) -> None:
     with CudaOperations(kernels, 1) as cuda:
-        cuda.product_row_counts(ROW_COUNT_PRODUCTS[name].case(ROW_COUNTS))
+        cuda.gemm_row_counts(ROW_COUNT_GEMMS[name].case(ROW_COUNTS))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -271,18 +271,18 @@ def test_attention_step(record: ErrorRecord, cpu: Operations, portable: CudaOper
     """One kernel and the separate ones give the same bits, in the pages too; both are near the CPU."""
     scene = make_scene(cpu, HEADS[name], tuple((first, 1) for first in step_positions(count)))
     step = scene.newest()
-    codes, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
+    fp8, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
     apart = scene.newest()
     query = portable.rope_and_cache(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
-    attended = portable.attend(query, apart.cache, scene.step).reshape(codes.shape)
-    expected_codes, expected_scales = portable.prepare(attended, 1, True)
-    assert (codes == expected_codes[:, 0, : codes.shape[1]]).all()
+    attended = portable.attend(query, apart.cache, scene.step).reshape(fp8.shape)
+    expected_fp8, expected_scales = portable.prepare(attended, 1, True)
+    assert (fp8 == expected_fp8[:, 0, : fp8.shape[1]]).all()
     assert (scales == expected_scales[:, 0]).all()
     assert (step.cache.data == apart.cache.data).all()
-    expected = cpu.attend(scene.query, scene.cache, 1, scene.step).reshape(codes.shape)
+    expected = cpu.attend(scene.query, scene.cache, 1, scene.step).reshape(fp8.shape)
     largest = np.abs(expected).max(axis=1) / np.float32(448)
     record.compare("attention step: scale", scales[:, None], largest[:, None], f"{name}, {count} requests")
-    record.compare("attention step: codes", codes * scales[:, None], expected, f"{name}, {count} requests")
+    record.compare("attention step: FP8", fp8 * scales[:, None], expected, f"{name}, {count} requests")
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -295,7 +295,7 @@ def test_router(record: ErrorRecord, cpu: Operations, name: str) -> None:
         case = RouteCase(numbers.standard_normal((count, width)).astype(np.float32), weight, bias, rule)
         with open_for(count) as cuda:
             experts, weights = cuda.route(case)
-        logits = cpu.product(ProductCase(case.rows, StoredWeight(weight)))
+        logits = cpu.gemm(GemmCase(case.rows, StoredWeight(weight)))
         expected, expected_weights = cpu.route(logits, bias, rule)
         is_same = (experts == expected).all(axis=1)
         selection = 1 / (1 + np.exp(-logits.astype(np.float64))) + bias
@@ -312,7 +312,7 @@ def test_router_ties(cpu: Operations, portable: CudaOperations, name: str) -> No
     for count in (1, 64, 65, 600):
         rows = numbers.integers(-1, 2, (count, width)).astype(np.float32) / 4
         case = RouteCase(rows, weight, np.zeros(num_experts, np.float32), rule)
-        logits = cpu.product(ProductCase(rows, StoredWeight(weight)))
+        logits = cpu.gemm(GemmCase(rows, StoredWeight(weight)))
         expected, _ = cpu.route(logits, case.bias, rule)
         assert (portable.route(case)[0] == expected).all()
         assert len(np.unique(logits[0])) < num_experts

@@ -1,6 +1,6 @@
 """The sample model on the GPU: as good at English as the exact CPU path, and no further from it than the fast CPU path.
 
-FP8 is chaotic: any other order of sums moves some E4M3 codes. The yardstick is how far the fast CPU kernels of the
+FP8 is chaotic: any other order of sums moves some E4M3 values. The yardstick is how far the fast CPU kernels of the
 same machine are from the exact ones over the same positions.
 """
 

@@ -33,7 +33,7 @@ def torch_logits(case: Case, dtype: torch.dtype) -> NDArray[np.float64]:
 def test_nearer_to_torch_in_float32_than_torch_in_bf16(
     cases: CaseStore, key: Key, kernels: Kernels, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """glint rounds the inputs of products to BF16, torch in float32 nothing, and torch in BF16 more than glint."""
+    """glint rounds the inputs of GEMMs to BF16, torch in float32 nothing, and torch in BF16 more than glint."""
     case = cases.case(key)
     wanted, rounded = torch_logits(case, torch.float32), torch_logits(case, torch.bfloat16)
     with cuda_engine(case.folder, kernels) as engine:

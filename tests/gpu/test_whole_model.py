@@ -4,8 +4,8 @@ FP8 checkpoints are held to the exact CPU path, BF16 checkpoints to the referenc
 CPU keeps BF16 checkpoints' activations in FP32.
 
 Where activations are rounded, one number on the other side of a rounding moves its row and may choose another expert.
-How much follows from the error of a product, which the reference can be given. Seen with noise of 1e-6 in every FP8
-product, with 1.3e-4 as Hopper's short accumulator has it, and with the mistakes of `BREAKAGES`:
+How much follows from the error of a GEMM, which the reference can be given. Seen with noise of 1e-6 in every FP8
+GEMM, with 1.3e-4 as Hopper's short accumulator has it, and with the mistakes of `BREAKAGES`:
 
 | FP8 | 1e-6 | 1.3e-4 | mistakes |
 |---|---|---|---|
@@ -14,7 +14,7 @@ product, with 1.3e-4 as Hopper's short accumulator has it, and with the mistakes
 | KL over that between orders | 0.9 to 1.0 | 1.3 to 2.2 | from 3.2, but for the router's bias in glm47 |
 
 Layers start from rows without ties: an embedding row in BF16 times a norm weight in BF16 has numbers exactly between
-two codes, which the last bit of the norm decides, and the norm on CUDA is within 3e-7 of the CPU's, not equal to it.
+two values, which the last bit of the norm decides, and the norm on CUDA is within 3e-7 of the CPU's, not equal to it.
 Seen on an H200 from rows with ties: median rows of 3e-3 to 5e-2, all rows 2e-2 to 1.7e-1. A model of the CUDA flow in
 NumPy gives those figures digit by digit, and from rows without ties medians under 1e-6 at small shapes; that was not
 run on a GPU yet. KL on an H200: 0.8 to 1.2 with the portable kernels, 0.8 to 2.9 with Hopper's.

@@ -149,16 +149,16 @@ class ValueSource:
 
 def store(name: str, values: NDArray[np.float32], weights: Weights) -> Iterator[Tensor]:
     """The tensors a value becomes in a file: F32 selection bias, E4M3 with its scale, else BF16."""
-    is_product = name.endswith("_proj.weight")
+    is_gemm_weight = name.endswith("_proj.weight")
     if name.endswith("e_score_correction_bias"):
         yield Tensor(name, "F32", values.shape, values.astype("<f4").tobytes())
-    elif weights == "bf16" or not is_product:
+    elif weights == "bf16" or not is_gemm_weight:
         yield Tensor(name, "BF16", values.shape, bf16_bits(values).astype("<u2").tobytes())
     else:
         kind = SCALE_KINDS[weights]
         scale = weight_scale(values, kind)
-        codes = encode_e4m3(values / expand_scale(scale, kind, *values.shape).astype(np.float32))
-        yield Tensor(name, "F8_E4M3", values.shape, codes.tobytes())
+        fp8 = encode_e4m3(values / expand_scale(scale, kind, *values.shape).astype(np.float32))
+        yield Tensor(name, "F8_E4M3", values.shape, fp8.tobytes())
         yield Tensor(f"{name}_scale", "F32", scale.shape, scale.astype("<f4").tobytes())
 
 

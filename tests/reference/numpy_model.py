@@ -18,7 +18,7 @@ Backend = Literal["cpu", "cuda"]
 
 
 def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
-    """Tensors by name through the official reader: E4M3 as codes, everything else as float32 values."""
+    """Tensors by name through the official reader: E4M3 as bytes, everything else as float32 values."""
     tensors: dict[str, NDArray[Any]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, entry in safetensors.deserialize(path.read_bytes()):
@@ -64,13 +64,13 @@ class NumpyModel:
         """Tokens of the vocabulary."""
         return int(self.config["vocab_size"])
 
-    def product(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
+    def gemm(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """The named projection of the rows; the input is quantised where the weight is."""
         weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
         scale = self.tensors.get(f"{name}.weight_scale")
         if scale is not None:
-            return ops.product_fp8(ops.quantise(rows), weight, scale, scale_kind(scale, len(weight)), bias)
-        return ops.product_bf16(ops.round_bf16(rows) if self.has_bf16_inputs else rows, weight, bias)
+            return ops.gemm_fp8(ops.quantise(rows), weight, scale, scale_kind(scale, len(weight)), bias)
+        return ops.gemm_bf16(ops.round_bf16(rows) if self.has_bf16_inputs else rows, weight, bias)
 
     def norm(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """The named RMSNorm of the rows."""
@@ -78,8 +78,8 @@ class NumpyModel:
 
     def mlp(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """SwiGLU of the rows by the named matrices."""
-        gate, up = (self.product(rows, f"{name}.{part}_proj") for part in ("gate", "up"))
-        return self.product(ops.swiglu(gate, up), f"{name}.down_proj")
+        gate, up = (self.gemm(rows, f"{name}.{part}_proj") for part in ("gate", "up"))
+        return self.gemm(ops.swiglu(gate, up), f"{name}.down_proj")
 
     def attention(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """Attention of the rows among themselves."""
@@ -87,14 +87,14 @@ class NumpyModel:
         rotary_dim = int(head_dim * self.rope["partial_rotary_factor"])
         heads = {}
         for part in ("q", "k", "v"):
-            values = self.product(rows, f"{name}.{part}_proj").reshape(len(rows), -1, head_dim)
+            values = self.gemm(rows, f"{name}.{part}_proj").reshape(len(rows), -1, head_dim)
             if part != "v" and self.config["use_qk_norm"]:
                 values = self.norm(values, f"{name}.{part}_norm")
             if part != "v":
                 values = ops.rotary(values, positions, rotary_dim, self.rope["rope_theta"])
             heads[part] = ops.round_bf16(values) if self.has_bf16_cache else values
         mixed = ops.attention(heads["q"], heads["k"], heads["v"], positions, self.has_bf16_cache)
-        return self.product(mixed.reshape(len(rows), -1), f"{name}.o_proj")
+        return self.gemm(mixed.reshape(len(rows), -1), f"{name}.o_proj")
 
     def experts(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """Routed and shared experts of the rows."""
@@ -129,7 +129,7 @@ class NumpyModel:
 
     def head(self, hidden: ops.FloatArray) -> ops.FloatArray:
         """Logits [len, vocab] of what the last layer gives out."""
-        return self.product(self.norm(hidden, "model.norm"), self.head_name)
+        return self.gemm(self.norm(hidden, "model.norm"), self.head_name)
 
     @property
     def head_name(self) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
 WideArray = NDArray[np.float64]
-CodeArray = NDArray[np.uint8]
+Fp8Array = NDArray[np.uint8]
 ScaleKind = Literal["channel", "tensor", "tile"]
 
 E4M3_MAX = 448.0
@@ -30,26 +30,26 @@ def bf16_bits(values: NDArray) -> NDArray[np.uint16]:
 
 
 def _decode_table() -> WideArray:
-    codes = np.arange(256)
-    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    fp8 = np.arange(256)
+    exponent, mantissa = (fp8 >> 3) & 15, fp8 & 7
     magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
-    magnitude[(codes & 127) == 127] = np.nan
-    return np.where(codes >= 128, -magnitude, magnitude)
+    magnitude[(fp8 & 127) == 127] = np.nan
+    return np.where(fp8 >= 128, -magnitude, magnitude)
 
 
 E4M3_VALUES = _decode_table()
 
 
-def decode_e4m3(codes: CodeArray) -> WideArray:
-    """Values of E4M3 codes; 0x7F and 0xFF are NaN."""
-    return E4M3_VALUES[codes]
+def decode_e4m3(fp8: Fp8Array) -> WideArray:
+    """Numbers of E4M3 bytes; 0x7F and 0xFF are NaN."""
+    return E4M3_VALUES[fp8]
 
 
-def encode_e4m3(values: NDArray) -> CodeArray:
-    """E4M3 codes nearest to the values, ties to the even code, saturated at 448."""
+def encode_e4m3(values: NDArray) -> Fp8Array:
+    """E4M3 nearest to the values, ties to even, saturated at 448."""
     wide = np.asarray(values, dtype=np.float64)
     if not np.isfinite(wide).all():
-        raise ValueError("E4M3 codes are made of finite values only; the input holds NaN or infinity")
+        raise ValueError("E4M3 is made of finite values only; the input holds NaN or infinity")
     magnitude = np.minimum(np.abs(wide), E4M3_MAX)
     exponent = np.frexp(np.maximum(magnitude, 2.0**-6))[1] - 1
     steps = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int64)
@@ -65,15 +65,15 @@ def rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray
 
 @dataclass(frozen=True)
 class QuantisedRows:
-    """E4M3 codes [rows, cols] with one float32 scale per row and slice [rows, slices]."""
+    """E4M3 values [rows, cols] with one float32 scale per row and slice [rows, slices]."""
 
-    codes: CodeArray
+    fp8: Fp8Array
     scales: FloatArray
 
     def values(self) -> WideArray:
-        """Exact float64 values of code times scale."""
-        width = self.codes.shape[1] // self.scales.shape[1]
-        return decode_e4m3(self.codes) * np.repeat(self.scales.astype(np.float64), width, axis=1)
+        """Exact float64 numbers: FP8 value times scale."""
+        width = self.fp8.shape[1] // self.scales.shape[1]
+        return decode_e4m3(self.fp8) * np.repeat(self.scales.astype(np.float64), width, axis=1)
 
 
 def quantise(rows: FloatArray, row_slices: int = 1) -> QuantisedRows:
@@ -84,8 +84,8 @@ def quantise(rows: FloatArray, row_slices: int = 1) -> QuantisedRows:
     sliced = rows.reshape(count, row_slices, cols // row_slices)
     largest = np.max(np.abs(sliced), axis=2)
     scales = np.where(largest == 0, np.float32(1), largest / np.float32(E4M3_MAX)).astype(np.float32)
-    codes = encode_e4m3(sliced / scales[:, :, None])
-    return QuantisedRows(codes=codes.reshape(count, cols), scales=scales)
+    fp8 = encode_e4m3(sliced / scales[:, :, None])
+    return QuantisedRows(fp8=fp8.reshape(count, cols), scales=scales)
 
 
 def expand_scale(scale: FloatArray, kind: ScaleKind, rows: int, cols: int) -> WideArray:
@@ -98,31 +98,31 @@ def expand_scale(scale: FloatArray, kind: ScaleKind, rows: int, cols: int) -> Wi
     return np.repeat(np.repeat(wide, SCALE_TILE, axis=0)[:rows], SCALE_TILE, axis=1)[:, :cols]
 
 
-def product_bf16(rows: FloatArray, weight: FloatArray, bias: FloatArray | None = None) -> FloatArray:
+def gemm_bf16(rows: FloatArray, weight: FloatArray, bias: FloatArray | None = None) -> FloatArray:
     """f32(rows @ weight.T + bias), the sum in float64; weight [out, in] holds bfloat16 values."""
     result = rows.astype(np.float64) @ weight.astype(np.float64).T
     return _add_bias(result, bias)
 
 
-def product_fp8(
-    rows: QuantisedRows, codes: CodeArray, scale: FloatArray, kind: ScaleKind, bias: FloatArray | None = None
+def gemm_fp8(
+    rows: QuantisedRows, fp8: Fp8Array, scale: FloatArray, kind: ScaleKind, bias: FloatArray | None = None
 ) -> FloatArray:
-    """f32(sum of scaled codes + bias) for quantised rows and E4M3 weight codes [out, in].
+    """f32(sum of scaled values + bias) for quantised rows and E4M3 weight values [out, in].
 
-    With several slices each slice sum is rounded to float32 and the slices are joined; there is no bias then.
+    With several slices each slice sum is rounded to float32 and the slices are reduced; there is no bias then.
     """
-    weight = decode_e4m3(codes) * expand_scale(scale, kind, *codes.shape)
+    weight = decode_e4m3(fp8) * expand_scale(scale, kind, *fp8.shape)
     slices = rows.scales.shape[1]
-    inputs = np.split(decode_e4m3(rows.codes), slices, axis=1)
+    inputs = np.split(decode_e4m3(rows.fp8), slices, axis=1)
     weights = np.split(weight, slices, axis=1)
     scales = rows.scales.astype(np.float64)
     sums = [scales[:, i : i + 1] * (inputs[i] @ weights[i].T) for i in range(slices)]
     if slices == 1:
         return _add_bias(sums[0], bias)
-    return join_slices([part.astype(np.float32) for part in sums])
+    return reduce_slices([part.astype(np.float32) for part in sums])
 
 
-def join_slices(parts: list[FloatArray]) -> FloatArray:
+def reduce_slices(parts: list[FloatArray]) -> FloatArray:
     """Sum of float32 slice results by one binary tree of neighbours, each addition rounded to float32."""
     while len(parts) > 1:
         pairs = [parts[i] + parts[i + 1] for i in range(0, len(parts) - 1, 2)]
@@ -200,7 +200,7 @@ class Routing:
 
 def route(rows: FloatArray, weight: FloatArray, bias: FloatArray, rule: RouterRule) -> Routing:
     """Choose experts by sigmoid score plus bias, lower index first among equals."""
-    logits = product_bf16(rows, weight).astype(np.float64)
+    logits = gemm_bf16(rows, weight).astype(np.float64)
     scores = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
     experts = _largest(scores + bias.astype(np.float32), rule.experts_per_token)
     picked = np.take_along_axis(scores, experts, axis=1).astype(np.float64)

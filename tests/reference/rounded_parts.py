@@ -28,11 +28,11 @@ _E4M3_MAX = 448.0
 
 
 def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes as float64 values and scales [rows, 1] of float32 rows, by the absolute maximum over 448."""
+    """E4M3 as float64 values and scales [rows, 1] of float32 rows, by the absolute maximum over 448."""
     largest = rows.abs().amax(-1, keepdim=True)
     scale = torch.where(largest == 0, torch.ones_like(largest), largest / _E4M3_MAX)
-    codes = (rows / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
-    return codes.to(torch.float64), scale.to(torch.float64)
+    fp8 = (rows / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+    return fp8.to(torch.float64), scale.to(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +140,9 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, eager_mask)
 
 @dataclass(frozen=True)
 class Rounding:
-    """Where a model rounds: the inputs of its products and of lm_head, and cache and softmax weights to bfloat16."""
+    """Where a model rounds: the inputs of its GEMMs and of lm_head, and cache and softmax weights to bfloat16."""
 
-    products: InputRounding
+    gemms: InputRounding
     lm_head: InputRounding
     has_bf16_cache: bool
     sums: Sums
@@ -151,8 +151,8 @@ class Rounding:
     def of(cls, backend: Backend, has_fp8: bool, sums: Sums) -> "Rounding":
         """The rounding points of a backend for checkpoints with or without E4M3 weights."""
         of_bf16_weights: InputRounding = "bfloat16" if backend == "cuda" else "float32"
-        products: InputRounding = "e4m3" if has_fp8 else of_bf16_weights
-        return cls(products, of_bf16_weights, products != "float32", sums)
+        gemms: InputRounding = "e4m3" if has_fp8 else of_bf16_weights
+        return cls(gemms, of_bf16_weights, gemms != "float32", sums)
 
     def cached(self, values: torch.Tensor) -> torch.Tensor:
         """The value as the cache or the softmax keeps it, as a float64 tensor."""
@@ -187,7 +187,7 @@ def patch(model: Glm4MoeForCausalLM, rounding: Rounding, has_bias_in_weights: bo
     model.model.rotary_emb.forward = functools.partial(rotary_forward, model.config)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
-            input_rounding = rounding.lm_head if name == "lm_head" else rounding.products
+            input_rounding = rounding.lm_head if name == "lm_head" else rounding.gemms
             replace_parameter(module, "weight", Weight(module.weight.data, input_rounding, sums))
         elif isinstance(module, glm4_moe.Glm4MoeRMSNorm):
             module.forward = functools.partial(norm_forward, module, sums)
@@ -198,7 +198,7 @@ def patch(model: Glm4MoeForCausalLM, rounding: Rounding, has_bias_in_weights: bo
             module.forward = functools.partial(router_forward, module, has_bias_in_weights)
         elif isinstance(module, glm4_moe.Glm4MoeExperts):
             for stack in ("gate_up_proj", "down_proj"):
-                replace_parameter(module, stack, WeightStack(getattr(module, stack).data, rounding.products, sums))
+                replace_parameter(module, stack, WeightStack(getattr(module, stack).data, rounding.gemms, sums))
             module.register_forward_pre_hook(lambda _, args: (args[0].to(torch.float64), *args[1:]))
         elif isinstance(module, glm4_moe.Glm4MoeMoE):
             module.register_forward_hook(lambda _, args, output: output.to(torch.float32))

@@ -46,34 +46,34 @@ def test_the_numpy_model_answers_as_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(320, 192), (130, 257), (16, 192), (192, 16)])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("kind", ["channel", "tensor", "tile"])
-def test_fp8_products(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind) -> None:
+def test_fp8_gemms(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind) -> None:
     source = np.random.default_rng(rows + cols)
     inputs = source.standard_normal((5, cols)).astype(np.float32)
-    codes = ops.encode_e4m3(source.standard_normal((rows, cols)) * 100)
+    fp8 = ops.encode_e4m3(source.standard_normal((rows, cols)) * 100)
     shapes = {"channel": (rows, 1), "tensor": (1,), "tile": (-(-rows // 128), -(-cols // 128))}
     scale = source.uniform(1e-3, 1e-2, size=shapes[kind]).astype(np.float32)
     bias = source.standard_normal(rows).astype(np.float32) if has_bias else None
-    matrix = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
+    matrix = torch.from_numpy(fp8).view(torch.float8_e4m3fn).double()
     matrix = matrix * reference.expand_scale(torch.from_numpy(scale).double(), matrix.shape)
     weight = rounded_parts.Weight(matrix, "e4m3", sums.Float64Sums())
     torch_bias = None if bias is None else torch.from_numpy(bias).double()
     expected = torch.nn.functional.linear(torch.from_numpy(inputs), weight, torch_bias)
-    result = ops.product_fp8(ops.quantise(inputs), codes, scale, kind, bias)
+    result = ops.gemm_fp8(ops.quantise(inputs), fp8, scale, kind, bias)
     assert expected.dtype == torch.float32
     np.testing.assert_allclose(result, expected.numpy(), rtol=2e-7, atol=1e-9)
 
 
-def test_sliced_products_join_by_a_tree() -> None:
+def test_sliced_gemms_reduce_by_a_tree() -> None:
     parts = [np.array([value], dtype=np.float32) for value in (1.0, 2.0**-24, 2.0**-24, 2.0**-24)]
-    assert ops.join_slices(parts)[0] == np.float32(1.0 + 2.0**-23)
-    assert ops.join_slices(parts[:3])[0] == np.float32(1.0)
+    assert ops.reduce_slices(parts)[0] == np.float32(1.0 + 2.0**-23)
+    assert ops.reduce_slices(parts[:3])[0] == np.float32(1.0)
     source = np.random.default_rng(0)
     inputs = source.standard_normal((4, 64)).astype(np.float32)
-    codes = ops.encode_e4m3(source.standard_normal((24, 64)) * 100)
+    fp8 = ops.encode_e4m3(source.standard_normal((24, 64)) * 100)
     scale = np.full((24, 1), 0.01, dtype=np.float32)
     quantised = ops.quantise(inputs, row_slices=4)
-    whole = quantised.values() @ (ops.decode_e4m3(codes) * np.float64(np.float32(0.01))).T
-    result = ops.product_fp8(quantised, codes, scale, "channel")
+    whole = quantised.values() @ (ops.decode_e4m3(fp8) * np.float64(np.float32(0.01))).T
+    result = ops.gemm_fp8(quantised, fp8, scale, "channel")
     np.testing.assert_allclose(result, whole, rtol=1e-5, atol=1e-5)
 
 

@@ -10,15 +10,15 @@ from tests.cpu.e4m3_values import all_bf16, edge_values, is_finite_in_bf16, roun
 from tests.reference import numpy_ops, rounded_cache, rounded_parts
 
 
-def torch_codes(values: np.ndarray) -> np.ndarray:
-    """E4M3 codes by torch's own conversion."""
+def torch_fp8(values: np.ndarray) -> np.ndarray:
+    """E4M3 values by torch's own conversion."""
     return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
-def test_decoding_all_codes_is_torchs() -> None:
-    codes = np.arange(256, dtype=np.uint8)
-    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).to(torch.float64).numpy()
-    np.testing.assert_array_equal(numpy_ops.decode_e4m3(codes), expected)
+def test_decoding_all_values_is_torchs() -> None:
+    fp8 = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(fp8).view(torch.float8_e4m3fn).to(torch.float64).numpy()
+    np.testing.assert_array_equal(numpy_ops.decode_e4m3(fp8), expected)
 
 
 def test_encoding_ties_neighbours_and_zeros_is_torchs() -> None:
@@ -26,14 +26,14 @@ def test_encoding_ties_neighbours_and_zeros_is_torchs() -> None:
     middles = (positive[1:] + positive[:-1]) / 2
     values = np.concatenate([positive, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.inf)])
     values = np.concatenate([values, -values]).astype(np.float32)
-    np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_codes(values))
+    np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_fp8(values))
 
 
 def test_encoding_random_values_is_torchs() -> None:
     source = np.random.default_rng(0)
     sizes = 2.0 ** source.uniform(-12, 8.8, size=200_000)
     values = np.clip(sizes * source.choice([-1, 1], size=sizes.size), -448, 448).astype(np.float32)
-    np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_codes(values))
+    np.testing.assert_array_equal(numpy_ops.encode_e4m3(values), torch_fp8(values))
 
 
 @pytest.mark.parametrize("numbers", [all_bf16, edge_values])
@@ -67,8 +67,8 @@ def test_quantising_rows_is_torchs() -> None:
     rows = (source.standard_normal((64, 192)) * 2.0 ** source.integers(-30, 20, size=(64, 1))).astype(np.float32)
     rows[3] = 0
     quantised = numpy_ops.quantise(rows)
-    codes, scales = rounded_parts.quantise(torch.from_numpy(rows))
-    np.testing.assert_array_equal(numpy_ops.decode_e4m3(quantised.codes), codes.numpy())
+    fp8, scales = rounded_parts.quantise(torch.from_numpy(rows))
+    np.testing.assert_array_equal(numpy_ops.decode_e4m3(quantised.fp8), fp8.numpy())
     np.testing.assert_array_equal(quantised.scales.astype(np.float64), scales.numpy())
     assert quantised.scales[3, 0] == 1.0
 
@@ -78,7 +78,7 @@ def test_quantising_by_slices_is_quantising_each_slice() -> None:
     sliced = numpy_ops.quantise(rows, row_slices=4)
     for index in range(4):
         alone = numpy_ops.quantise(rows[:, index * 24 : (index + 1) * 24])
-        np.testing.assert_array_equal(sliced.codes[:, index * 24 : (index + 1) * 24], alone.codes)
+        np.testing.assert_array_equal(sliced.fp8[:, index * 24 : (index + 1) * 24], alone.fp8)
         np.testing.assert_array_equal(sliced.scales[:, index : index + 1], alone.scales)
     np.testing.assert_allclose(sliced.values(), rows, rtol=0.07, atol=0.01)
     with pytest.raises(ValueError, match="5 slices"):

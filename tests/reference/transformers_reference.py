@@ -130,7 +130,7 @@ class Reference:
     """The model of a checkpoint folder with the rounding points, or with one deliberate mistake.
 
     float32_order takes all sums in float32 in that order instead of in float64. rounds_like chooses the backend whose
-    rounding points are taken: with BF16 weights cuda rounds a product's input, the cache and softmax weights to BF16.
+    rounding points are taken: with BF16 weights cuda rounds a GEMM's input, the cache and softmax weights to BF16.
     """
 
     def __init__(

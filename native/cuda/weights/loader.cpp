@@ -33,10 +33,10 @@ uint64_t num_readers(int32_t num_ranks) {
 
 uint64_t staging_bytes(uint64_t readers) { return readers * kSlots * kStageBytes; }
 
-void check_fp8_values(const std::byte* codes, uint64_t count, const SourcePiece& piece) {
-  require_argument(!has_fp8_nan(codes, count), "the E4M3 weight of role ", piece.name.role, ", layer ",
+void check_fp8_values(const std::byte* values, uint64_t count, const SourcePiece& piece) {
+  require_argument(!has_fp8_nan(values, count), "the E4M3 weight of role ", piece.name.role, ", layer ",
                    piece.name.layer, ", expert ", piece.name.expert,
-                   " holds a NaN code (0x7f or 0xff): the file is damaged");
+                   " holds an FP8 NaN (0x7f or 0xff): the file is damaged");
 }
 
 void copy_rows(std::byte* target, const SourcePiece& piece) {

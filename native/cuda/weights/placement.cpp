@@ -66,7 +66,7 @@ class Placer {
     std::vector<PlacedSection> sections;
     int64_t all_rows = 0;
     for (const int64_t rows : section_rows) all_rows += rows;
-    if (is_hopper_product(hidden_, layer_element_)) {
+    if (is_hopper_gemm(hidden_, layer_element_)) {
       sections.push_back(place_section(all_rows, 0, has_bias));
       return sections;
     }
@@ -116,7 +116,7 @@ class Placer {
   }
 
   PlacedWeight place_matrix(int64_t rows, int64_t cols, GemmElement element) {
-    return place_matrices(rows, cols, element, 1, is_hopper_product(cols, element));
+    return place_matrices(rows, cols, element, 1, is_hopper_gemm(cols, element));
   }
 
   PlacedWeight place_matrices(int64_t rows, int64_t cols, GemmElement element, int64_t num_matrices,
@@ -139,14 +139,14 @@ class Placer {
     return placed;
   }
 
-  bool is_hopper_product(int64_t cols, GemmElement element) const {
+  bool is_hopper_gemm(int64_t cols, GemmElement element) const {
     const bool has_tiles = element == GemmElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
     return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kGemmTileK == 0;
   }
 
   bool is_hopper_expert() const {
     const int64_t width = model_.expert_width;
-    return layer_element_ == GemmElement::kE4m3 && is_hopper_product(hidden_, layer_element_) &&
+    return layer_element_ == GemmElement::kE4m3 && is_hopper_gemm(hidden_, layer_element_) &&
            plan_k_splits(hidden_).num_splits == kHopperExpertSplits && hidden_ % kDownTileRows == 0 &&
            hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 && width <= kHopperWidthLimit &&
            num_experts_ + 1 <= kMaxLocalExperts;

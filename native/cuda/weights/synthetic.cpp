@@ -31,18 +31,18 @@ double normal_quantile(double probability) {
   return 0.5 * (low + high);
 }
 
-Fp8Table normal_codes() {
+Fp8Table normal_fp8() {
   Fp8Table table{};
-  for (size_t index = 0; index < table.codes.size(); ++index) {
+  for (size_t index = 0; index < table.values.size(); ++index) {
     const double quantile = normal_quantile((static_cast<double>(index) + 0.5) / kFp8TableSize);
-    table.codes[index] = e4m3_from_float(static_cast<float>(kFp8Deviation * quantile));
+    table.values[index] = e4m3_from_float(static_cast<float>(kFp8Deviation * quantile));
   }
   return table;
 }
 
-float code_magnitude(const Fp8Table& table) {
+float fp8_magnitude(const Fp8Table& table) {
   double sum = 0.0;
-  for (const uint8_t code : table.codes) sum += std::pow(double{float_from_e4m3(code)}, 2);
+  for (const uint8_t value : table.values) sum += std::pow(double{float_from_e4m3(value)}, 2);
   return static_cast<float>(std::sqrt(sum / kFp8TableSize));
 }
 
@@ -53,7 +53,7 @@ struct Distribution {
 
 class SyntheticSource {
  public:
-  explicit SyntheticSource(uint64_t seed) : seed_(seed), table_(normal_codes()), magnitude_(code_magnitude(table_)) {}
+  explicit SyntheticSource(uint64_t seed) : seed_(seed), table_(normal_fp8()), magnitude_(fp8_magnitude(table_)) {}
 
   void fill(const SourcePiece& piece, uint8_t* g_target, cudaStream_t stream) const {
     const uint64_t key = key_of(piece.name);

@@ -10,7 +10,7 @@ namespace glint::cuda {
 namespace {
 
 constexpr int kFillThreads = 256;
-constexpr int kGroupCodes = 8;
+constexpr int kGroupValues = 8;
 constexpr int kGroupNormals = 2;
 constexpr uint64_t kGroupStep = 0x9e3779b97f4a7c15U;
 
@@ -20,27 +20,27 @@ __device__ __forceinline__ uint64_t group_bits(uint64_t key, int64_t group) {
 
 __global__ void __launch_bounds__(kFillThreads) fill_fp8_kernel(const FillFp8Call call) {
   __shared__ uint8_t s_fp8[kFp8TableSize];
-  static_assert(kFp8TableSize == kFillThreads, "each thread places one code of the table");
-  s_fp8[threadIdx.x] = call.table.codes[threadIdx.x];
+  static_assert(kFp8TableSize == kFillThreads, "each thread places one value of the table");
+  s_fp8[threadIdx.x] = call.table.values[threadIdx.x];
   __syncthreads();
-  const int64_t group = call.first / kGroupCodes + int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
-  const int64_t group_first = group * kGroupCodes - call.first;
+  const int64_t group = call.first / kGroupValues + int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
+  const int64_t group_first = group * kGroupValues - call.first;
   if (group_first >= call.count) return;
   const uint64_t bits = group_bits(call.key, group);
-  uint64_t codes = 0;
+  uint64_t values = 0;
 #pragma unroll
-  for (int index = 0; index < kGroupCodes; ++index) {
-    codes |= uint64_t{s_fp8[bits >> (8 * index) & 0xffU]} << (8 * index);
+  for (int index = 0; index < kGroupValues; ++index) {
+    values |= uint64_t{s_fp8[bits >> (8 * index) & 0xffU]} << (8 * index);
   }
   uint8_t* g_out = call.out + group_first;
-  const bool is_whole = group_first >= 0 && group_first + kGroupCodes <= call.count;
-  if (is_whole && reinterpret_cast<uintptr_t>(g_out) % sizeof(codes) == 0) {
-    *reinterpret_cast<uint64_t*>(g_out) = codes;
+  const bool is_whole = group_first >= 0 && group_first + kGroupValues <= call.count;
+  if (is_whole && reinterpret_cast<uintptr_t>(g_out) % sizeof(values) == 0) {
+    *reinterpret_cast<uint64_t*>(g_out) = values;
     return;
   }
-  for (int index = 0; index < kGroupCodes; ++index) {
+  for (int index = 0; index < kGroupValues; ++index) {
     const int64_t place = group_first + index;
-    if (place >= 0 && place < call.count) g_out[index] = static_cast<uint8_t>(codes >> (8 * index));
+    if (place >= 0 && place < call.count) g_out[index] = static_cast<uint8_t>(values >> (8 * index));
   }
 }
 
@@ -76,7 +76,7 @@ unsigned fill_blocks(int64_t first, int64_t count, int64_t group_elements) {
 
 void launch_fill_fp8(const FillFp8Call& call, cudaStream_t stream) {
   if (call.count == 0) return;
-  fill_fp8_kernel<<<fill_blocks(call.first, call.count, kGroupCodes), kFillThreads, 0, stream>>>(call);
+  fill_fp8_kernel<<<fill_blocks(call.first, call.count, kGroupValues), kFillThreads, 0, stream>>>(call);
   GLINT_CHECK_CUDA(cudaGetLastError());
 }
 

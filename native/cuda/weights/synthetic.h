@@ -10,7 +10,7 @@ namespace glint::cuda {
 inline constexpr int32_t kFp8TableSize = 256;
 
 struct Fp8Table {
-  std::array<uint8_t, kFp8TableSize> codes;
+  std::array<uint8_t, kFp8TableSize> values;
 };
 
 struct FillFp8Call {

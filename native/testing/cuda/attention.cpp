@@ -221,19 +221,19 @@ class WidenedPages {
  public:
   WidenedPages(const TestPages& pages, const DevicePages& device_pages, const DeviceArray<int32_t>& page_table)
       : pages_(pages),
-        codes_(device_pages.pool()),
+        pool_(device_pages.pool()),
         page_table_(page_table),
         slab_bytes_(glint::cuda::page_head_bytes(pages.head_dim, glint::cuda::PageElement::kBf16)),
         keys_(byte_count()),
         values_(byte_count()) {}
 
   glint::cuda::KvPages widen() const {
-    if (!holds_fp8()) return codes_;
+    if (!holds_fp8()) return pool_;
     const glint::cuda::KvPages widened{.keys = keys_.bytes(),
                                         .values = values_.bytes(),
                                         .page_bytes = pages_.num_kv_heads * slab_bytes_,
                                         .head_bytes = slab_bytes_};
-    glint::cuda::launch_dequantise_kv({.fp8 = codes_,
+    glint::cuda::launch_dequantise_kv({.fp8 = pool_,
                                      .bf16 = widened,
                                      .page_table = page_table_.data(),
                                      .num_pages = page_table_.count(),
@@ -244,11 +244,11 @@ class WidenedPages {
   }
 
  private:
-  bool holds_fp8() const { return glint::cuda::holds_fp8(codes_.element); }
+  bool holds_fp8() const { return glint::cuda::holds_fp8(pool_.element); }
   int64_t byte_count() const { return holds_fp8() ? pages_.num_pages * pages_.num_kv_heads * slab_bytes_ : 0; }
 
   const TestPages& pages_;
-  glint::cuda::KvPages codes_;
+  glint::cuda::KvPages pool_;
   const DeviceArray<int32_t>& page_table_;
   int64_t slab_bytes_;
   glint::testing::DeviceBytes keys_;
@@ -287,21 +287,21 @@ void attention_step(Runner& runner, const TestOperand& result, const TestRotatio
   const AttentionTasks tasks(pages);
   glint::require_argument(tasks.prefill.empty() && result.width == query_width(pages), "a step of attention has ",
                           tasks.prefill.size(), " tiles of prompts and rows of ", result.width,
-                          " codes: give requests of one row each, and ", query_width(pages));
+                          " FP8 values: give requests of one row each, and ", query_width(pages));
   const DevicePages device_pages(pages);
   const Rotation rotation(test, pages, kVectorPadding);
   const Decode decode(tasks.decode, pages);
-  const DeviceArray<uint8_t> codes(result.count * result.width);
+  const DeviceArray<uint8_t> fp8(result.count * result.width);
   const DeviceArray<float> scales(result.count);
   runner.run(
       [&] {
         glint::cuda::launch_attention_step({decode.call(attend_call(pages, device_pages)),
-                                            rotation.call(nullptr, device_pages.pool()), codes.data(), scales.data(),
+                                            rotation.call(nullptr, device_pages.pool()), fp8.data(), scales.data(),
                                             result.width},
                                            nullptr);
       },
-      {&codes, &scales, &device_pages.keys(), &device_pages.values()});
-  std::ranges::copy(glint::testing::code_values(codes), result.out);
+      {&fp8, &scales, &device_pages.keys(), &device_pages.values()});
+  std::ranges::copy(glint::testing::fp8_values(fp8), result.out);
   scales.download(result.scales);
   device_pages.download();
 }

@@ -9,8 +9,8 @@ struct TestExperts {
   float* hidden;
   float* gate;
   float* up;
-  float* codes;
-  float* code_scales;
+  float* fp8;
+  float* fp8_scales;
   float* routed;
   float* out;
   const float* in;
@@ -30,8 +30,8 @@ struct TestExperts {
   int64_t num_matrices() const { return grouping->num_local() + (grouping->has_shared != 0 ? 1 : 0); }
   int64_t num_tokens() const { return grouping->num_tokens; }
   int64_t num_pairs() const { return grouping->num_tokens * grouping->experts_per_token; }
-  bool has_codes() const { return dtype == GLINT_DTYPE_F8_E4M3; }
-  int64_t element_bytes() const { return has_codes() ? 1 : 2; }
+  bool has_fp8() const { return dtype == GLINT_DTYPE_F8_E4M3; }
+  int64_t element_bytes() const { return has_fp8() ? 1 : 2; }
   int64_t matrix_bytes() const { return hidden_size * width * element_bytes(); }
 };
 

@@ -28,7 +28,7 @@ int64_t record_bytes(const TestExperts& test) {
 
 constexpr int64_t kWideTileTokens = 64;
 
-int64_t code_place(const glint::cuda::PackedTileShape& shape, int64_t count, int64_t slot, int64_t unit) {
+int64_t fp8_place(const glint::cuda::PackedTileShape& shape, int64_t count, int64_t slot, int64_t unit) {
   if (shape.max_tokens == kWideTileTokens) {
     const int64_t lane = slot % 8 * 4 + unit % 16 / 4;
     const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
@@ -60,7 +60,7 @@ class HopperExperts {
                   .count = test.num_tokens(),
                   .width = test.hidden_size,
                   .row_slices = 1,
-                  .has_codes = 1}),
+                  .has_fp8 = 1}),
         gate_up_(test.num_matrices() * glint::cuda::packed_gate_up_bytes(test.width, test.hidden_size)),
         down_(test.num_matrices() * glint::cuda::packed_down_bytes(test.hidden_size, test.width)),
         gate_scales_(test.gate_scales, test.num_matrices() * test.width),
@@ -88,7 +88,7 @@ class HopperExperts {
     grouping_.download_touched();
     out_.download(test_.out);
     require_handed_is_clear();
-    download_codes();
+    download_fp8();
     download_hidden();
   }
 
@@ -138,7 +138,7 @@ class HopperExperts {
     handed_.fill(0, handed_.byte_count());
   }
 
-  void download_codes() const {
+  void download_fp8() const {
     if (test_.num_tokens() > glint::cuda::kDownBlockTokens) return;
     const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(test_.num_tokens()).down_tokens, test_.width};
     const std::vector<uint8_t> records = records_.to_host();
@@ -147,10 +147,10 @@ class HopperExperts {
       const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
       for (int64_t slot = 0; slot < tiles[index].row_count; ++slot) {
         const int64_t row = tiles[index].row_first + slot;
-        std::memcpy(test_.code_scales + row, record + scale_place(shape, slot), sizeof(float));
+        std::memcpy(test_.fp8_scales + row, record + scale_place(shape, slot), sizeof(float));
         for (int64_t unit = 0; unit < test_.width; ++unit) {
-          test_.codes[row * test_.width + unit] =
-              glint::float_from_e4m3(record[code_place(shape, tiles[index].row_count, slot, unit)]);
+          test_.fp8[row * test_.width + unit] =
+              glint::float_from_e4m3(record[fp8_place(shape, tiles[index].row_count, slot, unit)]);
         }
       }
     }

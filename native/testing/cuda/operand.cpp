@@ -10,20 +10,20 @@ namespace glint::testing {
 
 namespace {
 
-cuda::GemmElement element_of(bool has_codes) {
-  return has_codes ? cuda::GemmElement::kE4m3 : cuda::GemmElement::kBf16;
+cuda::GemmElement element_of(bool has_fp8) {
+  return has_fp8 ? cuda::GemmElement::kE4m3 : cuda::GemmElement::kBf16;
 }
 
 int64_t bytes_of_slice(const TestOperand& source) {
-  require_argument(source.has_codes != 0 || source.row_slices == 1, "BF16 rows are cut in ", source.row_slices,
+  require_argument(source.has_fp8 != 0 || source.row_slices == 1, "BF16 rows are cut in ", source.row_slices,
                    " slices; give 1");
-  return cuda::portable_row_bytes(source.width / source.row_slices, element_of(source.has_codes != 0));
+  return cuda::portable_row_bytes(source.width / source.row_slices, element_of(source.has_fp8 != 0));
 }
 
 }
 
 Operand::Operand(const TestOperand& source)
-    : has_codes_(source.has_codes != 0),
+    : has_fp8_(source.has_fp8 != 0),
       count_(source.count),
       width_(source.width),
       row_slices_(source.row_slices),
@@ -33,7 +33,7 @@ Operand::Operand(const TestOperand& source)
       scales_(source.count * source.row_slices) {}
 
 void Operand::launch() const {
-  if (has_codes_) {
+  if (has_fp8_) {
     cuda::launch_quantise({.fp8 = rows_.data(),
                            .scales = scales_.data(),
                            .in = in_.data(),
@@ -55,7 +55,7 @@ void Operand::launch() const {
 }
 
 std::vector<float> Operand::values() const {
-  if (has_codes_) return code_values(rows_);
+  if (has_fp8_) return fp8_values(rows_);
   const std::vector<uint8_t> bytes = rows_.to_host();
   std::vector<uint16_t> bits(bytes.size() / 2);
   std::memcpy(bits.data(), bytes.data(), bytes.size());
@@ -64,8 +64,8 @@ std::vector<float> Operand::values() const {
   return values;
 }
 
-std::vector<float> code_values(const DeviceArray<uint8_t>& codes) {
-  const std::vector<uint8_t> bytes = codes.to_host();
+std::vector<float> fp8_values(const DeviceArray<uint8_t>& fp8) {
+  const std::vector<uint8_t> bytes = fp8.to_host();
   std::vector<float> values(bytes.size());
   std::ranges::transform(bytes, values.begin(), float_from_e4m3);
   return values;
@@ -79,9 +79,9 @@ using glint::testing::Operand;
 using glint::testing::Runner;
 using glint::testing::TestOperand;
 
-GLINT_API int64_t glint_testing_operand_stride(Runner*, int64_t width, int32_t row_slices, int32_t has_codes) {
-  const auto element = has_codes != 0 ? glint::cuda::GemmElement::kE4m3 : glint::cuda::GemmElement::kBf16;
-  return row_slices * glint::cuda::portable_row_bytes(width / row_slices, element) / (has_codes != 0 ? 1 : 2);
+GLINT_API int64_t glint_testing_operand_stride(Runner*, int64_t width, int32_t row_slices, int32_t has_fp8) {
+  const auto element = has_fp8 != 0 ? glint::cuda::GemmElement::kE4m3 : glint::cuda::GemmElement::kBf16;
+  return row_slices * glint::cuda::portable_row_bytes(width / row_slices, element) / (has_fp8 != 0 ? 1 : 2);
 }
 
 GLINT_API int32_t glint_testing_prepare(Runner* runner, const TestOperand* source) {
@@ -89,7 +89,7 @@ GLINT_API int32_t glint_testing_prepare(Runner* runner, const TestOperand* sourc
     const Operand operand(*source);
     runner->run([&] { operand.launch(); }, {&operand.rows(), &operand.scales()});
     std::ranges::copy(operand.values(), source->out);
-    if (source->has_codes != 0) operand.scales().download(source->scales);
+    if (source->has_fp8 != 0) operand.scales().download(source->scales);
   });
 }
 }

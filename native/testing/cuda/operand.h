@@ -15,12 +15,12 @@ class Operand {
   const DeviceBytes& rows() const { return rows_; }
   const DeviceArray<float>& scales() const { return scales_; }
   const uint8_t* row_data() const { return rows_.data(); }
-  const float* scale_data() const { return has_codes_ ? scales_.data() : nullptr; }
+  const float* scale_data() const { return has_fp8_ ? scales_.data() : nullptr; }
   int64_t row_bytes() const { return row_slices_ * slice_bytes_; }
   std::vector<float> values() const;
 
  private:
-  bool has_codes_;
+  bool has_fp8_;
   int64_t count_;
   int64_t width_;
   int32_t row_slices_;
@@ -30,6 +30,6 @@ class Operand {
   DeviceArray<float> scales_;
 };
 
-std::vector<float> code_values(const DeviceArray<uint8_t>& codes);
+std::vector<float> fp8_values(const DeviceArray<uint8_t>& fp8);
 
 }

@@ -11,17 +11,17 @@ namespace glint::testing {
 namespace {
 
 constexpr uint16_t kPoisonBits = 0xffff;
-constexpr uint8_t kPoisonCode = 0xff;
+constexpr uint8_t kPoisonFp8 = 0xff;
 
 const TestPages& checked(const TestPages& test) {
   require_argument(test.dtype == GLINT_DTYPE_BF16 && test.page_tokens == cuda::kPageTokens, "pages of dtype ",
-                   test.dtype, " with ", test.page_tokens, " tokens: for CUDA give BF16 numbers, also of codes, and ",
+                   test.dtype, " with ", test.page_tokens, " tokens: for CUDA give BF16 numbers, also of FP8, and ",
                    cuda::kPageTokens, " tokens");
   return test;
 }
 
 cuda::PageElement element_of(TestRounding rounding) {
-  if (rounding == TestRounding::kCodes) return cuda::PageElement::kE4m3;
+  if (rounding == TestRounding::kFp8) return cuda::PageElement::kE4m3;
   return rounding == TestRounding::kRounded ? cuda::PageElement::kBf16OfE4m3 : cuda::PageElement::kBf16;
 }
 
@@ -66,7 +66,7 @@ int64_t DevicePages::device_place(int64_t slab, int token, int dim) const {
 uint16_t DevicePages::read(const std::vector<uint8_t>& pages, int64_t place) const {
   const uint8_t* source = pages.data() + place;
   if (cuda::holds_fp8(element_)) {
-    return *source == kPoisonCode ? kPoisonBits : bf16_from_float(float_from_e4m3(*source));
+    return *source == kPoisonFp8 ? kPoisonBits : bf16_from_float(float_from_e4m3(*source));
   }
   uint16_t bits = 0;
   std::memcpy(&bits, source, sizeof(bits));
@@ -76,7 +76,7 @@ uint16_t DevicePages::read(const std::vector<uint8_t>& pages, int64_t place) con
 void DevicePages::write(std::vector<uint8_t>& pages, int64_t place, uint16_t bits) const {
   uint8_t* target = pages.data() + place;
   if (cuda::holds_fp8(element_)) {
-    *target = bits == kPoisonBits ? kPoisonCode : e4m3_from_float(float_from_bf16(bits));
+    *target = bits == kPoisonBits ? kPoisonFp8 : e4m3_from_float(float_from_bf16(bits));
   } else {
     std::memcpy(target, &bits, sizeof(bits));
   }

@@ -9,7 +9,7 @@ namespace {
 
 using glint::cuda::PortableWeight;
 using glint::cuda::GemmElement;
-using glint::testing::code_values;
+using glint::testing::fp8_values;
 using glint::testing::DeviceArray;
 using glint::testing::Grouping;
 using glint::testing::guarded;
@@ -20,7 +20,7 @@ using glint::testing::TestExperts;
 int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
 
 GemmElement element_of(const TestExperts& test) {
-  return test.has_codes() ? GemmElement::kE4m3 : GemmElement::kBf16;
+  return test.has_fp8() ? GemmElement::kE4m3 : GemmElement::kBf16;
 }
 
 class Matrices {
@@ -85,7 +85,7 @@ class PortableExperts {
                   .count = test.num_tokens(),
                   .width = test.hidden_size,
                   .row_slices = 1,
-                  .has_codes = test.has_codes() ? 1 : 0}),
+                  .has_fp8 = test.has_fp8() ? 1 : 0}),
         gate_weights_(test, test.gate_weights, test.gate_scales, test.width, test.hidden_size),
         up_weights_(test, test.up_weights, test.up_scales, test.width, test.hidden_size),
         down_weights_(test, test.down_weights, test.down_scales, test.hidden_size, test.width),
@@ -109,7 +109,7 @@ class PortableExperts {
     launch_grouped(num_tokens, gate_weights_, {rows, operand_.scale_data(), operand_.row_bytes()}, row_tokens, gate_);
     launch_grouped(num_tokens, up_weights_, {rows, operand_.scale_data(), operand_.row_bytes()}, row_tokens, up_);
     launch_swiglu(num_tokens);
-    const float* scales = test_.has_codes() ? gated_scales_.data() : nullptr;
+    const float* scales = test_.has_fp8() ? gated_scales_.data() : nullptr;
     launch_grouped(num_tokens, down_weights_, {gated_.data(), scales, gated_bytes_}, nullptr, routed_);
     launch_combine(num_tokens);
   }
@@ -120,9 +120,9 @@ class PortableExperts {
     up_.download(test_.up);
     routed_.download(test_.routed);
     out_.download(test_.out);
-    if (!test_.has_codes()) return;
-    std::ranges::copy(code_values(gated_), test_.codes);
-    gated_scales_.download(test_.code_scales);
+    if (!test_.has_fp8()) return;
+    std::ranges::copy(fp8_values(gated_), test_.fp8);
+    gated_scales_.download(test_.fp8_scales);
   }
 
   void run_row_counts(Runner& runner) const {
@@ -157,9 +157,9 @@ class PortableExperts {
 
   void launch_swiglu(int64_t num_tokens) const {
     const int64_t rows = num_tokens * test_.grouping->experts_per_token;
-    const bool has_codes = test_.has_codes();
-    glint::cuda::launch_swiglu({.out = has_codes ? nullptr : gate_.data(),
-                                .fp8 = has_codes ? gated_.data() : nullptr,
+    const bool has_fp8 = test_.has_fp8();
+    glint::cuda::launch_swiglu({.out = has_fp8 ? nullptr : gate_.data(),
+                                .fp8 = has_fp8 ? gated_.data() : nullptr,
                                 .scales = gated_scales_.data(),
                                 .gate = gate_.data(),
                                 .up = up_.data(),
@@ -169,7 +169,7 @@ class PortableExperts {
                                 .row_slices = 1,
                                 .slice_stride = gated_bytes_},
                                nullptr);
-    if (has_codes) return;
+    if (has_fp8) return;
     glint::cuda::launch_to_bf16({.out = gated_.data(),
                                  .in = gate_.data(),
                                  .in_stride = test_.width,

@@ -23,7 +23,7 @@ struct DeviceRoute {
       : test(source),
         experts(source.count * source.model->experts_per_token),
         weights(source.count * source.model->experts_per_token),
-        pieces(glint::cuda::router_split_floats(source.count, source.width, source.model->num_experts)),
+        splits(glint::cuda::router_split_floats(source.count, source.width, source.model->num_experts)),
         in(source.in, source.count * source.width),
         weight(source.weight, source.model->num_experts * source.width),
         bias(source.bias, source.model->num_experts) {}
@@ -32,7 +32,7 @@ struct DeviceRoute {
     const glint_model& model = *test.model;
     glint::cuda::launch_router({.experts = experts.data(),
                                 .weights = weights.data(),
-                                .splits = pieces.data(),
+                                .splits = splits.data(),
                                 .in = in.data(),
                                 .weight = weight.data(),
                                 .bias = bias.data(),
@@ -48,7 +48,7 @@ struct DeviceRoute {
   const TestRoute& test;
   DeviceArray<int32_t> experts;
   DeviceArray<float> weights;
-  DeviceArray<float> pieces;
+  DeviceArray<float> splits;
   DeviceArray<float> in;
   DeviceArray<uint16_t> weight;
   DeviceArray<float> bias;

@@ -6,7 +6,7 @@
 
 namespace {
 
-using glint::testing::code_values;
+using glint::testing::fp8_values;
 using glint::testing::DeviceArray;
 using glint::testing::guarded;
 using glint::testing::Runner;
@@ -26,21 +26,21 @@ struct TestEmbed {
 struct TestNorm {
   float* hidden;
   float* normed;
-  float* codes;
+  float* fp8;
   float* scales;
   const float* parts;
   const float* weight;
   int64_t count;
   int64_t width;
   int64_t part_stride;
-  int64_t code_stride;
+  int64_t fp8_stride;
   double epsilon;
   int32_t num_parts;
 };
 
 struct TestSwiglu {
   float* out;
-  float* codes;
+  float* fp8;
   float* scales;
   const float* gate_up;
   int64_t count;
@@ -88,7 +88,7 @@ void norm(Runner& runner, const TestNorm& test) {
   const int64_t floats = test.count * test.width;
   const DeviceArray<float> hidden(test.hidden, floats);
   const DeviceArray<float> normed(floats);
-  const DeviceArray<uint8_t> codes(test.count * test.code_stride);
+  const DeviceArray<uint8_t> fp8(test.count * test.fp8_stride);
   const DeviceArray<float> scales(test.count);
   const DeviceArray<float> parts(test.parts, test.num_parts * test.part_stride);
   const DeviceArray<float> weight(test.weight, test.width);
@@ -96,9 +96,9 @@ void norm(Runner& runner, const TestNorm& test) {
       [&] {
         glint::cuda::launch_norm({.hidden = hidden.data(),
                                   .normed = test.normed == nullptr ? nullptr : normed.data(),
-                                  .fp8 = test.codes == nullptr ? nullptr : codes.data(),
+                                  .fp8 = test.fp8 == nullptr ? nullptr : fp8.data(),
                                   .scales = scales.data(),
-                                  .fp8_stride = test.code_stride,
+                                  .fp8_stride = test.fp8_stride,
                                   .parts = parts.data(),
                                   .part_stride = test.part_stride,
                                   .num_parts = test.num_parts,
@@ -108,23 +108,23 @@ void norm(Runner& runner, const TestNorm& test) {
                                   .epsilon = static_cast<float>(test.epsilon)},
                                  nullptr);
       },
-      {&hidden, &normed, &codes, &scales});
+      {&hidden, &normed, &fp8, &scales});
   hidden.download(test.hidden);
   normed.download(test.normed);
-  if (test.codes == nullptr) return;
-  std::ranges::copy(code_values(codes), test.codes);
+  if (test.fp8 == nullptr) return;
+  std::ranges::copy(fp8_values(fp8), test.fp8);
   scales.download(test.scales);
 }
 
 void swiglu(Runner& runner, const TestSwiglu& test) {
   const DeviceArray<float> out(test.count * test.width);
-  const DeviceArray<uint8_t> codes(test.count * test.row_slices * test.slice_stride);
+  const DeviceArray<uint8_t> fp8(test.count * test.row_slices * test.slice_stride);
   const DeviceArray<float> scales(test.count * test.row_slices);
   const DeviceArray<float> gate_up(test.gate_up, test.count * test.in_stride);
   runner.run(
       [&] {
         glint::cuda::launch_swiglu({.out = out.data(),
-                                    .fp8 = codes.data(),
+                                    .fp8 = fp8.data(),
                                     .scales = scales.data(),
                                     .gate = gate_up.data(),
                                     .up = gate_up.data() + test.width,
@@ -135,9 +135,9 @@ void swiglu(Runner& runner, const TestSwiglu& test) {
                                     .slice_stride = test.slice_stride},
                                    nullptr);
       },
-      {&out, &codes, &scales});
+      {&out, &fp8, &scales});
   out.download(test.out);
-  std::ranges::copy(code_values(codes), test.codes);
+  std::ranges::copy(fp8_values(fp8), test.fp8);
   scales.download(test.scales);
 }
 

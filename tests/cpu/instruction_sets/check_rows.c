@@ -32,7 +32,7 @@ static void check_norm(const pair* sets, int64_t width) {
   free(rows);
 }
 
-static void check_prepare(const pair* sets, int64_t width, int32_t slices, int32_t has_codes) {
+static void check_prepare(const pair* sets, int64_t width, int32_t slices, int32_t has_fp8) {
   enum { COUNT = 12 };
   float* rows = uneven_rows(COUNT, width);
   for (int64_t col = 0; col < width; ++col) {
@@ -44,16 +44,16 @@ static void check_prepare(const pair* sets, int64_t width, int32_t slices, int32
   float* scales[2] = {poisoned_floats(COUNT * slices), poisoned_floats(COUNT * slices)};
   workers* backends[2] = {sets->exact, sets->tested};
   for (int side = 0; side < 2; ++side) {
-    const test_operand operand = {outs[side], scales[side], rows, COUNT, width, slices, has_codes};
+    const test_operand operand = {outs[side], scales[side], rows, COUNT, width, slices, has_fp8};
     glint_testing_prepare(backends[side], &operand);
   }
   char where[100];
-  snprintf(where, sizeof(where), "%s %s of width %d in %d slices", sets->name, has_codes ? "codes" : "floats",
+  snprintf(where, sizeof(where), "%s %s of width %d in %d slices", sets->name, has_fp8 ? "FP8 values" : "floats",
            (int)width, (int)slices);
   for (int64_t index = 0; index < elements; ++index) {
     check(outs[1][index] == outs[0][index], "an element of the operand differs from exact", where);
   }
-  if (has_codes) check_same(scales[1], scales[0], COUNT * slices, where);
+  if (has_fp8) check_same(scales[1], scales[0], COUNT * slices, where);
   for (int side = 0; side < 2; ++side) {
     free(outs[side]);
     free(scales[side]);
@@ -145,8 +145,8 @@ static void check_joined_slices(const pair* sets) {
   for (int64_t index = 0; index < COUNT; ++index) {
     want[index] = (parts[index] + parts[COUNT + index]) + (parts[2 * COUNT + index] + parts[3 * COUNT + index]);
   }
-  glint_testing_join_slices(sets->tested, parts, COUNT, PARTS, COUNT);
-  check_same(parts, want, COUNT, "join_slices of four parts");
+  glint_testing_reduce_slices(sets->tested, parts, COUNT, PARTS, COUNT);
+  check_same(parts, want, COUNT, "reduce_slices of four parts");
   for (int64_t index = 0; index < COUNT; ++index) want[index] += parts[COUNT + index];
   glint_testing_add_rows(sets->tested, parts, parts + COUNT, COUNT);
   check_same(parts, want, COUNT, "add_rows");

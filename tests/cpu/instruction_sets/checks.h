@@ -22,10 +22,10 @@ typedef struct test_operand {
   int64_t count;
   int64_t width;
   int32_t row_slices;
-  int32_t has_codes;
+  int32_t has_fp8;
 } test_operand;
 
-typedef struct test_product {
+typedef struct test_gemm {
   float* out;
   const float* in;
   const void* weight;
@@ -43,7 +43,7 @@ typedef struct test_product {
   int64_t col_count;
   int32_t dtype;
   int32_t scale_kind;
-} test_product;
+} test_gemm;
 
 typedef struct test_request {
   int32_t row_first;
@@ -104,14 +104,14 @@ void glint_testing_rms_norm(workers* backend, float* out, const float* in, const
                             int64_t width, double epsilon);
 int64_t glint_testing_operand_stride(workers* backend, int64_t width, int32_t row_slices);
 void glint_testing_prepare(workers* backend, const test_operand* source);
-int32_t glint_testing_products(workers* backend, const test_product* products, int32_t count);
+int32_t glint_testing_gemms(workers* backend, const test_gemm* gemms, int32_t count);
 void glint_testing_fill_rotary(workers* backend, float* cosines, float* sines, const int32_t* positions, int64_t count,
                                int64_t rotary_dim, double theta);
 void glint_testing_rope_and_cache(workers* backend, const test_rotation* rotation, const test_pages* pages);
 void glint_testing_attend(workers* backend, float* out, const float* query, const test_pages* pages);
 void glint_testing_swiglu(workers* backend, float* out, const float* gate, const float* up, int64_t count);
 void glint_testing_combine(workers* backend, const test_combine* call);
-void glint_testing_join_slices(workers* backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
+void glint_testing_reduce_slices(workers* backend, float* parts, int64_t part_stride, int32_t num_parts, int64_t count);
 void glint_testing_add_rows(workers* backend, float* hidden, const float* update, int64_t count);
 
 typedef struct pair {
@@ -140,7 +140,7 @@ void check_last_place(const float* got, const double* want, int64_t count, const
 int64_t num_checks(void);
 int64_t num_failures(void);
 
-void check_products(const pair* sets);
+void check_gemms(const pair* sets);
 void check_attention(const pair* sets);
 void check_rows(const pair* sets);
 void check_model(const pair* sets, const char* model_file);

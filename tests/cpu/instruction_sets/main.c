@@ -32,8 +32,8 @@ int main(int argc, char** argv) {
   check(strcmp(glint_testing_backend_kernels(sets.tested), argv[1]) == 0, "another kernel set computes", argv[1]);
   check_rows(&sets);
   finish_part(argv[1], "rows", &made_before);
-  check_products(&sets);
-  finish_part(argv[1], "products", &made_before);
+  check_gemms(&sets);
+  finish_part(argv[1], "GEMMs", &made_before);
   check_attention(&sets);
   finish_part(argv[1], "attention", &made_before);
   check_model(&sets, argv[2]);

@@ -73,8 +73,8 @@ static void write_shaped(FILE* file, tiny_model* model, int32_t role, int32_t pa
                               .cols = cols});
 }
 
-static void write_product(FILE* file, tiny_model* model, int32_t role, int32_t layer, int32_t expert, int64_t rows,
-                          int64_t cols) {
+static void write_weight(FILE* file, tiny_model* model, int32_t role, int32_t layer, int32_t expert, int64_t rows,
+                         int64_t cols) {
   if (model->shape.weight_scale_kind == GLINT_SCALE_NONE) {
     write_shaped(file, model, role, GLINT_PART_WEIGHT, layer, expert, rows, cols);
     return;
@@ -95,22 +95,22 @@ static void write_product(FILE* file, tiny_model* model, int32_t role, int32_t l
 
 static void write_feed_forward(FILE* file, tiny_model* model, int32_t gate_role, int32_t layer, int32_t expert,
                                int64_t width) {
-  write_product(file, model, gate_role, layer, expert, width, HIDDEN);
-  write_product(file, model, gate_role + 1, layer, expert, width, HIDDEN);
-  write_product(file, model, gate_role + 2, layer, expert, HIDDEN, width);
+  write_weight(file, model, gate_role, layer, expert, width, HIDDEN);
+  write_weight(file, model, gate_role + 1, layer, expert, width, HIDDEN);
+  write_weight(file, model, gate_role + 2, layer, expert, HIDDEN, width);
 }
 
 static void write_attention(FILE* file, tiny_model* model, int32_t layer) {
   const int64_t query_width = HEADS * HEAD_DIM;
   write_shaped(file, model, GLINT_ROLE_INPUT_NORM, GLINT_PART_WEIGHT, layer, -1, HIDDEN, 1);
   write_shaped(file, model, GLINT_ROLE_POST_ATTENTION_NORM, GLINT_PART_WEIGHT, layer, -1, HIDDEN, 1);
-  write_product(file, model, GLINT_ROLE_QUERY, layer, -1, query_width, HIDDEN);
+  write_weight(file, model, GLINT_ROLE_QUERY, layer, -1, query_width, HIDDEN);
   write_shaped(file, model, GLINT_ROLE_QUERY, GLINT_PART_BIAS, layer, -1, query_width, 1);
-  write_product(file, model, GLINT_ROLE_KEY, layer, -1, HEAD_DIM, HIDDEN);
+  write_weight(file, model, GLINT_ROLE_KEY, layer, -1, HEAD_DIM, HIDDEN);
   write_shaped(file, model, GLINT_ROLE_KEY, GLINT_PART_BIAS, layer, -1, HEAD_DIM, 1);
-  write_product(file, model, GLINT_ROLE_VALUE, layer, -1, HEAD_DIM, HIDDEN);
+  write_weight(file, model, GLINT_ROLE_VALUE, layer, -1, HEAD_DIM, HIDDEN);
   write_shaped(file, model, GLINT_ROLE_VALUE, GLINT_PART_BIAS, layer, -1, HEAD_DIM, 1);
-  write_product(file, model, GLINT_ROLE_OUTPUT, layer, -1, HIDDEN, query_width);
+  write_weight(file, model, GLINT_ROLE_OUTPUT, layer, -1, HIDDEN, query_width);
   write_shaped(file, model, GLINT_ROLE_QUERY_NORM, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, 1);
   write_shaped(file, model, GLINT_ROLE_KEY_NORM, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, 1);
 }

@@ -28,7 +28,7 @@ typedef struct part {
   int64_t col_count;
 } part;
 
-static int is_codes(const stored_weight* weight) { return weight->kind != GLINT_SCALE_NONE; }
+static int is_fp8(const stored_weight* weight) { return weight->kind != GLINT_SCALE_NONE; }
 
 static int64_t num_scales(int32_t kind, int64_t rows, int64_t cols) {
   if (kind == GLINT_SCALE_TENSOR) return 1;
@@ -36,12 +36,12 @@ static int64_t num_scales(int32_t kind, int64_t rows, int64_t cols) {
   return (rows + SCALE_TILE - 1) / SCALE_TILE * ((cols + SCALE_TILE - 1) / SCALE_TILE);
 }
 
-static void fill_codes(stored_weight* weight) {
-  uint8_t* codes = weight->data;
+static void fill_fp8(stored_weight* weight) {
+  uint8_t* fp8 = weight->data;
   uint8_t* magnitudes = weight->magnitudes;
   for (size_t index = 0; index < weight->bytes; ++index) {
     magnitudes[index] = (uint8_t)random_below(127);
-    codes[index] = (uint8_t)(magnitudes[index] | random_below(2) << 7);
+    fp8[index] = (uint8_t)(magnitudes[index] | random_below(2) << 7);
   }
 }
 
@@ -58,14 +58,14 @@ static void fill_bf16(stored_weight* weight) {
 
 static stored_weight new_weight(int64_t rows, int64_t cols, int32_t kind, float scale_size) {
   stored_weight weight = {.rows = rows, .cols = cols, .kind = kind};
-  weight.bytes = (size_t)(rows * cols) * (is_codes(&weight) ? 1 : sizeof(uint16_t));
+  weight.bytes = (size_t)(rows * cols) * (is_fp8(&weight) ? 1 : sizeof(uint16_t));
   weight.data = guarded_memory(weight.bytes);
   weight.magnitudes = guarded_memory(weight.bytes);
-  if (!is_codes(&weight)) {
+  if (!is_fp8(&weight)) {
     fill_bf16(&weight);
     return weight;
   }
-  fill_codes(&weight);
+  fill_fp8(&weight);
   const int64_t count = num_scales(kind, rows, cols);
   weight.scales = new_floats(count);
   for (int64_t index = 0; index < count; ++index) {
@@ -82,36 +82,36 @@ static void free_weight(stored_weight* weight) {
 
 static part whole_of(const stored_weight* weight) { return (part){0, weight->rows, 0, weight->cols}; }
 
-static test_product product_of(const float* rows, int64_t count, const stored_weight* weight, const float* bias,
-                               part chosen) {
-  return (test_product){.in = rows,
-                        .weight = weight->data,
-                        .scales = weight->scales,
-                        .bias = bias,
-                        .out_stride = chosen.row_count + MARGIN,
-                        .input_count = count,
-                        .count = count,
-                        .weight_rows = weight->rows,
-                        .weight_cols = weight->cols,
-                        .row_first = chosen.row_first,
-                        .row_count = chosen.row_count,
-                        .col_first = chosen.col_first,
-                        .col_count = chosen.col_count,
-                        .dtype = is_codes(weight) ? GLINT_DTYPE_F8_E4M3 : GLINT_DTYPE_BF16,
-                        .scale_kind = weight->kind};
+static test_gemm gemm_of(const float* rows, int64_t count, const stored_weight* weight, const float* bias,
+                         part chosen) {
+  return (test_gemm){.in = rows,
+                     .weight = weight->data,
+                     .scales = weight->scales,
+                     .bias = bias,
+                     .out_stride = chosen.row_count + MARGIN,
+                     .input_count = count,
+                     .count = count,
+                     .weight_rows = weight->rows,
+                     .weight_cols = weight->cols,
+                     .row_first = chosen.row_first,
+                     .row_count = chosen.row_count,
+                     .col_first = chosen.col_first,
+                     .col_count = chosen.col_count,
+                     .dtype = is_fp8(weight) ? GLINT_DTYPE_F8_E4M3 : GLINT_DTYPE_BF16,
+                     .scale_kind = weight->kind};
 }
 
-static float* run_product(workers* backend, test_product product, const char* where) {
-  float* out = poisoned_floats(product.count * product.out_stride);
-  float* result = new_floats(product.count * product.row_count);
-  product.out = out;
-  check(glint_testing_products(backend, &product, 1) == GLINT_STATUS_OK, "the product is refused", where);
-  for (int64_t row = 0; row < product.count; ++row) {
-    const float* line = out + row * product.out_stride;
+static float* run_gemm(workers* backend, test_gemm gemm, const char* where) {
+  float* out = poisoned_floats(gemm.count * gemm.out_stride);
+  float* result = new_floats(gemm.count * gemm.row_count);
+  gemm.out = out;
+  check(glint_testing_gemms(backend, &gemm, 1) == GLINT_STATUS_OK, "the GEMM is refused", where);
+  for (int64_t row = 0; row < gemm.count; ++row) {
+    const float* line = out + row * gemm.out_stride;
     for (int64_t place = 0; place < MARGIN; ++place) {
-      check(isnan(line[product.row_count + place]), "writes beside its result", where);
+      check(isnan(line[gemm.row_count + place]), "writes beside its result", where);
     }
-    memcpy(result + row * product.row_count, line, (size_t)product.row_count * sizeof(float));
+    memcpy(result + row * gemm.row_count, line, (size_t)gemm.row_count * sizeof(float));
   }
   free(out);
   return result;
@@ -123,17 +123,17 @@ static float* magnitudes_of(const float* values, int64_t count) {
   return magnitudes;
 }
 
-static void compare_with_exact(const pair* sets, test_product product, const stored_weight* weight,
+static void compare_with_exact(const pair* sets, test_gemm gemm, const stored_weight* weight,
                                const char* where) {
-  float* want = run_product(sets->exact, product, where);
-  float* got = run_product(sets->tested, product, where);
-  float* in = magnitudes_of(product.in, product.input_count * product.col_count);
-  float* bias = magnitudes_of(product.bias, product.row_count);
-  product.weight = weight->magnitudes;
-  product.in = in;
-  product.bias = bias;
-  float* magnitude = run_product(sets->exact, product, where);
-  check_near(got, want, magnitude, FAST_BOUND, product.count * product.row_count, where);
+  float* want = run_gemm(sets->exact, gemm, where);
+  float* got = run_gemm(sets->tested, gemm, where);
+  float* in = magnitudes_of(gemm.in, gemm.input_count * gemm.col_count);
+  float* bias = magnitudes_of(gemm.bias, gemm.row_count);
+  gemm.weight = weight->magnitudes;
+  gemm.in = in;
+  gemm.bias = bias;
+  float* magnitude = run_gemm(sets->exact, gemm, where);
+  check_near(got, want, magnitude, FAST_BOUND, gemm.count * gemm.row_count, where);
   free(magnitude);
   free(bias);
   free(in);
@@ -147,10 +147,10 @@ static void check_shape(const pair* sets, int kind, int64_t rows, int64_t cols, 
   float* bias = random_floats(rows, scale_size);
   for (size_t index = 0; index < sizeof(COUNTS) / sizeof(COUNTS[0]); ++index) {
     char where[120];
-    snprintf(where, sizeof(where), "%s product %d x %d, %d rows, %s", sets->name, (int)rows, (int)cols,
+    snprintf(where, sizeof(where), "%s GEMM %d x %d, %d rows, %s", sets->name, (int)rows, (int)cols,
              (int)COUNTS[index], KIND_NAMES[kind]);
     float* in = uneven_rows(COUNTS[index], cols);
-    compare_with_exact(sets, product_of(in, COUNTS[index], &weight, bias, whole_of(&weight)), &weight, where);
+    compare_with_exact(sets, gemm_of(in, COUNTS[index], &weight, bias, whole_of(&weight)), &weight, where);
     free(in);
   }
   free(bias);
@@ -166,33 +166,33 @@ static void check_slices_of_gathered_rows(const pair* sets, int kind) {
   float* bias = random_floats(chosen.row_count, 1.0F);
   char where[120];
   snprintf(where, sizeof(where), "%s part of a weight with gathered rows, %s", sets->name, KIND_NAMES[kind]);
-  test_product product = product_of(in, INPUTS, &weight, bias, chosen);
-  product.input_rows = ROWS;
-  product.count = CHOSEN;
-  compare_with_exact(sets, product, &weight, where);
+  test_gemm gemm = gemm_of(in, INPUTS, &weight, bias, chosen);
+  gemm.input_rows = ROWS;
+  gemm.count = CHOSEN;
+  compare_with_exact(sets, gemm, &weight, where);
   free(bias);
   free(in);
   free_weight(&weight);
 }
 
-static void check_every_code(const pair* sets, int kind, int64_t cols) {
-  enum { CODES = 254 };
-  stored_weight weight = new_weight(CODES, cols, ALL_KINDS[kind], 1.0F);
-  const int64_t count = num_scales(weight.kind, CODES, cols);
+static void check_every_fp8_value(const pair* sets, int kind, int64_t cols) {
+  enum { VALUES = 254 };
+  stored_weight weight = new_weight(VALUES, cols, ALL_KINDS[kind], 1.0F);
+  const int64_t count = num_scales(weight.kind, VALUES, cols);
   for (int64_t index = 0; index < count; ++index) weight.scales[index] = 1.0F;
-  uint8_t codes[CODES];
-  float numbers[CODES];
-  for (int code = 0; code < CODES; ++code) codes[code] = (uint8_t)(code < 127 ? code : code + 1);
-  for (int code = 0; code < CODES; ++code) memset((uint8_t*)weight.data + code * cols, codes[code], (size_t)cols);
-  glint_testing_float_from_e4m3(numbers, codes, CODES);
-  for (int code = 0; code < CODES; ++code) numbers[code] = 448.0F * numbers[code] + 0.0F;
+  uint8_t fp8[VALUES];
+  float numbers[VALUES];
+  for (int value = 0; value < VALUES; ++value) fp8[value] = (uint8_t)(value < 127 ? value : value + 1);
+  for (int value = 0; value < VALUES; ++value) memset((uint8_t*)weight.data + value * cols, fp8[value], (size_t)cols);
+  glint_testing_float_from_e4m3(numbers, fp8, VALUES);
+  for (int value = 0; value < VALUES; ++value) numbers[value] = 448.0F * numbers[value] + 0.0F;
   float* in = new_floats(2 * cols);
   for (int64_t col = 0; col < 2 * cols; ++col) in[col] = (col + 1) % cols == 0 ? 448.0F : 0.0F;
   char where[120];
-  snprintf(where, sizeof(where), "%s every code in %d columns, %s", sets->name, (int)cols, KIND_NAMES[kind]);
+  snprintf(where, sizeof(where), "%s every FP8 value in %d columns, %s", sets->name, (int)cols, KIND_NAMES[kind]);
   for (int64_t inputs = 1; inputs <= 2; ++inputs) {
-    float* got = run_product(sets->tested, product_of(in, inputs, &weight, NULL, whole_of(&weight)), where);
-    for (int64_t row = 0; row < inputs; ++row) check_same(got + row * CODES, numbers, CODES, where);
+    float* got = run_gemm(sets->tested, gemm_of(in, inputs, &weight, NULL, whole_of(&weight)), where);
+    for (int64_t row = 0; row < inputs; ++row) check_same(got + row * VALUES, numbers, VALUES, where);
     free(got);
   }
   free(in);
@@ -207,22 +207,22 @@ static void check_row_counts(const pair* sets, int kind, int64_t cols) {
   float* bias = random_floats(ROWS, 1.0F);
   char where[120];
   snprintf(where, sizeof(where), "%s all rows, %s", sets->name, KIND_NAMES[kind]);
-  const test_product all = product_of(in, INPUTS, &weight, bias, whole_of(&weight));
-  float* whole = run_product(sets->tested, all, where);
+  const test_gemm all = gemm_of(in, INPUTS, &weight, bias, whole_of(&weight));
+  float* whole = run_gemm(sets->tested, all, where);
   for (size_t index = 0; index < sizeof(COUNTS) / sizeof(COUNTS[0]); ++index) {
     const int64_t first = COUNTS[index] * 37 % (INPUTS - COUNTS[index]);
     snprintf(where, sizeof(where), "%s row %d in %d rows, %s", sets->name, (int)first, (int)COUNTS[index],
              KIND_NAMES[kind]);
-    const test_product some = product_of(in + first * cols, COUNTS[index], &weight, bias, whole_of(&weight));
-    float* got = run_product(sets->tested, some, where);
+    const test_gemm some = gemm_of(in + first * cols, COUNTS[index], &weight, bias, whole_of(&weight));
+    float* got = run_gemm(sets->tested, some, where);
     check_same(got, whole + first * ROWS, COUNTS[index] * ROWS, where);
     free(got);
   }
   int32_t backwards[INPUTS];
   for (int32_t row = 0; row < INPUTS; ++row) backwards[row] = INPUTS - 1 - row;
-  test_product gathered = all;
+  test_gemm gathered = all;
   gathered.input_rows = backwards;
-  float* got = run_product(sets->tested, gathered, "rows backwards");
+  float* got = run_gemm(sets->tested, gathered, "rows backwards");
   for (int64_t row = 0; row < INPUTS; ++row) {
     check_same(got + row * ROWS, whole + (INPUTS - 1 - row) * ROWS, ROWS, "rows backwards");
   }
@@ -239,14 +239,14 @@ static void check_threads_and_nan(const pair* sets, int kind) {
   float* in = uneven_rows(INPUTS, COLS);
   char where[120];
   snprintf(where, sizeof(where), "%s threads and NaN, %s", sets->name, KIND_NAMES[kind]);
-  const test_product product = product_of(in, INPUTS, &weight, NULL, whole_of(&weight));
-  float* clean = run_product(sets->tested, product, where);
+  const test_gemm gemm = gemm_of(in, INPUTS, &weight, NULL, whole_of(&weight));
+  float* clean = run_gemm(sets->tested, gemm, where);
   workers* three = open_workers(sets->kernels, 3);
-  float* threaded = run_product(three, product, where);
+  float* threaded = run_gemm(three, gemm, where);
   glint_testing_backend_free(three);
   check_same(threaded, clean, INPUTS * ROWS, where);
   in[BAD * COLS + COLS - 1] = NAN;
-  float* got = run_product(sets->tested, product, where);
+  float* got = run_gemm(sets->tested, gemm, where);
   for (int64_t row = 0; row < ROWS; ++row) check(!isfinite(got[BAD * ROWS + row]), "NaN is lost", where);
   memcpy(got + BAD * ROWS, clean + BAD * ROWS, ROWS * sizeof(float));
   check_same(got, clean, INPUTS * ROWS, where);
@@ -257,7 +257,7 @@ static void check_threads_and_nan(const pair* sets, int kind) {
   free_weight(&weight);
 }
 
-void check_products(const pair* sets) {
+void check_gemms(const pair* sets) {
   static const int64_t SHAPES[][2] = {{1, 1}, {3, 5}, {33, 33}, {40, 130}, {17, 192}, {150, 320}, {9, 2051}};
   for (int kind = 0; kind < KINDS; ++kind) {
     for (size_t index = 0; index < sizeof(SHAPES) / sizeof(SHAPES[0]); ++index) {
@@ -268,8 +268,8 @@ void check_products(const pair* sets) {
     check_row_counts(sets, kind, 192);
     check_threads_and_nan(sets, kind);
     if (ALL_KINDS[kind] == GLINT_SCALE_NONE) continue;
-    check_every_code(sets, kind, 1);
-    check_every_code(sets, kind, 40);
+    check_every_fp8_value(sets, kind, 1);
+    check_every_fp8_value(sets, kind, 40);
     check_shape(sets, kind, 40, 200, 1e-10F);
   }
 }

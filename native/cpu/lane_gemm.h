@@ -9,15 +9,15 @@ namespace glint {
 namespace {
 
 template <typename Isa>
-class LaneProducts {
+class LaneGemm {
  public:
   using Lane = Lanes<Isa::kLanes>;
   using Floats = typename Lane::Floats;
   static constexpr int64_t kPanelRows = 16;
   static constexpr float kFp8Unit = 1.0F / Isa::kFp8Factor;
 
-  static void fp8(const ProductTile& tile, std::byte* scratch) { multiply<Fp8Reader>(tile, scratch); }
-  static void floats(const ProductTile& tile, std::byte* scratch) { multiply<Bf16Reader>(tile, scratch); }
+  static void fp8(const GemmTile& tile, std::byte* scratch) { multiply<Fp8Reader>(tile, scratch); }
+  static void floats(const GemmTile& tile, std::byte* scratch) { multiply<Bf16Reader>(tile, scratch); }
 
  private:
   struct PanelReader {
@@ -76,7 +76,7 @@ class LaneProducts {
   };
 
   template <typename Reader>
-  static void multiply(const ProductTile& tile, std::byte* scratch) {
+  static void multiply(const GemmTile& tile, std::byte* scratch) {
     auto* panel = reinterpret_cast<float*>(scratch);
     const bool reads_directly = tile.count == 1 && tile.weight->scale_kind != GLINT_SCALE_TILE;
     const int64_t row_last = tile.row_first + tile.row_count;
@@ -91,7 +91,7 @@ class LaneProducts {
   }
 
   template <typename Reader>
-  static void multiply_directly(const ProductTile& tile, int64_t row_first, int64_t rows) {
+  static void multiply_directly(const GemmTile& tile, int64_t row_first, int64_t rows) {
     const Reader reader{tile.weight->data, tile.weight->stride};
     int64_t row = 0;
     for (; row + Isa::kDirectRows <= rows; row += Isa::kDirectRows) {
@@ -101,7 +101,7 @@ class LaneProducts {
   }
 
   template <typename Reader>
-  static void multiply_panel(const ProductTile& tile, int64_t row_first, int64_t rows, float* panel) {
+  static void multiply_panel(const GemmTile& tile, int64_t row_first, int64_t rows, float* panel) {
     const int64_t stride = round_up(tile.weight->cols, kOperandAlignment);
     for (int64_t row = 0; row < rows; ++row) fill_panel_row<Reader>(panel + row * stride, tile, row_first + row, stride);
     const PanelReader reader{panel, stride};
@@ -113,7 +113,7 @@ class LaneProducts {
   }
 
   template <typename Reader>
-  static void fill_panel_row(float* out, const ProductTile& tile, int64_t row, int64_t stride) {
+  static void fill_panel_row(float* out, const GemmTile& tile, int64_t row, int64_t stride) {
     const Weight& weight = *tile.weight;
     Reader::decode(out, weight.row(row), weight.cols);
     std::fill(out + weight.cols, out + stride, 0.0F);
@@ -127,7 +127,7 @@ class LaneProducts {
   }
 
   template <int kTokens>
-  static void multiply_rows(const ProductTile& tile, const PanelReader& reader, int64_t row_first, int64_t rows,
+  static void multiply_rows(const GemmTile& tile, const PanelReader& reader, int64_t row_first, int64_t rows,
                             int64_t token) {
     int64_t row = 0;
     for (; row + Isa::kRows <= rows; row += Isa::kRows) {
@@ -137,7 +137,7 @@ class LaneProducts {
   }
 
   template <int kRows, int kTokens, typename Reader>
-  static void multiply_micro(const ProductTile& tile, const Reader& reader, int64_t reader_row, int64_t row,
+  static void multiply_micro(const GemmTile& tile, const Reader& reader, int64_t reader_row, int64_t row,
                              int64_t token) {
     constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
     constexpr bool kIsPanel = std::is_same_v<Reader, PanelReader>;
@@ -182,7 +182,7 @@ class LaneProducts {
   }
 
   template <int kRows, typename Reader>
-  static void add_tail(Floats (&sums)[kRows][1], const ProductTile& tile, int64_t row, const float* input,
+  static void add_tail(Floats (&sums)[kRows][1], const GemmTile& tile, int64_t row, const float* input,
                        int64_t first) {
     constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
     const int64_t rest = tile.weight->cols - first;
@@ -197,7 +197,7 @@ class LaneProducts {
   }
 
   template <int kRows, int kTokens>
-  static void finish(const ProductTile& tile, const Floats (&sums)[kRows][kTokens], int64_t row, int64_t token) {
+  static void finish(const GemmTile& tile, const Floats (&sums)[kRows][kTokens], int64_t row, int64_t token) {
     const Weight& weight = *tile.weight;
     const bool has_unit = weight.dtype == GLINT_DTYPE_F8_E4M3 && weight.scale_kind != GLINT_SCALE_TILE;
     const float unit = has_unit ? kFp8Unit : 1.0F;

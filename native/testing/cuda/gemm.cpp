@@ -12,25 +12,25 @@ using glint::testing::DeviceArray;
 using glint::testing::guarded;
 using glint::testing::Operand;
 using glint::testing::Runner;
-using glint::testing::TestProduct;
+using glint::testing::TestGemm;
 
 int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
 
-const TestProduct& checked(const TestProduct& test) {
+const TestGemm& checked(const TestGemm& test) {
   glint::require_argument(test.input_rows == nullptr && test.input_count == test.count &&
                               test.row_count == test.weight_rows && test.col_count == test.weight_cols,
-                          "a CUDA product takes all rows of its input and the whole weight; give neither input_rows "
+                          "a CUDA GEMM takes all rows of its input and the whole weight; give neither input_rows "
                           "nor slices");
   return test;
 }
 
-bool runs_hopper(const Runner& runner, const TestProduct& test) {
+bool runs_hopper(const Runner& runner, const TestGemm& test) {
   const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
   return runner.is_hopper() && test.scale_kind != GLINT_SCALE_TILE &&
          test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
 }
 
-std::vector<float> device_scales(const TestProduct& test) {
+std::vector<float> device_scales(const TestGemm& test) {
   const auto rows = static_cast<size_t>(test.weight_rows);
   const int64_t tiles = tiles_over(test.weight_rows) * tiles_over(test.weight_cols);
   if (test.scale_kind == GLINT_SCALE_NONE) return {};
@@ -38,9 +38,9 @@ std::vector<float> device_scales(const TestProduct& test) {
   return {test.scales, test.scales + (test.scale_kind == GLINT_SCALE_TILE ? tiles : test.weight_rows)};
 }
 
-class Product {
+class Gemm {
  public:
-  Product(const Runner& runner, const TestProduct& test)
+  Gemm(const Runner& runner, const TestGemm& test)
       : test_(checked(test)),
         element_(test.dtype == GLINT_DTYPE_BF16 ? GemmElement::kBf16 : GemmElement::kE4m3),
         is_hopper_(runs_hopper(runner, test)),
@@ -51,17 +51,17 @@ class Product {
                   .count = test.count,
                   .width = test.weight_cols,
                   .row_slices = 1,
-                  .has_codes = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
+                  .has_fp8 = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
         packed_(is_hopper_ ? glint::cuda::packed_weight_bytes(test.weight_rows, row_bytes_)
                            : glint::cuda::portable_weight_bytes(test.weight_rows, test.weight_cols, element_)),
         scales_(device_scales(test)),
         bias_(test.bias, test.weight_rows),
         out_(test.count * test.out_stride) {
     const DeviceArray<std::byte> weight(test.weight, test.weight_rows * row_bytes_);
-    const auto* codes = reinterpret_cast<const uint8_t*>(weight.data());
+    const auto* bytes = reinterpret_cast<const uint8_t*>(weight.data());
     if (is_hopper_) {
       glint::cuda::launch_pack_rows({.packed = packed_.data(),
-                                     .weights = codes,
+                                     .weights = bytes,
                                      .up_weights = nullptr,
                                      .rows = test.weight_rows,
                                      .k_bytes = row_bytes_,
@@ -69,7 +69,7 @@ class Product {
                                     nullptr);
     } else {
       glint::cuda::launch_portable_pack({.packed = packed_.data(),
-                                         .weights = codes,
+                                         .weights = bytes,
                                          .rows = test.weight_rows,
                                          .cols = test.weight_cols,
                                          .weight_stride_bytes = 0,
@@ -132,7 +132,7 @@ class Product {
                                       nullptr);
   }
 
-  const TestProduct& test_;
+  const TestGemm& test_;
   GemmElement element_;
   bool is_hopper_;
   int64_t row_bytes_;
@@ -147,20 +147,20 @@ class Product {
 
 extern "C" {
 
-GLINT_API int32_t glint_testing_products(Runner* runner, const TestProduct* products, int32_t count) {
+GLINT_API int32_t glint_testing_gemms(Runner* runner, const TestGemm* gemms, int32_t count) {
   return guarded([&] {
     for (int32_t index = 0; index < count; ++index) {
-      const Product product(*runner, products[index]);
-      runner->run([&] { product.launch(products[index].count); }, {&product.out()});
-      product.out().download(products[index].out);
+      const Gemm gemm(*runner, gemms[index]);
+      runner->run([&] { gemm.launch(gemms[index].count); }, {&gemm.out()});
+      gemm.out().download(gemms[index].out);
     }
   });
 }
 
-GLINT_API int32_t glint_testing_product_row_counts(Runner* runner, const TestProduct* test) {
+GLINT_API int32_t glint_testing_gemm_row_counts(Runner* runner, const TestGemm* test) {
   return guarded([&] {
-    const Product product(*runner, *test);
-    runner->run_row_counts([&](int64_t count) { product.launch(count); }, product.out(), test->count);
+    const Gemm gemm(*runner, *test);
+    runner->run_row_counts([&](int64_t count) { gemm.launch(count); }, gemm.out(), test->count);
   });
 }
 }
