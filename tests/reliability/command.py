@@ -155,6 +155,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory-mib", type=float, help="growth of memory that is allowed (default: 16; short: 48)")
     parser.add_argument("--fault-library", type=Path, help="test build of the engine that --serve-flags runs on")
     parser.add_argument("--fault-ranks", type=int, default=2, help="--tp of the rank faults (2)")
+    parser.add_argument(
+        "--fault-ranks-share-gpu",
+        action="store_true",
+        help="put all ranks of the rank faults on one GPU; needs NCCL 2.32.3 ($GLINT_NCCL)",
+    )
     parser.add_argument("--processes", type=int, help="client processes (default: half of the processors, up to 8)")
     parser.add_argument("--seed", type=int, default=1, help="draws other requests (1)")
     parser.add_argument("--only", type=int, metavar="INDEX", help="fuzz sends this one body and shows its answer")

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.reliability.client import Answer, Line, post, run
 from tests.reliability.counts import kind_of
+from tests.reliability.faulty_server import SHARES_GPU
 from tests.reliability.mix import SCHEMA, error_of
 from tests.reliability.options import Options
 from tests.reliability.report import PartReport, Table
@@ -125,6 +126,8 @@ def given_of(options: Options, fault: Fault, library: Path) -> dict[str, Any]:
     passes = {"load": 1, "step": FAULT_STEPS, "collective": FAULT_STEPS * (2 * layers + 1)}[fault.rank_fault]
     rank = min(1, options.fault_ranks - 1)
     environment = {"GLINT_FAULT": f"{fault.rank_fault}:{rank}:{passes}", "GLINT_FAULT_CHILD": str(fault.child)}
+    if options.fault_ranks_share_gpu:
+        environment[SHARES_GPU] = "1"
     last = ("--engine", str(library), "--tp", str(options.fault_ranks))
     return {"environment": environment, "module": SERVER, "last_flags": last, "is_struck": True}
 

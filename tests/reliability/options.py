@@ -44,6 +44,7 @@ class Options:
     min_tokens_per_second: float | None = None
     fault_library: Path | None = None
     fault_ranks: int = 2
+    fault_ranks_share_gpu: bool = False
     only: int | None = None
 
     def pick(self, name: str, short: float, long: float) -> float:
