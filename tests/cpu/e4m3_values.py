@@ -23,7 +23,7 @@ def all_bf16() -> FloatArray:
 
 
 def edge_values() -> FloatArray:
-    """E4M3 values, the numbers halfway between two, those beside each of them, and the ends of both formats; both signs."""
+    """E4M3 values, the numbers halfway between two, those beside each, and the ends of both formats; both signs."""
     fp8 = E4M3_VALUES[:0x7F].astype(np.float32)
     halfway = (fp8[:-1] + fp8[1:]) / 2
     float32 = np.finfo(np.float32)
