@@ -257,7 +257,7 @@ class StepLoop:
         return int(stats.pages_free + stats.pages_cached)
 
     def _native_id(self, request: ActiveRequest) -> int:
-        """The native id of a planned request, which is handed to the native engine when it is first planned."""
+        """The native id of a planned request, which is passed to the native engine when it is first planned."""
         if request.native_id is None:
             try:
                 request.native_id = self._native.add_request(request.to_native())

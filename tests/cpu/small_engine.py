@@ -213,7 +213,7 @@ class Session:
 
 
 def run_at_random(session: Session, waiting: list[Ask], source: random.Random) -> dict[int, Ask]:
-    """Run requests to their end in random steps: company, order, chunks, preemption, overlap and coming are drawn."""
+    """Run requests to their end in random steps: batch, order, chunks, preemption, overlap and coming are drawn."""
     owners: dict[int, Ask] = {}
     while waiting or session.running or session.tickets:
         while waiting and (not session.running or source.random() < 0.5):

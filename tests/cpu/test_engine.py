@@ -1,4 +1,4 @@
-"""The whole engine on a random small model: one answer in every company, clean ends, failures that stay alone."""
+"""The whole engine on a random small model: one answer in every batch, clean ends, failures that stay alone."""
 
 import platform
 import random

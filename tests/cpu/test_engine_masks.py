@@ -79,7 +79,7 @@ def tokens_of(outputs: list[StepOutput]) -> list[int]:
 
 
 def run_one(engine: Engine, grammar: Any, count: int = 30, **options: Any) -> list[StepOutput]:
-    """The outputs of one request with the grammar, in the company of two without."""
+    """The outputs of one request with the grammar, in a batch with two without."""
     free = [(prompt_of(seed, 10 + seed), 12) for seed in range(2)]
     free_ids = [engine.submit(prompt, greedy(length))[0] for prompt, length in free]
     (request_id,) = engine.submit(prompt_of(9, 21), greedy(count, **options), grammar=grammar)

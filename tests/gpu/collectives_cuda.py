@@ -83,7 +83,7 @@ class CudaRank:
             raise RankFault(last_error())
 
     def open(self, seconds: float = DEADLINE_SECONDS) -> None:
-        """Meet the other ranks, test every link and open peer memory."""
+        """Join the world, test every link and open peer memory."""
         _check(declare("glint_testing_rank_open", c_int32, c_void_p, c_double, device="cuda")(self._handle, seconds))
 
     def run(self, collective: Collective) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ using glint::testing::Operand;
 using glint::testing::Runner;
 using glint::testing::TestExperts;
 
-int64_t record_bytes(const TestExperts& test) {
+int64_t packed_tile_bytes(const TestExperts& test) {
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= test.num_tokens(); ++tokens) {
     const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
@@ -34,8 +34,8 @@ int64_t fp8_place(const glint::cuda::PackedTileShape& shape, int64_t count, int6
     const int64_t word = unit / 16 % 2 * 2 + slot % 16 / 8;
     return slot / 16 * 16 * shape.width + unit / 32 * 512 + lane * 16 + word * 4 + unit % 4;
   }
-  return glint::cuda::kPackedTileHeadBytes + count * glint::cuda::kTokenMetadataBytes + (unit / 16 * count + slot) * 16 +
-         unit % 16;
+  return glint::cuda::kPackedTileHeadBytes + count * glint::cuda::kTokenMetadataBytes +
+         (unit / 16 * count + slot) * 16 + unit % 16;
 }
 
 int64_t scale_place(const glint::cuda::PackedTileShape& shape, int64_t slot) {
@@ -45,7 +45,7 @@ int64_t scale_place(const glint::cuda::PackedTileShape& shape, int64_t slot) {
   return glint::cuda::kPackedTileHeadBytes + slot * glint::cuda::kTokenMetadataBytes + 8;
 }
 
-int64_t handed_rows(const TestExperts& test) {
+int64_t streamed_rows(const TestExperts& test) {
   return glint::cuda::max_streamed_rows(test.num_tokens(), test.grouping->experts_per_token);
 }
 
@@ -67,8 +67,8 @@ class HopperExperts {
         up_scales_(test.up_scales, test.num_matrices() * test.width),
         down_scales_(test.down_scales, test.num_matrices() * test.hidden_size),
         hidden_((test.num_pairs() + test.num_tokens()) * test.width),
-        handed_(std::vector<float>(static_cast<size_t>(handed_rows(test) * test.width))),
-        records_(record_bytes(test)),
+        streamed_(std::vector<float>(static_cast<size_t>(streamed_rows(test) * test.width))),
+        packed_tiles_(packed_tile_bytes(test)),
         arrivals_(std::vector<uint32_t>{0}),
         tiles_taken_(std::vector<uint32_t>{0}),
         out_(test.num_tokens() * test.hidden_size) {
@@ -84,25 +84,25 @@ class HopperExperts {
 
   void run(Runner& runner) const {
     if (runner.is_timing()) time_gate_up(runner);
-    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &handed_, &out_, &grouping_.touched()});
+    runner.run([&] { launch(test_.num_tokens()); }, {&hidden_, &streamed_, &out_, &grouping_.touched()});
     grouping_.download_touched();
     out_.download(test_.out);
-    require_handed_is_clear();
+    require_streamed_is_clear();
     download_fp8();
     download_hidden();
   }
 
   void run_row_counts(Runner& runner) const {
     runner.run_row_counts([&](int64_t count) { launch(count); }, out_, test_.num_tokens());
-    require_handed_is_clear();
+    require_streamed_is_clear();
   }
 
  private:
-  bool hands_over(int64_t num_tokens) const { return glint::cuda::streams_gate_up(num_tokens); }
+  bool is_streamed(int64_t num_tokens) const { return glint::cuda::streams_gate_up(num_tokens); }
 
   void launch_gate_up(int64_t num_tokens) const {
     grouping_.launch(num_tokens);
-    glint::cuda::launch_expert_gate_up({.hidden = (hands_over(num_tokens) ? handed_ : hidden_).data(),
+    glint::cuda::launch_expert_gate_up({.hidden = (is_streamed(num_tokens) ? streamed_ : hidden_).data(),
                                         .grouped = grouping_.grouped(),
                                         .packed_weights = gate_up_.data(),
                                         .gate_scales = gate_scales_.data(),
@@ -119,55 +119,55 @@ class HopperExperts {
 
   void launch_down(int64_t num_tokens) const {
     glint::cuda::launch_expert_down({.out = out_.data(),
-                                     .packed_tiles = records_.data(),
+                                     .packed_tiles = packed_tiles_.data(),
                                      .arrivals = arrivals_.data(),
                                      .grouped = grouping_.grouped(),
                                      .packed_weights = down_.data(),
                                      .row_scales = down_scales_.data(),
-                                     .hidden = (hands_over(num_tokens) ? handed_ : hidden_).data(),
+                                     .hidden = (is_streamed(num_tokens) ? streamed_ : hidden_).data(),
                                      .width = test_.width,
                                      .hidden_size = test_.hidden_size,
                                      .num_tokens = num_tokens,
                                      .max_rows = num_tokens * (test_.grouping->experts_per_token + 1),
-                                     .streams_gate_up = hands_over(num_tokens)},
+                                     .streams_gate_up = is_streamed(num_tokens)},
                                     nullptr);
   }
 
   void time_gate_up(Runner& runner) const {
     runner.run([&] { launch_gate_up(test_.num_tokens()); }, {});
-    handed_.fill(0, handed_.byte_count());
+    streamed_.fill(0, streamed_.byte_count());
   }
 
   void download_fp8() const {
     if (test_.num_tokens() > glint::cuda::kDownBlockTokens) return;
     const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(test_.num_tokens()).down_tokens, test_.width};
-    const std::vector<uint8_t> records = records_.to_host();
+    const std::vector<uint8_t> packed_tiles = packed_tiles_.to_host();
     const std::vector<glint::cuda::TokenTile> tiles = grouping_.down_tiles();
     for (size_t index = 0; index < tiles.size(); ++index) {
-      const uint8_t* record = records.data() + static_cast<int64_t>(index) * shape.bytes();
+      const uint8_t* packed_tile = packed_tiles.data() + static_cast<int64_t>(index) * shape.bytes();
       for (int64_t slot = 0; slot < tiles[index].row_count; ++slot) {
         const int64_t row = tiles[index].row_first + slot;
-        std::memcpy(test_.fp8_scales + row, record + scale_place(shape, slot), sizeof(float));
+        std::memcpy(test_.fp8_scales + row, packed_tile + scale_place(shape, slot), sizeof(float));
         for (int64_t unit = 0; unit < test_.width; ++unit) {
           test_.fp8[row * test_.width + unit] =
-              glint::float_from_e4m3(record[fp8_place(shape, tiles[index].row_count, slot, unit)]);
+              glint::float_from_e4m3(packed_tile[fp8_place(shape, tiles[index].row_count, slot, unit)]);
         }
       }
     }
   }
 
-  void require_handed_is_clear() const {
-    const std::vector<float> rows = handed_.to_host();
+  void require_streamed_is_clear() const {
+    const std::vector<float> rows = streamed_.to_host();
     const auto found = std::ranges::find_if(rows, [](float value) { return std::bit_cast<uint32_t>(value) != 0U; });
     glint::require(found == rows.end(), GLINT_STATUS_INTERNAL, "down left value ", found - rows.begin(), " of ",
-                   rows.size(), " that were handed over; it sets all that it took to zero");
+                   rows.size(), " that were streamed; it sets all that it took to zero");
   }
 
   void download_hidden() const {
-    if (!hands_over(test_.num_tokens())) return hidden_.download(test_.hidden);
+    if (!is_streamed(test_.num_tokens())) return hidden_.download(test_.hidden);
     launch_gate_up(test_.num_tokens());
     GLINT_CHECK_CUDA(cudaDeviceSynchronize());
-    const std::vector<float> rows = handed_.to_host();
+    const std::vector<float> rows = streamed_.to_host();
     std::copy_n(rows.begin(), hidden_.count(), test_.hidden);
   }
 
@@ -202,8 +202,8 @@ class HopperExperts {
   DeviceArray<float> up_scales_;
   DeviceArray<float> down_scales_;
   DeviceArray<float> hidden_;
-  DeviceArray<float> handed_;
-  DeviceArray<uint8_t> records_;
+  DeviceArray<float> streamed_;
+  DeviceArray<uint8_t> packed_tiles_;
   DeviceArray<uint32_t> arrivals_;
   DeviceArray<uint32_t> tiles_taken_;
   DeviceArray<float> out_;
