@@ -28,7 +28,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) ->
     if has_sizes:
         add_engine_args(group, "max_model_len", "max_num_seqs", "gpu_memory_utilization")
     ranks = parser.add_argument_group("ranks", RANKS)
-    add_engine_args(ranks, "tp", "expert_layout", "row_slices", "exchange", "all_reduce")
+    add_engine_args(ranks, "tp", "expert_layout", "row_slices", "sequence_parallel", "all_reduce")
 
 
 def add_engine_args(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:

@@ -12,7 +12,7 @@ from glint.checkpoint.layout import ExpertLayout
 Device = Literal["cpu", "cuda"]
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
 Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
-Exchange = Literal["auto", "replicated", "sharded"]
+SequenceParallel = Literal["auto", "off", "on"]
 AllReduce = Literal["auto", "nccl", "custom"]
 
 
@@ -59,13 +59,12 @@ class EngineChoices:
     expert_layout: Annotated[
         ExpertLayout, Flag("--expert-layout", "tp: every rank a slice of every expert; ep: whole experts per rank")
     ] = "tp"
-    exchange: Annotated[
-        Exchange,
+    sequence_parallel: Annotated[
+        SequenceParallel,
         Flag(
-            "--exchange",
-            "how ranks share the rows of a step: replicated: every rank has all of them (all-reduce); sharded: each "
-            "has its part between the layers (reduce-scatter and all-gather); auto: sharded for many tokens; the "
-            "answers are the same",
+            "--sequence-parallel",
+            "how ranks share the rows of a step: off: every rank has all of them (all-reduce); on: each has its part "
+            "between the layers (reduce-scatter and all-gather); auto: on for many tokens; the answers are the same",
         ),
     ] = "auto"
     all_reduce: Annotated[
@@ -83,10 +82,10 @@ class EngineArgs(EngineChoices):
     """The options that a user sets. `EngineSettings.resolve` fills in those that are None.
 
     `tp` is the number of ranks. Rows that ranks sum up have `row_slices` parts with a scale of their own: answers are
-    the same at every `tp` where `row_slices` is. `exchange` and `all_reduce` choose how ranks share rows and sums; they
-    change no answer. `num_pages`, `kv_cache_bytes` and `gpu_memory_utilization` size the page cache, `page_tokens` one
-    page. A step computes at most `max_step_tokens` tokens of at most `max_num_seqs` requests. `max_model_len` bounds
-    prompt and answer together.
+    the same at every `tp` where `row_slices` is. `sequence_parallel` and `all_reduce` choose how ranks share rows and
+    sums; they change no answer. `num_pages`, `kv_cache_bytes` and `gpu_memory_utilization` size the page cache,
+    `page_tokens` one page. A step computes at most `max_step_tokens` tokens of at most `max_num_seqs` requests.
+    `max_model_len` bounds prompt and answer together.
     """
 
     threads: Annotated[

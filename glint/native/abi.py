@@ -48,9 +48,9 @@ KERNELS_HOPPER = 8
 EXPERT_LAYOUT_TP = 0
 EXPERT_LAYOUT_EP = 1
 
-EXCHANGE_AUTO = 0
-EXCHANGE_REPLICATED = 1
-EXCHANGE_SHARDED = 2
+SEQUENCE_PARALLEL_AUTO = 0
+SEQUENCE_PARALLEL_OFF = 1
+SEQUENCE_PARALLEL_ON = 2
 
 ALL_REDUCE_AUTO = 0
 ALL_REDUCE_NCCL = 1
@@ -159,8 +159,8 @@ class Tensor(Structure):
 class EngineOptions(Structure):
     """Everything that is fixed for the life of an engine. `files` has `file_count` elements; all is copied.
 
-    `local_experts` is how many experts of each layer are held, 0 for all. `exchange` and `all_reduce` choose how
-    several ranks share rows and sums, `kv_dtype` what keys and values are kept in (0: the backend's own); with
+    `local_experts` is how many experts of each layer are held, 0 for all. `sequence_parallel` and `all_reduce` choose
+    how several ranks share rows and sums, `kv_dtype` what keys and values are kept in (0: the backend's own); with
     `shares_devices` several ranks may run on one GPU. With `synthetic_seed` other than 0 the weights are random, made
     from it; there are no files and no tensors then, and `emulated_ranks` above 1 makes this one rank of as many, whose
     collectives are local copies. The CPU library takes none of these.
@@ -181,7 +181,7 @@ class EngineOptions(Structure):
         ("max_context_tokens", c_int32),
         ("file_count", c_int32),
         ("local_experts", c_int32),
-        ("exchange", c_int32),
+        ("sequence_parallel", c_int32),
         ("all_reduce", c_int32),
         ("kv_dtype", c_int32),
         ("shares_devices", c_int32),

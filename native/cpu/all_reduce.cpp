@@ -13,8 +13,8 @@ constexpr int64_t kShardedTokens = 32;
 }
 
 Shard choose_shard(const Backend& backend, int64_t count) {
-  const bool is_auto = backend.exchange == GLINT_EXCHANGE_AUTO;
-  const bool wants_shards = is_auto ? count >= kShardedTokens : backend.exchange == GLINT_EXCHANGE_SHARDED;
+  const bool is_auto = backend.sequence_parallel == GLINT_SEQUENCE_PARALLEL_AUTO;
+  const bool wants_shards = is_auto ? count >= kShardedTokens : backend.sequence_parallel == GLINT_SEQUENCE_PARALLEL_ON;
   if (!backend.has_peers() || !wants_shards) {
     return {.row_first = 0, .row_count = count, .rows_per_rank = count, .is_whole = true};
   }

@@ -84,7 +84,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       weights(slice_weights(whole, slice)),
       row_slices(slice.row_slices),
       expert_layout(options.expert_layout),
-      exchange(options.exchange),
+      sequence_parallel(options.sequence_parallel),
       max_step_items(options.max_step_items),
       heads{model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim},
       pages(page_layout(model, options)),

@@ -33,7 +33,7 @@ class Backend {
   const ModelWeights weights;
   const int32_t row_slices;
   const int32_t expert_layout;
-  const int32_t exchange;
+  const int32_t sequence_parallel;
   const int64_t max_step_items;
   const cpu::HeadShape heads;
   cpu::PageLayout pages;

@@ -69,13 +69,13 @@ bool has_separate_shared(const PlacedWeights& weights) {
 }
 
 int64_t most_gathered_rows(const glint_engine_options& options, int64_t max_tokens) {
-  if (options.exchange == GLINT_EXCHANGE_SHARDED) return 0;
-  return options.exchange == GLINT_EXCHANGE_REPLICATED ? max_tokens : std::min(max_tokens, kGatheredRows);
+  if (options.sequence_parallel == GLINT_SEQUENCE_PARALLEL_ON) return 0;
+  return options.sequence_parallel == GLINT_SEQUENCE_PARALLEL_OFF ? max_tokens : std::min(max_tokens, kGatheredRows);
 }
 
 int64_t most_peer_rows(const glint_engine_options& options, int64_t max_tokens) {
   const bool is_alone = options.num_ranks == 1 && options.emulated_ranks == 0;
-  const bool is_refused = options.all_reduce == GLINT_ALL_REDUCE_NCCL || options.exchange == GLINT_EXCHANGE_SHARDED;
+  const bool is_refused = options.all_reduce == GLINT_ALL_REDUCE_NCCL || options.sequence_parallel == GLINT_SEQUENCE_PARALLEL_ON;
   return is_alone || is_refused ? 0 : std::min(max_tokens, kPeerRows);
 }
 
@@ -98,9 +98,9 @@ void check_ranks(const glint_engine_options& options) {
                                           options.emulated_ranks > 0 && options.emulated_ranks <= kMaxParts),
           GLINT_STATUS_UNSUPPORTED, "options.emulated_ranks is ", options.emulated_ranks, " with num_ranks ",
           options.num_ranks, ": one rank with random weights stands for up to ", kMaxParts, "; use 0");
-  require(options.exchange != GLINT_EXCHANGE_SHARDED || options.all_reduce != GLINT_ALL_REDUCE_CUSTOM,
-          GLINT_STATUS_UNSUPPORTED, "options.exchange is sharded and options.all_reduce custom: shards go through NCCL; ",
-          "set options.all_reduce to auto or choose another options.exchange");
+  require(options.sequence_parallel != GLINT_SEQUENCE_PARALLEL_ON || options.all_reduce != GLINT_ALL_REDUCE_CUSTOM,
+          GLINT_STATUS_UNSUPPORTED, "options.sequence_parallel is on and options.all_reduce custom: shards go through ",
+          "NCCL; set options.all_reduce to auto or choose another options.sequence_parallel");
   require(options.shares_devices == 0 || options.kernels != GLINT_KERNELS_HOPPER, GLINT_STATUS_UNSUPPORTED,
           "options.shares_devices is ", options.shares_devices,
           " with the Hopper kernels: they need a GPU of their own, set options.kernels to portable");

@@ -48,9 +48,9 @@ typedef int32_t glint_status;
 #define GLINT_EXPERT_LAYOUT_TP 0
 #define GLINT_EXPERT_LAYOUT_EP 1
 
-#define GLINT_EXCHANGE_AUTO 0
-#define GLINT_EXCHANGE_REPLICATED 1
-#define GLINT_EXCHANGE_SHARDED 2
+#define GLINT_SEQUENCE_PARALLEL_AUTO 0
+#define GLINT_SEQUENCE_PARALLEL_OFF 1
+#define GLINT_SEQUENCE_PARALLEL_ON 2
 
 #define GLINT_ALL_REDUCE_AUTO 0
 #define GLINT_ALL_REDUCE_NCCL 1
@@ -152,7 +152,7 @@ typedef struct glint_engine_options {
   int32_t max_context_tokens;
   int32_t file_count;
   int32_t local_experts;
-  int32_t exchange;
+  int32_t sequence_parallel;
   int32_t all_reduce;
   int32_t kv_dtype;
   int32_t shares_devices;

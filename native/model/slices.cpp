@@ -17,8 +17,8 @@ void check_layout(const glint_engine_options& options) {
   require_argument(options.expert_layout == GLINT_EXPERT_LAYOUT_TP || options.expert_layout == GLINT_EXPERT_LAYOUT_EP,
                    "options.expert_layout is ", options.expert_layout, ", expected ", GLINT_EXPERT_LAYOUT_TP, " or ",
                    GLINT_EXPERT_LAYOUT_EP);
-  require_argument(options.exchange >= GLINT_EXCHANGE_AUTO && options.exchange <= GLINT_EXCHANGE_SHARDED,
-                   "options.exchange is ", options.exchange, ", expected 0 to ", GLINT_EXCHANGE_SHARDED);
+  require_argument(options.sequence_parallel >= GLINT_SEQUENCE_PARALLEL_AUTO && options.sequence_parallel <= GLINT_SEQUENCE_PARALLEL_ON,
+                   "options.sequence_parallel is ", options.sequence_parallel, ", expected 0 to ", GLINT_SEQUENCE_PARALLEL_ON);
   require_argument(options.all_reduce >= GLINT_ALL_REDUCE_AUTO && options.all_reduce <= GLINT_ALL_REDUCE_CUSTOM,
                    "options.all_reduce is ", options.all_reduce, ", expected 0 to ", GLINT_ALL_REDUCE_CUSTOM);
   const int32_t slices_per_rank = options.row_slices / options.num_ranks;

@@ -22,10 +22,10 @@ RANK_SHAPE: dict[str, Any] = SMALL_SHAPE | {"num_attention_heads": 8, "vocab_siz
 GLM47_SHAPE: dict[str, Any] = RANK_SHAPE | {"hidden_size": 128, "n_routed_experts": 160, "num_experts_per_tok": 8}
 ROW_SLICES = 8
 LAYOUTS = {"tp": abi.EXPERT_LAYOUT_TP, "ep": abi.EXPERT_LAYOUT_EP}
-EXCHANGES = {
-    "auto": abi.EXCHANGE_AUTO,
-    "replicated": abi.EXCHANGE_REPLICATED,
-    "sharded": abi.EXCHANGE_SHARDED,
+SHARDING = {
+    "auto": abi.SEQUENCE_PARALLEL_AUTO,
+    "replicated": abi.SEQUENCE_PARALLEL_OFF,
+    "sharded": abi.SEQUENCE_PARALLEL_ON,
 }
 _FOLDER = tempfile.TemporaryDirectory(prefix="glint-ranks-")
 _NUMBERS = itertools.count()

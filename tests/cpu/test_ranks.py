@@ -1,6 +1,6 @@
 """Several ranks on the CPU give bitwise the answers of one with the same `row_slices`: tokens and log-probabilities.
 
-Every layout, exchange, kind of weights and family of models; more ranks than KV heads among them.
+Every layout, sharding, kind of weights and family of models; more ranks than KV heads among them.
 """
 
 from functools import cache
@@ -13,9 +13,9 @@ from glint.native.library import InvalidArgument
 from tests.cpu.kernel_sets import KERNELS, require_kernels
 from tests.cpu.random_asks import random_prompt
 from tests.cpu.rank_engine import (
-    EXCHANGES,
     LAYOUTS,
     ROW_SLICES,
+    SHARDING,
     answers_of,
     glm47_model,
     rank_asks,
@@ -51,14 +51,14 @@ def answers_of_one(weights: Weights, layout: str) -> list[Answer]:
 @pytest.mark.parametrize("weights", RANK_WEIGHTS)
 @every_layout
 @pytest.mark.parametrize("num_ranks", [8, *slow(1, 2, 4)])
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_the_number_of_ranks_changes_nothing(weights: Weights, layout: str, num_ranks: int, exchange: str) -> None:
+@pytest.mark.parametrize("sharding", SHARDING)
+def test_the_number_of_ranks_changes_nothing(weights: Weights, layout: str, num_ranks: int, sharding: str) -> None:
     with open_engine(
         glm47_model(weights),
         num_ranks=num_ranks,
         row_slices=ROW_SLICES,
         expert_layout=LAYOUTS[layout],
-        exchange=EXCHANGES[exchange],
+        sequence_parallel=SHARDING[sharding],
     ) as engine:
         assert answer_all(engine, ASKS, chunk=7) == answers_of_one(weights, layout)
         assert answer_all(engine, ASKS) == answers_of_one(weights, layout)
@@ -87,12 +87,14 @@ def test_every_family_of_models(family: Family, layout: str, num_ranks: int) -> 
 
 
 @pytest.mark.parametrize(("layout", "num_ranks"), [("tp", 2), ("ep", 2), ("ep", 4)])
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
-def test_tiles_that_share_a_scale(layout: str, num_ranks: int, exchange: str) -> None:
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+def test_tiles_that_share_a_scale(layout: str, num_ranks: int, sharding: str) -> None:
     checkpoint = rank_model("fp8_block", **TILE_SHAPE)
     changes = {"row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
     expected = answers_of(checkpoint, ASKS, **changes)
-    assert answers_of(checkpoint, ASKS, num_ranks=num_ranks, exchange=EXCHANGES[exchange], **changes) == expected
+    assert (
+        answers_of(checkpoint, ASKS, num_ranks=num_ranks, sequence_parallel=SHARDING[sharding], **changes) == expected
+    )
 
 
 def test_tiles_cut_by_a_slice_are_refused() -> None:
@@ -123,8 +125,8 @@ def test_every_kernel_set(kernels: str, layout: str, weights: Weights) -> None:
 
 @pytest.mark.threads
 @pytest.mark.parametrize(("num_ranks", "row_slices"), SLICED_RANKS)
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
-def test_numbers_of_ranks_that_are_odd_or_large(num_ranks: int, row_slices: int, exchange: str) -> None:
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+def test_numbers_of_ranks_that_are_odd_or_large(num_ranks: int, row_slices: int, sharding: str) -> None:
     """One rank with the same slices reduces them by the same tree, also where that is not full."""
     shape = {
         "num_attention_heads": 2 * num_ranks,
@@ -135,13 +137,17 @@ def test_numbers_of_ranks_that_are_odd_or_large(num_ranks: int, row_slices: int,
     }
     checkpoint = rank_model("fp8_channel", **shape)
     expected = answers_of(checkpoint, ASKS, row_slices=row_slices)
-    ranks = {"num_ranks": num_ranks, "row_slices": row_slices, "exchange": EXCHANGES[exchange]}
+    ranks = {
+        "num_ranks": num_ranks,
+        "row_slices": row_slices,
+        "sequence_parallel": SHARDING[sharding],
+    }
     assert answers_of(checkpoint, ASKS, **ranks) == expected
 
 
 def test_a_long_context_crosses_attention_splits() -> None:
     ask = make_ask(random_prompt(19, 1060), 3)
     (expected,) = answers_of(rank_model(), [ask], row_slices=ROW_SLICES)
-    for exchange in EXCHANGES.values():
-        ranks = {"num_ranks": 4, "row_slices": ROW_SLICES, "exchange": exchange}
+    for sharding in SHARDING.values():
+        ranks = {"num_ranks": 4, "row_slices": ROW_SLICES, "sequence_parallel": sharding}
         assert answers_of(rank_model(), [ask], chunk=600, **ranks) == [expected]

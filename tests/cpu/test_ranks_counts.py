@@ -7,7 +7,7 @@ from glint.bench.rank_shapes import RankShape, shape_rank
 from glint.checkpoint.placement import ExpertLayout
 from glint.native.library import NativeEngine, choose_library, load_library, plan_engine
 from tests.cpu.random_asks import random_prompt
-from tests.cpu.rank_engine import EXCHANGES, LAYOUTS, answers_of, rank_model
+from tests.cpu.rank_engine import LAYOUTS, SHARDING, answers_of, rank_model
 from tests.cpu.small_engine import Session, engine_options, make_ask, open_engine
 
 pytestmark = pytest.mark.sanitize
@@ -69,7 +69,7 @@ def test_a_replicated_step_sends_every_part_to_every_rank(layout: ExpertLayout, 
     parts = exchanges * (num_ranks - 1) * tokens * checkpoint.config.hidden_size * FLOAT_BYTES
     results = SAMPLE_RESULT_BYTES * (num_ranks - 1)
     options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
-    with open_engine(checkpoint, exchange=EXCHANGES["replicated"], **options) as engine:
+    with open_engine(checkpoint, sequence_parallel=SHARDING["replicated"], **options) as engine:
         collectives, sent = sent_in_a_step(engine, tokens)
     assert collectives == exchanges + 2
     assert sent == parts + results
@@ -85,7 +85,7 @@ def test_the_bench_counts_what_few_rows_send(layout: ExpertLayout, num_ranks: in
     expected = count_collectives(shape, tokens, 1)
     results = SAMPLE_RESULT_BYTES * (num_ranks - 1)
     options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
-    with open_engine(checkpoint, exchange=EXCHANGES["replicated"], **options) as engine:
+    with open_engine(checkpoint, sequence_parallel=SHARDING["replicated"], **options) as engine:
         collectives, sent = sent_in_a_step(engine, tokens)
     assert collectives == expected.collectives
     assert sent == expected.bytes_sent - tail_bytes(shape) + results
@@ -102,7 +102,7 @@ def test_a_sharded_step_sends_less(layout: ExpertLayout, num_ranks: int, tokens:
     sums, gathers = 2 * config.num_layers, 2 * config.num_layers + 1
     rows = sums * (tokens - own) + gathers * own * (num_ranks - 1)
     options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
-    with open_engine(rank_model(), exchange=EXCHANGES["sharded"], **options) as engine:
+    with open_engine(rank_model(), sequence_parallel=SHARDING["sharded"], **options) as engine:
         collectives, sent = sent_in_a_step(engine, tokens)
     assert collectives == sums + gathers + 2
     assert sent == rows * row_bytes + SAMPLE_RESULT_BYTES * (num_ranks - 1)
@@ -112,8 +112,8 @@ def test_a_sharded_step_sends_less(layout: ExpertLayout, num_ranks: int, tokens:
 def test_auto_shards_steps_of_many_tokens(num_ranks: int) -> None:
     options = {"num_ranks": num_ranks, "row_slices": num_ranks}
     sent = {}
-    for name, exchange in EXCHANGES.items():
-        with open_engine(rank_model(), exchange=exchange, **options) as engine:
+    for name, sharding in SHARDING.items():
+        with open_engine(rank_model(), sequence_parallel=sharding, **options) as engine:
             sent[name] = [sent_in_a_step(engine, tokens) for tokens in (31, 32)]
     assert sent["auto"] == [sent["replicated"][0], sent["sharded"][1]]
     assert sent["replicated"] != sent["sharded"]
@@ -135,7 +135,12 @@ def test_experts_read_are_counted_at_every_number_of_ranks(layout: str, num_rank
 
 def test_a_request_for_prompt_logprobs_adds_its_logits() -> None:
     ask = make_ask(random_prompt(1, 30), 1, has_prompt_logprobs=1, num_prompt_logprobs=2)
-    options = {"num_ranks": 2, "row_slices": 2, "max_step_items": 8, "exchange": EXCHANGES["replicated"]}
+    options = {
+        "num_ranks": 2,
+        "row_slices": 2,
+        "max_step_items": 8,
+        "sequence_parallel": SHARDING["replicated"],
+    }
     with open_engine(rank_model(), **options) as engine:
         session = Session(engine)
         request_id = session.add(ask)

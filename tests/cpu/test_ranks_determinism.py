@@ -14,9 +14,9 @@ from glint.native import abi
 from glint.native.library import NativeEngine
 from tests.cpu.random_asks import mixed_asks, random_prompt, seeded
 from tests.cpu.rank_engine import (
-    EXCHANGES,
     LAYOUTS,
     ROW_SLICES,
+    SHARDING,
     answers_of,
     deferring_engine,
     open_testing_engine,
@@ -50,12 +50,12 @@ every_path = pytest.mark.parametrize(
 
 def options_of(path: RankPath) -> dict[str, int]:
     """The options of an engine on this path."""
-    num_ranks, layout, exchange = path
+    num_ranks, layout, sharding = path
     return {
         "num_ranks": num_ranks,
         "row_slices": ROW_SLICES,
         "expert_layout": LAYOUTS[layout],
-        "exchange": EXCHANGES[exchange],
+        "sequence_parallel": SHARDING[sharding],
     }
 
 

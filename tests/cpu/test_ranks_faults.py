@@ -8,7 +8,14 @@ import pytest
 
 from glint.native import abi
 from glint.native.library import InternalFailure, InvalidArgument, NativeEngine, RankFailed
-from tests.cpu.rank_engine import EXCHANGES, answers_of, deferring_engine, open_testing_engine, rank_asks, rank_model
+from tests.cpu.rank_engine import (
+    SHARDING,
+    answers_of,
+    deferring_engine,
+    open_testing_engine,
+    rank_asks,
+    rank_model,
+)
 from tests.cpu.rank_faults import ask_for_fault, count_threads, failing_ranks, is_mapped, leaving_nothing, within
 from tests.cpu.small_engine import Session, answer_all, native_request, open_engine
 
@@ -20,9 +27,9 @@ COLLECTIVES_OF_A_STEP = 2 * 3 + 2
 OPTIONS = {"num_pages": 64, "max_step_tokens": 256, "max_step_items": 8}
 
 
-def open_ranks(num_ranks: int, exchange: str = "auto") -> NativeEngine:
+def open_ranks(num_ranks: int, sharding: str = "auto") -> NativeEngine:
     """An engine of the test library."""
-    ranks = {"num_ranks": num_ranks, "row_slices": num_ranks, "exchange": EXCHANGES[exchange]}
+    ranks = {"num_ranks": num_ranks, "row_slices": num_ranks, "sequence_parallel": SHARDING[sharding]}
     return open_testing_engine(rank_model(), **ranks, **OPTIONS)
 
 
@@ -94,15 +101,15 @@ def test_a_rank_that_fails_in_a_step(monkeypatch: pytest.MonkeyPatch, num_ranks:
 
 
 @pytest.mark.parametrize(("num_ranks", "rank"), [(2, 0), (2, 1), (8, 4)])
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
 @pytest.mark.parametrize("passes", [1, 4, COLLECTIVES_OF_A_STEP - 1, COLLECTIVES_OF_A_STEP, 17])
 def test_a_rank_that_fails_in_a_collective(
-    monkeypatch: pytest.MonkeyPatch, num_ranks: int, rank: int, exchange: str, passes: int
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, rank: int, sharding: str, passes: int
 ) -> None:
     """The first of a step, one within, that of the logits, that of the results, and one of a later step."""
 
     def fail() -> None:
-        with open_ranks(num_ranks, exchange) as engine:
+        with open_ranks(num_ranks, sharding) as engine:
             ask_for_fault(monkeypatch, "collective", rank, passes)
             fail_in_a_step(engine, f"rank {rank} of {num_ranks} failed: the fault", lambda session: session.run(16))
 

@@ -13,7 +13,7 @@ from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.native import abi
 from glint.native.library import InvalidArgument, NativeEngine
 from tests.cpu.random_asks import random_prompt, seeded
-from tests.cpu.rank_engine import EXCHANGES
+from tests.cpu.rank_engine import SHARDING
 from tests.cpu.small_engine import Answer, Ask, Session, answer_all, make_ask, open_engine
 from tests.cpu.sweeps import slow
 
@@ -54,7 +54,9 @@ def case(sample_model: Path) -> SampleCase:
 @pytest.fixture(scope="module", params=["sharded", *slow("replicated")])
 def engine(request: pytest.FixtureRequest, case: SampleCase) -> Iterator[NativeEngine]:
     """An engine of three ranks."""
-    with open_engine(case.checkpoint, num_ranks=NUM_RANKS, exchange=EXCHANGES[request.param], **OPTIONS) as opened:
+    with open_engine(
+        case.checkpoint, num_ranks=NUM_RANKS, sequence_parallel=SHARDING[request.param], **OPTIONS
+    ) as opened:
         yield opened
 
 

@@ -1,4 +1,4 @@
-"""Several ranks on one GPU: real NCCL, every exchange bitwise equal, near the CPU's ranks, and faults that end cleanly.
+"""Several ranks on one GPU: real NCCL, every sharding bitwise equal, near the CPU's ranks, and faults that end cleanly.
 
 Needs NCCL 2.32.3 or newer, which lets ranks share a GPU ($GLINT_NCCL names the file). Kernels are the portable ones.
 Ranks that share a GPU need a hardware queue per stream, whose number CUDA reads once, at its first call in a process.
@@ -24,10 +24,10 @@ from tests.reference.checkpoints import Weights, make_checkpoint
 
 RANK_COUNTS = (2, 4, 8)
 LAYOUTS = {"tp": abi.EXPERT_LAYOUT_TP, "ep": abi.EXPERT_LAYOUT_EP}
-EXCHANGES = {
-    "gathered": {"exchange": abi.EXCHANGE_REPLICATED, "all_reduce": abi.ALL_REDUCE_NCCL},
-    "peers": {"exchange": abi.EXCHANGE_REPLICATED, "all_reduce": abi.ALL_REDUCE_CUSTOM},
-    "sharded": {"exchange": abi.EXCHANGE_SHARDED, "all_reduce": abi.ALL_REDUCE_NCCL},
+SHARDING = {
+    "gathered": {"sequence_parallel": abi.SEQUENCE_PARALLEL_OFF, "all_reduce": abi.ALL_REDUCE_NCCL},
+    "peers": {"sequence_parallel": abi.SEQUENCE_PARALLEL_OFF, "all_reduce": abi.ALL_REDUCE_CUSTOM},
+    "sharded": {"sequence_parallel": abi.SEQUENCE_PARALLEL_ON, "all_reduce": abi.ALL_REDUCE_NCCL},
     "auto": {},
 }
 SHAPE: dict[str, Any] = {
@@ -94,7 +94,7 @@ def mixed_asks(count: int) -> list[Ask]:
 
 
 def bytes_of_step(engine: NativeEngine, num_rows: int) -> int:
-    """What ranks exchange in a step of so many requests of one token."""
+    """What ranks send in a step of so many requests of one token."""
     session = Session(engine)
     ids = [session.add(make_ask((index,), 1)) for index in range(num_rows)]
     before = engine.stats().collective_bytes
@@ -107,7 +107,9 @@ def bytes_of_step(engine: NativeEngine, num_rows: int) -> int:
 @every_count
 @every_layout
 @every_weights
-def test_every_exchange_gives_the_same_bits(checkpoints: Any, weights: Weights, layout: str, num_ranks: int) -> None:
+def test_every_sharding_gives_the_same_bits(
+    checkpoints: Any, weights: Weights, layout: str, num_ranks: int
+) -> None:
     """More than 16 requests decode at once: between more than two ranks peer memory then sums in two steps.
 
     Two steps read so much less that 24 rows take fewer bytes than 16, which are summed in one.
@@ -115,8 +117,8 @@ def test_every_exchange_gives_the_same_bits(checkpoints: Any, weights: Weights, 
     wanted = mixed_asks(24)
     assert sum(ask.max_new_tokens > 1 for ask in wanted) > 16
     expected = None
-    for name, exchange in EXCHANGES.items():
-        with open_ranks(checkpoints(weights), num_ranks, layout, **exchange) as engine:
+    for name, sharing in SHARDING.items():
+        with open_ranks(checkpoints(weights), num_ranks, layout, **sharing) as engine:
             alone = [answer_all(engine, [ask])[0] for ask in wanted[:3]]
             whole = answer_all(engine, wanted)
             chunked = answer_all(engine, wanted, chunk=7)

@@ -130,7 +130,7 @@ def test_flags_that_are_left_out_follow_the_model(command: str) -> None:
 def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
     parser = cli.make_parser()
     given = ["--threads", "3", "--kernels", "plain", "--tp", "2", "--expert-layout", "ep", "--row-slices", "4"]
-    given += ["--exchange", "sharded", "--all-reduce", "nccl", "--kv-cache-dtype", "fp8"]
+    given += ["--sequence-parallel", "on", "--all-reduce", "nccl", "--kv-cache-dtype", "fp8"]
     expected: dict[str, Any] = {
         "device": "cpu",
         "threads": 3,
@@ -139,7 +139,7 @@ def test_engine_flags_are_settings_of_the_engine(command: list[str]) -> None:
         "tp": 2,
         "expert_layout": "ep",
         "row_slices": 4,
-        "exchange": "sharded",
+        "sequence_parallel": "on",
         "all_reduce": "nccl",
     }
     if command != ["bench", "cpu"]:

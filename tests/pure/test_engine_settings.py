@@ -114,7 +114,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"tp": 3, "row_slices": 4}, "row_slices is 4 and tp is 3; every rank holds 1, 2, 4 .* choose 3, 6 or 12"),
         ({"tp": 3, "row_slices": 9}, "row_slices is 9 and tp is 3"),
         ({"tp": 3, "row_slices": 1}, "row_slices is 1 and tp is 3"),
-        ({"exchange": "none"}, "exchange is 'none'; choose one of auto, replicated, sharded"),
+        ({"sequence_parallel": "none"}, "sequence_parallel is 'none'; choose one of auto, off, on"),
         ({"all_reduce": "ring"}, "all_reduce is 'ring'; choose one of auto, nccl, custom"),
         ({"all_reduce": "nccl"}, "all_reduce is 'nccl', but the ranks of device 'cpu' share their memory; leave --all"),
         (
@@ -220,8 +220,8 @@ def test_a_model_that_cannot_be_shared_is_refused_with_every_reason(
 
 
 def test_ranks_share_the_threads_and_the_bytes_of_the_cache(free_memory: int) -> None:
-    settings = resolve(tp=3, threads=1, exchange="sharded", kv_cache_bytes=30 * 16 * TOKEN_BYTES)
-    assert (settings.tp, settings.row_slices, settings.threads, settings.exchange) == (3, 3, 1, "sharded")
+    settings = resolve(tp=3, threads=1, sequence_parallel="on", kv_cache_bytes=30 * 16 * TOKEN_BYTES)
+    assert (settings.tp, settings.row_slices, settings.threads, settings.sequence_parallel) == (3, 3, 1, "on")
     assert settings.num_pages == 30
     assert resolve(tp=3, row_slices=12).row_slices == 12
     assert resolve(row_slices=3).row_slices == 3
@@ -236,12 +236,12 @@ def test_more_ranks_than_heads_keep_copies(free_memory: int) -> None:
 
 
 def test_native_options_carry_how_ranks_share(free_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = native_options(resolve(tp=3, row_slices=6, exchange="replicated"), SAMPLE, ())
-    assert (options.num_ranks, options.row_slices, options.exchange) == (3, 6, abi.EXCHANGE_REPLICATED)
+    options = native_options(resolve(tp=3, row_slices=6, sequence_parallel="off"), SAMPLE, ())
+    assert (options.num_ranks, options.row_slices, options.sequence_parallel) == (3, 6, abi.SEQUENCE_PARALLEL_OFF)
     assert (options.all_reduce, options.kv_dtype, options.shares_devices) == (abi.ALL_REDUCE_AUTO, 0, 0)
     monkeypatch.setenv("GLINT_SHARED_DEVICES", "1")
-    options = native_options(resolve_cuda(tp=3, all_reduce="custom", exchange="sharded"), SAMPLE, ())
-    assert (options.all_reduce, options.exchange) == (abi.ALL_REDUCE_CUSTOM, abi.EXCHANGE_SHARDED)
+    options = native_options(resolve_cuda(tp=3, all_reduce="custom", sequence_parallel="on"), SAMPLE, ())
+    assert (options.all_reduce, options.sequence_parallel) == (abi.ALL_REDUCE_CUSTOM, abi.SEQUENCE_PARALLEL_ON)
     assert options.shares_devices == 1
 
 

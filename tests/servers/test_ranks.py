@@ -40,7 +40,7 @@ def answers(folder: Path, **options: Any) -> list[Any]:
 
 def test_three_ranks_answer_as_one(folder: Path) -> None:
     alone = answers(folder, row_slices=3)
-    for options in ({}, {"threads": 1, "exchange": "sharded"}, {"exchange": "replicated", "max_step_tokens": 24}):
+    for options in ({}, {"threads": 1, "sequence_parallel": "on"}, {"sequence_parallel": "off", "max_step_tokens": 24}):
         assert answers(folder, tp=3, **options) == alone, options
 
 
@@ -72,7 +72,7 @@ def test_the_smoke_check_on_three_ranks(folder: Path) -> None:
 def test_a_bench_of_a_server_on_three_ranks(folder: Path, tmp_path: Path) -> None:
     load = ("--concurrency", "2", "--num-prompts", "4", "--prompt-len", "16", "--gen-len", "8")
     figures = tmp_path / "figures.json"
-    flags = ("--model", str(folder), "--tp", "3", "--exchange", "sharded", "--json", str(figures))
+    flags = ("--model", str(folder), "--tp", "3", "--sequence-parallel", "on", "--json", str(figures))
     ended = run_glint("bench", "serve", *load, *flags)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(figures.read_text())
