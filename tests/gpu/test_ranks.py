@@ -107,9 +107,7 @@ def bytes_of_step(engine: NativeEngine, num_rows: int) -> int:
 @every_count
 @every_layout
 @every_weights
-def test_every_sharding_gives_the_same_bits(
-    checkpoints: Any, weights: Weights, layout: str, num_ranks: int
-) -> None:
+def test_every_sharding_gives_the_same_bits(checkpoints: Any, weights: Weights, layout: str, num_ranks: int) -> None:
     """More than 16 requests decode at once: between more than two ranks peer memory then sums in two steps.
 
     Two steps read so much less that 24 rows take fewer bytes than 16, which are summed in one.
