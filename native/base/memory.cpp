@@ -24,8 +24,7 @@ uint64_t usable_bytes(uint64_t byte_count) { return (byte_count + guard_bytes() 
 ZeroedMemory::ZeroedMemory(uint64_t byte_count) : byte_count_(byte_count) {
   if (byte_count == 0) return;
   const uint64_t usable = usable_bytes(byte_count);
-  void* address =
-      mmap(nullptr, usable + guard_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* address = mmap(nullptr, usable + guard_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   require(address != MAP_FAILED, GLINT_STATUS_OUT_OF_MEMORY, "could not reserve ", byte_count,
           " bytes of memory: ", std::strerror(errno), "; lower num_pages, max_step_tokens or max_step_items");
   madvise(address, usable, MADV_HUGEPAGE);
@@ -50,7 +49,7 @@ MappedFile::MappedFile(const char* path, uint64_t expected_bytes) : byte_count_(
   require_argument(path != nullptr, "a checkpoint file has a null path");
   const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
   require(descriptor >= 0, GLINT_STATUS_FILE, "could not open ", path, ": ", std::strerror(errno));
-  struct stat status {};
+  struct stat status{};
   const bool has_size = fstat(descriptor, &status) == 0;
   const uint64_t actual_bytes = has_size ? static_cast<uint64_t>(status.st_size) : 0;
   if (actual_bytes != expected_bytes || expected_bytes == 0) {

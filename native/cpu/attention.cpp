@@ -68,8 +68,8 @@ void store_row(const RotateCall& call, const PageLayout& pages, int64_t layer, i
 
 }
 
-void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const int32_t> positions,
-                 int64_t rotary_dim, double theta) {
+void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const int32_t> positions, int64_t rotary_dim,
+                 double theta) {
   const int64_t half = rotary_dim / 2;
   workers.team().run(static_cast<int64_t>(positions.size()), [&](int64_t row, int) {
     for (int64_t index = 0; index < half; ++index) {

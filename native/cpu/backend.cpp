@@ -47,8 +47,7 @@ cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_o
 uint64_t workspace_bytes_of_all(const cpu::Workspace& first, const glint_model& model,
                                 const glint_engine_options& options) {
   const uint64_t only_of_first = first.logits.byte_count();
-  const uint64_t of_each =
-      first.byte_count - only_of_first + cpu::Workers::bytes_for(worker_options(model, options));
+  const uint64_t of_each = first.byte_count - only_of_first + cpu::Workers::bytes_for(worker_options(model, options));
   return only_of_first + static_cast<uint64_t>(options.num_ranks) * of_each;
 }
 

@@ -84,8 +84,8 @@ void Collectives::all_gather(void* data, int64_t bytes_per_rank, int64_t total_b
   };
   exchange(data, bytes_of(rank_) * (world_.num_ranks() - 1), [&] {
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      copy_bytes(part_at(data, rank, bytes_per_rank),
-                 part_at(world_.published(rank), rank, bytes_per_rank), bytes_of(rank));
+      copy_bytes(part_at(data, rank, bytes_per_rank), part_at(world_.published(rank), rank, bytes_per_rank),
+                 bytes_of(rank));
     }
   });
 }
@@ -93,8 +93,8 @@ void Collectives::all_gather(void* data, int64_t bytes_per_rank, int64_t total_b
 void Collectives::all_to_all(void* out, const void* in, int64_t bytes_per_rank) {
   exchange(in, bytes_per_rank * (world_.num_ranks() - 1), [&] {
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      copy_bytes(part_at(out, rank, bytes_per_rank),
-                 part_at(world_.published(rank), rank_, bytes_per_rank), bytes_per_rank);
+      copy_bytes(part_at(out, rank, bytes_per_rank), part_at(world_.published(rank), rank_, bytes_per_rank),
+                 bytes_per_rank);
     }
   });
 }

@@ -6,9 +6,7 @@ namespace glint {
 
 namespace {
 
-int64_t num_expert_rows(const Backend& backend) {
-  return backend.workspace.expert_first[backend.slice.num_experts()];
-}
+int64_t num_expert_rows(const Backend& backend) { return backend.workspace.expert_first[backend.slice.num_experts()]; }
 
 int32_t local_expert(const Backend& backend, int64_t index) {
   const int32_t expert = backend.workspace.experts[index];
@@ -74,12 +72,10 @@ void run_down(Backend& backend, const StepState& step, const LayerWeights& layer
   const int64_t num_tokens = step.num_rows();
   const int32_t slices = backend.row_slices;
   const int32_t expert_slices = backend.splits_experts() ? slices : 1;
-  const cpu::GemmInput routed =
-      cpu::prepare(backend, {rows.expert_operand.data(), rows.expert_scales.data()}, rows.gate.data(), num_rows,
-                   backend.model.expert_width, expert_slices);
-  const cpu::GemmInput shared =
-      cpu::prepare(backend, {rows.shared_operand.data(), rows.shared_scales.data()}, rows.shared_gate.data(),
-                   num_tokens, backend.model.shared_width, slices);
+  const cpu::GemmInput routed = cpu::prepare(backend, {rows.expert_operand.data(), rows.expert_scales.data()},
+                                             rows.gate.data(), num_rows, backend.model.expert_width, expert_slices);
+  const cpu::GemmInput shared = cpu::prepare(backend, {rows.shared_operand.data(), rows.shared_scales.data()},
+                                             rows.shared_gate.data(), num_tokens, backend.model.shared_width, slices);
   for_each_read_expert(backend, layer, [&](const FeedForwardWeights& expert, int64_t first, int64_t count) {
     cpu::add_sliced_gemm(backend, {.out = rows.routed.data(),
                                    .part_stride = num_rows * backend.model.hidden_size,
@@ -108,19 +104,19 @@ void combine_experts(Backend& backend, const StepState& step) {
   const bool is_tp = backend.splits_experts();
   const int32_t group_experts = backend.slice.num_experts() / backend.row_slices;
   for (int32_t slice = 0; slice < backend.row_slices; ++slice) {
-    cpu::combine(backend.workers,
-                 {.out = rows.parts.data() + slice * count * width,
-                  .routed = rows.routed.data() + (is_tp ? slice * num_expert_rows(backend) * width : 0),
-                  .routed_rows = rows.routed_rows.data(),
-                  .weights = rows.expert_weights.data(),
-                  .experts = rows.experts.data(),
-                  .shared = rows.shared.data() + slice * count * width,
-                  .count = count,
-                  .hidden_size = width,
-                  .experts_per_token = backend.model.experts_per_token,
-                  .expert_first = backend.slice.expert_first + (is_tp ? 0 : slice * group_experts),
-                  .expert_last = is_tp ? backend.slice.expert_last
-                                       : backend.slice.expert_first + (slice + 1) * group_experts});
+    cpu::combine(
+        backend.workers,
+        {.out = rows.parts.data() + slice * count * width,
+         .routed = rows.routed.data() + (is_tp ? slice * num_expert_rows(backend) * width : 0),
+         .routed_rows = rows.routed_rows.data(),
+         .weights = rows.expert_weights.data(),
+         .experts = rows.experts.data(),
+         .shared = rows.shared.data() + slice * count * width,
+         .count = count,
+         .hidden_size = width,
+         .experts_per_token = backend.model.experts_per_token,
+         .expert_first = backend.slice.expert_first + (is_tp ? 0 : slice * group_experts),
+         .expert_last = is_tp ? backend.slice.expert_last : backend.slice.expert_first + (slice + 1) * group_experts});
   }
 }
 

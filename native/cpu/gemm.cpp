@@ -6,9 +6,7 @@ namespace glint::cpu {
 
 namespace {
 
-int64_t num_tiles(const GemmCall& call) {
-  return call.count == 0 ? 0 : (call.weight.rows + kTileRows - 1) / kTileRows;
-}
+int64_t num_tiles(const GemmCall& call) { return call.count == 0 ? 0 : (call.weight.rows + kTileRows - 1) / kTileRows; }
 
 GemmTile tile_of(const GemmCall& call, int64_t tile) {
   const int64_t row_first = tile * kTileRows;
@@ -37,8 +35,7 @@ void gemm(Workers& workers, std::span<const GemmCall> calls) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const GemmCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
-    const auto multiply =
-        call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.gemm_fp8 : kernels.gemm_floats;
+    const auto multiply = call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.gemm_fp8 : kernels.gemm_floats;
     multiply(tile_of(call, task - first), workers.scratch(thread));
   });
 }

@@ -157,12 +157,11 @@ class Fp8Gemm {
           _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight_.stride), _MM_HINT_T1);
         }
       }
-      write_fp8_tile(target + half * kTileBytes,
-                     Fp8Window{.source = source,
-                               .stride = weight_.stride,
-                               .rows = rows,
-                               .first = std::max<int64_t>(0, step.split_first - step.col),
-                               .last = std::min(kStepCols, step.split_last - step.col)});
+      write_fp8_tile(target + half * kTileBytes, Fp8Window{.source = source,
+                                                           .stride = weight_.stride,
+                                                           .rows = rows,
+                                                           .first = std::max<int64_t>(0, step.split_first - step.col),
+                                                           .last = std::min(kStepCols, step.split_last - step.col)});
     }
   }
 

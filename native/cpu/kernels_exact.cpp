@@ -47,8 +47,8 @@ void gemm_exact(const GemmTile& tile, std::byte* scratch) {
     for (int64_t index = 0; index < tile.count; ++index) {
       const float* input = operand + tile.input_row(index) * tile.operand_stride;
       const double sum = dot(input, row_values, weight.cols);
-      tile.out[index * tile.out_stride + row] = static_cast<float>(
-          static_cast<double>(tile.input_scale(index)) * sum + static_cast<double>(tile.bias_at(row)));
+      tile.out[index * tile.out_stride + row] = static_cast<float>(static_cast<double>(tile.input_scale(index)) * sum +
+                                                                   static_cast<double>(tile.bias_at(row)));
     }
   }
 }
@@ -68,8 +68,7 @@ SplitSum weigh_split(float* scores, int64_t count, bool rounds_weights) {
   const double exponent = std::ceil(highest * std::numbers::log2e);
   double weight_sum = 0;
   for (int64_t index = 0; index < count; ++index) {
-    const auto weight =
-        static_cast<float>(std::exp(static_cast<double>(scores[index]) - exponent * std::numbers::ln2));
+    const auto weight = static_cast<float>(std::exp(static_cast<double>(scores[index]) - exponent * std::numbers::ln2));
     weight_sum += static_cast<double>(weight);
     scores[index] = rounds_weights ? round_to_bf16(weight) : weight;
   }
@@ -140,7 +139,8 @@ void swiglu_exact(float* out, const float* gate, const float* up, int64_t count)
 
 float quantise_exact(std::byte* out, const float* in, int64_t count) {
   float highest = 0.0F;
-  for (int64_t index = 0; index < count; ++index) highest = std::fabs(in[index]) > highest ? std::fabs(in[index]) : highest;
+  for (int64_t index = 0; index < count; ++index)
+    highest = std::fabs(in[index]) > highest ? std::fabs(in[index]) : highest;
   const float scale = highest / kE4m3Max == 0.0F ? 1.0F : highest / kE4m3Max;
   auto* values = reinterpret_cast<float*>(out);
   for (int64_t index = 0; index < count; ++index) values[index] = float_from_e4m3(e4m3_from_float(in[index] / scale));

@@ -70,11 +70,11 @@ struct NeonIsa {
         "fmla v3.4s, v8.4s, v26.4s\n fmla v3.4s, v9.4s, v27.4s\n"
         "b.ne 1b\n"
         "stp q0, q1, [%[out]]\n stp q2, q3, [%[out], #32]\n"
-        : [row0] "+r"(rows[0]), [row1] "+r"(rows[1]), [row2] "+r"(rows[2]), [row3] "+r"(rows[3]),
-          [input] "+r"(input), [steps] "+r"(steps)
+        : [row0] "+r"(rows[0]), [row1] "+r"(rows[1]), [row2] "+r"(rows[2]), [row3] "+r"(rows[3]), [input] "+r"(input),
+          [steps] "+r"(steps)
         : [out] "r"(out), [bits] "r"(kValueBits), [ahead] "r"(kDirectRows * stride)
-        : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v16", "v17", "v18", "v19",
-          "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+        : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v16", "v17", "v18", "v19", "v20",
+          "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
   }
 
   static void sum_panel(Lanes<kLanes>::Floats (&sums)[kRows][kTokens], const float* panel, int64_t stride,
@@ -118,9 +118,9 @@ struct NeonIsa {
           [token0] "+r"(tokens[0]), [token1] "+r"(tokens[1]), [token2] "+r"(tokens[2]), [token3] "+r"(tokens[3]),
           [steps] "+r"(steps)
         : [out] "r"(out)
-        : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
-          "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28",
-          "v29", "v30", "v31");
+        : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
+          "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",
+          "v30", "v31");
   }
 
   static float32x4_t widen(int16x8_t pairs) { return vreinterpretq_f32_s16(pairs); }

@@ -103,7 +103,8 @@ class LaneGemm {
   template <typename Reader>
   static void multiply_panel(const GemmTile& tile, int64_t row_first, int64_t rows, float* panel) {
     const int64_t stride = round_up(tile.weight->cols, kOperandAlignment);
-    for (int64_t row = 0; row < rows; ++row) fill_panel_row<Reader>(panel + row * stride, tile, row_first + row, stride);
+    for (int64_t row = 0; row < rows; ++row)
+      fill_panel_row<Reader>(panel + row * stride, tile, row_first + row, stride);
     const PanelReader reader{panel, stride};
     int64_t token = 0;
     for (; token + Isa::kTokens <= tile.count; token += Isa::kTokens) {
@@ -143,7 +144,8 @@ class LaneGemm {
     constexpr bool kIsPanel = std::is_same_v<Reader, PanelReader>;
     const float* inputs[kTokens];
     for (int index = 0; index < kTokens; ++index) {
-      inputs[index] = reinterpret_cast<const float*>(tile.operand) + tile.input_row(token + index) * tile.operand_stride;
+      inputs[index] =
+          reinterpret_cast<const float*>(tile.operand) + tile.input_row(token + index) * tile.operand_stride;
     }
     Floats sums[kRows][kTokens] = {};
     const int64_t cols = kIsPanel ? round_up(tile.weight->cols, kStep) : tile.weight->cols / kStep * kStep;
@@ -182,8 +184,7 @@ class LaneGemm {
   }
 
   template <int kRows, typename Reader>
-  static void add_tail(Floats (&sums)[kRows][1], const GemmTile& tile, int64_t row, const float* input,
-                       int64_t first) {
+  static void add_tail(Floats (&sums)[kRows][1], const GemmTile& tile, int64_t row, const float* input, int64_t first) {
     constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
     const int64_t rest = tile.weight->cols - first;
     const int64_t element_bytes = tile.weight->element_bytes();

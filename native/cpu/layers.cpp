@@ -51,9 +51,8 @@ void add_sliced_gemm(Backend& backend, const SlicedGemm& gemm) {
   const int64_t element_bytes = backend.is_fp8() ? fp8_element_bytes(backend.workers) : kOperandElementBytes;
   for (int32_t slice = 0; slice < gemm.slices; ++slice) {
     const int64_t offset = gemm.input_first * gemm.input.stride + slice * slice_stride;
-    const float* scales = gemm.input.scales == nullptr
-                              ? nullptr
-                              : gemm.input.scales + slice * gemm.input_count + gemm.input_first;
+    const float* scales =
+        gemm.input.scales == nullptr ? nullptr : gemm.input.scales + slice * gemm.input_count + gemm.input_first;
     add_gemm(backend, gemm.out + slice * gemm.part_stride + gemm.input_first * gemm.weight.rows,
              {gemm.input.operand + offset * element_bytes, scales, gemm.input.stride}, gemm.count,
              gemm.weight.col_slice(slice * width, width), nullptr);
@@ -68,8 +67,7 @@ void run_calls(Backend& backend) {
 void project_to_parts(Backend& backend, const float* in, int64_t count, int64_t width, const Weight& weight) {
   const Workspace& rows = backend.workspace;
   const int32_t slices = backend.row_slices;
-  const GemmInput input =
-      prepare(backend, {rows.operand.data(), rows.operand_scales.data()}, in, count, width, slices);
+  const GemmInput input = prepare(backend, {rows.operand.data(), rows.operand_scales.data()}, in, count, width, slices);
   add_sliced_gemm(backend, {.out = rows.parts.data(),
                             .part_stride = count * backend.model.hidden_size,
                             .input = input,
@@ -89,8 +87,8 @@ void run_norm(Backend& backend, StepState& step, const float* weight) {
   const cpu::Workspace& rows = backend.workspace;
   const int64_t width = backend.model.hidden_size;
   const int64_t offset = step.shard.row_first * width;
-  cpu::rms_norm(backend.workers, rows.normed.data() + offset, rows.hidden.data() + offset, weight,
-                step.shard.row_count, width, backend.model.norm_epsilon);
+  cpu::rms_norm(backend.workers, rows.normed.data() + offset, rows.hidden.data() + offset, weight, step.shard.row_count,
+                width, backend.model.norm_epsilon);
   if (!step.shard.is_whole) cpu::all_gather_rows(backend, step, rows.normed.data());
 }
 

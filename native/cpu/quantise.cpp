@@ -18,9 +18,7 @@ SliceShape slice_shape(int64_t width, int32_t row_slices) {
 
 }
 
-int64_t operand_stride(int64_t width, int32_t row_slices) {
-  return row_slices * slice_shape(width, row_slices).stride;
-}
+int64_t operand_stride(int64_t width, int32_t row_slices) { return row_slices * slice_shape(width, row_slices).stride; }
 
 int64_t fp8_element_bytes(const Workers& workers) {
   return workers.kernels().fp8_form == OperandForm::kBf16 ? sizeof(uint16_t) : sizeof(float);
@@ -41,7 +39,7 @@ void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_
 }
 
 void prepare_fp8(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
-                   int32_t row_slices) {
+                 int32_t row_slices) {
   const SliceShape shape = slice_shape(width, row_slices);
   const KernelSet& kernels = workers.kernels();
   const int64_t element_bytes = fp8_element_bytes(workers);

@@ -46,9 +46,8 @@ void embed(Workers& workers, float* hidden, const Weight& table, std::span<const
 
 void rms_norm(Workers& workers, float* out, const float* in, const float* weight, int64_t count, int64_t width,
               double epsilon) {
-  workers.team().run(count, [&](int64_t row, int) {
-    norm_row(out + row * width, in + row * width, weight, width, epsilon);
-  });
+  workers.team().run(count,
+                     [&](int64_t row, int) { norm_row(out + row * width, in + row * width, weight, width, epsilon); });
 }
 
 void add_rows(Workers& workers, float* hidden, const float* update, int64_t count) {

@@ -14,9 +14,8 @@ class TaskReference {
  public:
   template <typename Callable>
   explicit TaskReference(Callable& callable)
-      : target_(&callable), call_([](void* target, int64_t task, int thread) {
-          (*static_cast<Callable*>(target))(task, thread);
-        }) {}
+      : target_(&callable),
+        call_([](void* target, int64_t task, int thread) { (*static_cast<Callable*>(target))(task, thread); }) {}
   void operator()(int64_t task, int thread) const { call_(target_, task, thread); }
 
  private:

@@ -12,7 +12,7 @@ namespace {
 std::vector<const KernelSet*> kernels_by_speed() {
   return {
 #if defined(GLINT_X86)
-      &amx_kernels(), &avx512_kernels(), &avx2_kernels(),
+      &amx_kernels(),   &avx512_kernels(), &avx2_kernels(),
 #endif
 #if defined(GLINT_ARM64)
       &neon_kernels(),

@@ -39,8 +39,7 @@ inline __m512i bf16_from_doubled_fp8(__m512i doubled) {
   const __mmask32 is_subnormal = _mm512_testn_epi16_mask(doubled, same_words(0x78));
   const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, same_words(kFp8Magnitude));
   const __m512i subnormal_shifts = _mm512_load_si512(kSubnormalShifts.data());
-  __m512i shifts =
-      _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, doubled, subnormal_shifts);
+  __m512i shifts = _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, doubled, subnormal_shifts);
   shifts = _mm512_mask_mov_epi16(shifts, is_nan, same_words(kBf16Nan - kFp8Magnitude));
   const __m512i shifted = _mm512_add_epi16(magnitude, shifts);
   return _mm512_ternarylogic_epi32(shifted, doubled, same_words(0x8000), kFirstOrBothOthers);

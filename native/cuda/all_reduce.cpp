@@ -79,9 +79,8 @@ void norm_residual(Backend& backend, StepState& step, NormCall norm) {
 
 void finish_peer_sum(Backend& backend, StepState& step) {
   if (!step.deferred.is_in_peer_memory) return;
-  norm_residual(backend, step, {.hidden = backend.workspace.hidden,
-                                .count = step.num_rows,
-                                .width = backend.model.hidden_size});
+  norm_residual(backend, step,
+                {.hidden = backend.workspace.hidden, .count = step.num_rows, .width = backend.model.hidden_size});
 }
 
 void all_gather_rows(Backend& backend, const StepState& step, const GatheredRows& rows) {
@@ -105,11 +104,11 @@ void gather_logits(Backend& backend, int64_t count) {
                               static_cast<uint64_t>(count * cols) * sizeof(float), 0, backend.stream);
   if (!backend.slice.is_first()) return;
   launch_concat_columns({.out = backend.workspace.logits,
-                       .in = backend.workspace.gathered_logits,
-                       .num_parts = backend.slice.num_ranks,
-                       .rows = count,
-                       .cols = cols},
-                      backend.stream);
+                         .in = backend.workspace.gathered_logits,
+                         .num_parts = backend.slice.num_ranks,
+                         .rows = count,
+                         .cols = cols},
+                        backend.stream);
 }
 
 }

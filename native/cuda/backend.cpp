@@ -75,13 +75,14 @@ int64_t most_gathered_rows(const glint_engine_options& options, int64_t max_toke
 
 int64_t most_peer_rows(const glint_engine_options& options, int64_t max_tokens) {
   const bool is_alone = options.num_ranks == 1 && options.emulated_ranks == 0;
-  const bool is_refused = options.all_reduce == GLINT_ALL_REDUCE_NCCL || options.sequence_parallel == GLINT_SEQUENCE_PARALLEL_ON;
+  const bool is_refused =
+      options.all_reduce == GLINT_ALL_REDUCE_NCCL || options.sequence_parallel == GLINT_SEQUENCE_PARALLEL_ON;
   return is_alone || is_refused ? 0 : std::min(max_tokens, kPeerRows);
 }
 
 void check_widths(const glint_model& model) {
-  const int32_t widest = std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width,
-                                   model.shared_width});
+  const int32_t widest =
+      std::max({model.num_heads * model.head_dim, model.dense_width, model.expert_width, model.shared_width});
   require(model.hidden_size <= kWidestNorm && widest <= kWidestInput, GLINT_STATUS_UNSUPPORTED, "hidden_size ",
           model.hidden_size, " and a GEMM's input of ", widest, ": CUDA takes up to ", kWidestNorm, " and ",
           kWidestInput);
@@ -139,8 +140,8 @@ void check_options(const RankSlice& slice, const glint_engine_options& options) 
           options.row_slices, "; on CUDA it equals num_ranks, ", options.num_ranks);
   require(model.head_dim <= kMaxHeadDim && model.num_heads / model.num_kv_heads <= kMaxGroupHeads,
           GLINT_STATUS_UNSUPPORTED, "head_dim ", model.head_dim, " with ", model.num_heads / model.num_kv_heads,
-          " query heads per KV head: CUDA attention takes head_dim up to ", kMaxHeadDim, " and up to ",
-          kMaxGroupHeads, " query heads per KV head");
+          " query heads per KV head: CUDA attention takes head_dim up to ", kMaxHeadDim, " and up to ", kMaxGroupHeads,
+          " query heads per KV head");
 }
 
 uint64_t weight_bytes(const glint_model& model, const PlacementOptions& options) {

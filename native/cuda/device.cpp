@@ -26,14 +26,15 @@ DeviceProperties find_device(const glint_engine_options& options, int32_t rank) 
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED, "no NVIDIA GPU can be used: ",
-          error == cudaSuccess ? "none is visible" : cudaGetErrorString(error),
+  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED,
+          "no NVIDIA GPU can be used: ", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error),
           "; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU library");
   cudaDeviceProp properties{};
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   require(options.num_ranks <= count || options.shares_devices != 0, GLINT_STATUS_UNSUPPORTED, "options.num_ranks is ",
-          options.num_ranks, " and ", count, " GPUs are visible: lower options.num_ranks, or check CUDA_VISIBLE_DEVICES");
+          options.num_ranks, " and ", count,
+          " GPUs are visible: lower options.num_ranks, or check CUDA_VISIBLE_DEVICES");
   const int device = rank % count;
   GLINT_CHECK_CUDA(cudaSetDevice(device));
   GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
@@ -45,8 +46,8 @@ DeviceProperties find_device(const glint_engine_options& options, int32_t rank) 
   GLINT_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
   return {.name = properties.name,
           .index = device,
-          .kernels = choose_kernels(options.shares_devices != 0 ? GLINT_KERNELS_PORTABLE : options.kernels,
-                                    properties.major),
+          .kernels =
+              choose_kernels(options.shares_devices != 0 ? GLINT_KERNELS_PORTABLE : options.kernels, properties.major),
           .num_multiprocessors = properties.multiProcessorCount,
           .memory_total = total_bytes,
           .memory_free = free_bytes};

@@ -96,19 +96,19 @@ void run_grouped(Backend& backend, const StepState& step, const PlacedWeight& we
                  const int32_t* row_tokens, float* out) {
   const ExpertBuffers& moe = backend.workspace.moe;
   launch_gemm_portable({.out = out,
-                           .out_stride = weight.rows,
-                           .weight = portable_weight(weight),
-                           .bias = nullptr,
-                           .activations = operand.rows,
-                           .activation_stride_bytes = operand.stride_bytes,
-                           .token_scales = operand.scales,
-                           .num_tokens = step.num_rows,
-                           .row_tokens = row_tokens,
-                           .tiles = moe.grouped.gate_up_tiles,
-                           .num_tiles = moe.grouped.num_gate_up_tiles,
-                           .max_tiles = max_tiles(backend, step),
-                           .tile_tokens = plan_tiles(step.num_rows).gate_up_tokens},
-                          backend.stream);
+                        .out_stride = weight.rows,
+                        .weight = portable_weight(weight),
+                        .bias = nullptr,
+                        .activations = operand.rows,
+                        .activation_stride_bytes = operand.stride_bytes,
+                        .token_scales = operand.scales,
+                        .num_tokens = step.num_rows,
+                        .row_tokens = row_tokens,
+                        .tiles = moe.grouped.gate_up_tiles,
+                        .num_tiles = moe.grouped.num_gate_up_tiles,
+                        .max_tiles = max_tiles(backend, step),
+                        .tile_tokens = plan_tiles(step.num_rows).gate_up_tokens},
+                       backend.stream);
 }
 
 Operand gate_expert_rows(Backend& backend, const StepState& step) {

@@ -143,12 +143,12 @@ KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pa
   if (!holds_fp8(pages.element)) return pages;
   const KvPages widened = backend.widened_pages();
   launch_dequantise_kv({.fp8 = pages,
-                      .bf16 = widened,
-                      .page_table = backend.workspace.step.page_table,
-                      .num_pages = step.num_prefill_pages,
-                      .num_kv_heads = backend.model.num_kv_heads,
-                      .head_dim = backend.model.head_dim},
-                     backend.stream);
+                        .bf16 = widened,
+                        .page_table = backend.workspace.step.page_table,
+                        .num_pages = step.num_prefill_pages,
+                        .num_kv_heads = backend.model.num_kv_heads,
+                        .head_dim = backend.model.head_dim},
+                       backend.stream);
   return widened;
 }
 
@@ -170,38 +170,38 @@ void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, con
               float* out, int64_t out_stride, int64_t count) {
   if (weight.is_hopper) {
     launch_gemm({.out = out,
-                          .out_stride = out_stride,
-                          .packed_weights = weight.packed,
-                          .row_scales = weight.scales,
-                          .bias = bias,
-                          .activations = operand.rows,
-                          .token_scales = operand.scales,
-                          .rows = weight.rows,
-                          .k_bytes = operand.stride_bytes,
-                          .num_tokens = count,
-                          .element = weight.element},
-                         backend.stream);
+                 .out_stride = out_stride,
+                 .packed_weights = weight.packed,
+                 .row_scales = weight.scales,
+                 .bias = bias,
+                 .activations = operand.rows,
+                 .token_scales = operand.scales,
+                 .rows = weight.rows,
+                 .k_bytes = operand.stride_bytes,
+                 .num_tokens = count,
+                 .element = weight.element},
+                backend.stream);
     if (starts_next_after_wait(operand.stride_bytes, count)) step.hidden_is_settled = true;
     return;
   }
   launch_gemm_portable({.out = out,
-                           .out_stride = out_stride,
-                           .weight = portable_weight(weight),
-                           .bias = bias,
-                           .activations = operand.rows,
-                           .activation_stride_bytes = operand.stride_bytes,
-                           .token_scales = operand.scales,
-                           .num_tokens = count,
-                           .row_tokens = nullptr,
-                           .tiles = nullptr,
-                           .num_tiles = nullptr,
-                           .max_tiles = 0,
-                           .tile_tokens = 0},
-                          backend.stream);
+                        .out_stride = out_stride,
+                        .weight = portable_weight(weight),
+                        .bias = bias,
+                        .activations = operand.rows,
+                        .activation_stride_bytes = operand.stride_bytes,
+                        .token_scales = operand.scales,
+                        .num_tokens = count,
+                        .row_tokens = nullptr,
+                        .tiles = nullptr,
+                        .num_tiles = nullptr,
+                        .max_tiles = 0,
+                        .tile_tokens = 0},
+                       backend.stream);
 }
 
-void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSection>& sections,
-                  const Operand& operand, float* out, int64_t out_stride) {
+void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSection>& sections, const Operand& operand,
+                  float* out, int64_t out_stride) {
   for (const PlacedSection& section : sections) {
     run_gemm(backend, step, section.weight, section.bias, operand, out + section.out_first, out_stride, step.num_rows);
   }

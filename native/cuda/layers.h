@@ -8,8 +8,8 @@ namespace glint::cuda {
 PortableWeight portable_weight(const PlacedWeight& weight);
 void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, const float* bias, const Operand& operand,
               float* out, int64_t out_stride, int64_t count);
-void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSection>& sections,
-                  const Operand& operand, float* out, int64_t out_stride);
+void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSection>& sections, const Operand& operand,
+                  float* out, int64_t out_stride);
 void round_rows(Backend& backend, const float* rows, const Operand& operand, int64_t count, int64_t width);
 void prepare_rows(Backend& backend, const StepState& step, const float* rows, int64_t width, const Operand& operand);
 

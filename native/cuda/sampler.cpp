@@ -15,8 +15,7 @@ using cuda::SampleResult;
 using cuda::SampleSettings;
 
 bool has_penalties(const SamplingSettings& settings) {
-  return settings.repetition_penalty != 1.0F || settings.frequency_penalty != 0.0F ||
-         settings.presence_penalty != 0.0F;
+  return settings.repetition_penalty != 1.0F || settings.frequency_penalty != 0.0F || settings.presence_penalty != 0.0F;
 }
 
 struct SampleWriter {

@@ -81,8 +81,8 @@ struct StepWriter {
       return std::min(cuda::kSplitTokens, task.num_positions - task.split * cuda::kSplitTokens);
     };
     const std::span tasks(buffers.decode_tasks, static_cast<size_t>(step.num_decode_tasks));
-    const auto shorter = std::ranges::partition(
-        tasks, [&](const DecodeTask& task) { return num_tokens(task) == cuda::kSplitTokens; });
+    const auto shorter =
+        std::ranges::partition(tasks, [&](const DecodeTask& task) { return num_tokens(task) == cuda::kSplitTokens; });
     std::ranges::sort(shorter, std::ranges::greater(), num_tokens);
   }
 
@@ -212,8 +212,8 @@ bool capture_step(Backend& backend, StepState& step, const std::function<void()>
   run();
   backend.graphs.add(capture, backend.stream);
   const cuda::CollectiveCounts after = counts_of(backend);
-  backend.captured_counts.push_back({.collectives = after.collectives - before.collectives,
-                                     .bytes_sent = after.bytes_sent - before.bytes_sent});
+  backend.captured_counts.push_back(
+      {.collectives = after.collectives - before.collectives, .bytes_sent = after.bytes_sent - before.bytes_sent});
   return true;
 }
 

@@ -91,12 +91,13 @@ glint_status glint_init_engine(const glint_engine_options* options, const glint_
     require_struct(options, "options");
     const bool has_table = options->synthetic_seed != 0 ? count == 0 : tensors != nullptr && count > 0;
     require_argument(has_table && count < (int64_t{1} << 32), "the tensor table has ", count, " tensors",
-                     options->synthetic_seed != 0 ? ", but with options.synthetic_seed the weights are random: give none"
-                                                  : ": a checkpoint has at least one");
+                     options->synthetic_seed != 0
+                         ? ", but with options.synthetic_seed the weights are random: give none"
+                         : ": a checkpoint has at least one");
     const glint::LoadEnd load_end;
     auto handle = std::make_unique<glint_engine>();
-    handle->engine = std::make_shared<glint::Engine>(
-        *options, std::span<const glint_tensor>{tensors, static_cast<size_t>(count)});
+    handle->engine =
+        std::make_shared<glint::Engine>(*options, std::span<const glint_tensor>{tensors, static_cast<size_t>(count)});
     const std::lock_guard lock(live_mutex);
     live_engines().insert(handle.get());
     *engine = handle.release();

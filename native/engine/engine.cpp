@@ -46,9 +46,9 @@ EngineLimits checked_limits(const glint_engine_options& options) {
 
 std::span<const glint_file> checked_files(const glint_engine_options& options, size_t tensor_count) {
   if (options.synthetic_seed != 0) {
-    require_argument(options.file_count == 0 && tensor_count == 0, "options.synthetic_seed is ",
-                     options.synthetic_seed, ", so the weights are random: give no files and no tensors, not ",
-                     options.file_count, " and ", tensor_count);
+    require_argument(options.file_count == 0 && tensor_count == 0, "options.synthetic_seed is ", options.synthetic_seed,
+                     ", so the weights are random: give no files and no tensors, not ", options.file_count, " and ",
+                     tensor_count);
     return {};
   }
   require_argument(options.file_count <= 0 || static_cast<size_t>(options.file_count) <= tensor_count,

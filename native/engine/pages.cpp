@@ -266,8 +266,7 @@ std::string PagePool::registration_problem(int64_t chained) const {
     if (page.serial != 0) serials.push_back(page.serial);
   }
   if (std::cmp_not_equal(serials.size(), chained)) {
-    return std::to_string(serials.size()) + " pages are registered but the hash chains hold " +
-           std::to_string(chained);
+    return std::to_string(serials.size()) + " pages are registered but the hash chains hold " + std::to_string(chained);
   }
   std::ranges::sort(serials);
   const auto twin = std::ranges::adjacent_find(serials);

@@ -31,8 +31,8 @@ int32_t finish_reason(const Request& request, int32_t token, int32_t max_context
 void add_logprobs(std::vector<glint_logprob>& out, int32_t item, int32_t position, const SampledRow& row) {
   out.push_back({item, position, row.token, row.logprob});
   for (int32_t rank = 0; rank < row.top_count; ++rank) {
-    out.push_back({item, position, row.top_tokens[static_cast<size_t>(rank)],
-                   row.top_logprobs[static_cast<size_t>(rank)]});
+    out.push_back(
+        {item, position, row.top_tokens[static_cast<size_t>(rank)], row.top_logprobs[static_cast<size_t>(rank)]});
   }
 }
 
@@ -91,9 +91,8 @@ void StepRunner::loop() {
   std::fesetenv(FE_DFL_ENV);
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] {
-      return is_stopping_ || !queue_.empty() || (sampled_ != nullptr && sampled_->is_awaited);
-    });
+    changed_.wait(lock,
+                  [&] { return is_stopping_ || !queue_.empty() || (sampled_ != nullptr && sampled_->is_awaited); });
     if (is_stopping_) return;
     if (queue_.empty()) {
       finish(lock);
@@ -200,9 +199,8 @@ void StepRunner::sample_rows(int32_t slot) {
 }
 
 void StepRunner::collect_rows(int32_t slot, std::span<SampledRow> out) {
-  ranks_.run([&](Rank& rank) {
-    ops::collect_rows(*rank.backend, slot, rank.index == 0 ? out : std::span<SampledRow>{});
-  });
+  ranks_.run(
+      [&](Rank& rank) { ops::collect_rows(*rank.backend, slot, rank.index == 0 ? out : std::span<SampledRow>{}); });
 }
 
 void StepRunner::report_prompt_logprobs(Step& step) {

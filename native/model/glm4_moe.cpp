@@ -3,10 +3,7 @@
 namespace glint {
 
 ForwardPass::ForwardPass(Backend& backend, const glint_model& model)
-    : backend_(backend),
-      step_(make_step()),
-      num_layers_(model.num_layers),
-      num_dense_layers_(model.num_dense_layers) {}
+    : backend_(backend), step_(make_step()), num_layers_(model.num_layers), num_dense_layers_(model.num_dense_layers) {}
 
 void ForwardPass::run(const StepBatch& batch, int32_t slot) {
   count_ = static_cast<int64_t>(batch.tokens.size());

@@ -10,15 +10,17 @@ namespace glint {
 namespace {
 
 void check_layout(const glint_engine_options& options) {
-  require_argument(options.num_ranks >= 1 && options.num_ranks <= kMaxRanks, "options.num_ranks is ",
-                   options.num_ranks, ", expected 1 to ", kMaxRanks);
+  require_argument(options.num_ranks >= 1 && options.num_ranks <= kMaxRanks, "options.num_ranks is ", options.num_ranks,
+                   ", expected 1 to ", kMaxRanks);
   require_argument(options.row_slices >= 1 && options.row_slices <= kMaxRanks, "options.row_slices is ",
                    options.row_slices, ", expected 1 to ", kMaxRanks);
   require_argument(options.expert_layout == GLINT_EXPERT_LAYOUT_TP || options.expert_layout == GLINT_EXPERT_LAYOUT_EP,
                    "options.expert_layout is ", options.expert_layout, ", expected ", GLINT_EXPERT_LAYOUT_TP, " or ",
                    GLINT_EXPERT_LAYOUT_EP);
-  require_argument(options.sequence_parallel >= GLINT_SEQUENCE_PARALLEL_AUTO && options.sequence_parallel <= GLINT_SEQUENCE_PARALLEL_ON,
-                   "options.sequence_parallel is ", options.sequence_parallel, ", expected 0 to ", GLINT_SEQUENCE_PARALLEL_ON);
+  require_argument(options.sequence_parallel >= GLINT_SEQUENCE_PARALLEL_AUTO &&
+                       options.sequence_parallel <= GLINT_SEQUENCE_PARALLEL_ON,
+                   "options.sequence_parallel is ", options.sequence_parallel, ", expected 0 to ",
+                   GLINT_SEQUENCE_PARALLEL_ON);
   require_argument(options.all_reduce >= GLINT_ALL_REDUCE_AUTO && options.all_reduce <= GLINT_ALL_REDUCE_CUSTOM,
                    "options.all_reduce is ", options.all_reduce, ", expected 0 to ", GLINT_ALL_REDUCE_CUSTOM);
   const int32_t slices_per_rank = options.row_slices / options.num_ranks;
@@ -30,10 +32,10 @@ void check_layout(const glint_engine_options& options) {
 }
 
 void check_heads(const glint_model& model, int32_t num_ranks) {
-  require_argument(model.num_heads % num_ranks == 0, "num_attention_heads ", model.num_heads,
-                   " cannot be split over ", num_ranks, " ranks; choose another options.num_ranks");
-  require_argument(model.num_kv_heads % num_ranks == 0 || num_ranks % model.num_kv_heads == 0,
-                   "num_key_value_heads ", model.num_kv_heads, " can neither be split over ", num_ranks,
+  require_argument(model.num_heads % num_ranks == 0, "num_attention_heads ", model.num_heads, " cannot be split over ",
+                   num_ranks, " ranks; choose another options.num_ranks");
+  require_argument(model.num_kv_heads % num_ranks == 0 || num_ranks % model.num_kv_heads == 0, "num_key_value_heads ",
+                   model.num_kv_heads, " can neither be split over ", num_ranks,
                    " ranks nor be duplicated evenly; choose another options.num_ranks");
 }
 

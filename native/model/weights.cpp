@@ -146,8 +146,8 @@ class WeightStore::Table {
   const glint_tensor& find(int32_t role, int32_t part, int32_t layer, int32_t expert, int64_t rows,
                            int64_t cols) const {
     const auto entry = entries_.find(tensor_key(role, part, layer, expert));
-    require_argument(entry != entries_.end(), "the tensor table lacks role ", role, ", part ", part, ", layer ",
-                     layer, ", expert ", expert);
+    require_argument(entry != entries_.end(), "the tensor table lacks role ", role, ", part ", part, ", layer ", layer,
+                     ", expert ", expert);
     const glint_tensor& tensor = *entry->second;
     require_argument(tensor.rows == rows && tensor.cols == cols, "tensor of role ", role, ", part ", part, ", layer ",
                      layer, ", expert ", expert, " is ", tensor.rows, " x ", tensor.cols, ", the model needs ", rows,

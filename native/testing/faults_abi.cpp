@@ -29,8 +29,9 @@ Fault asked_fault(const std::string& asked) {
               std::stoi(asked.substr(passes_at + 1))};
     }
   }
-  throw glint::Failure(GLINT_STATUS_INVALID_ARGUMENT,
-                       glint::text("$", kVariable, " is '", asked, "', expected load|step|collective|capture:RANK:PASSES"));
+  throw glint::Failure(
+      GLINT_STATUS_INVALID_ARGUMENT,
+      glint::text("$", kVariable, " is '", asked, "', expected load|step|collective|capture:RANK:PASSES"));
 }
 
 void fail_where_asked(glint::FaultPoint place, int32_t rank) {

@@ -17,9 +17,9 @@ using glint::Buffer;
 using glint::cpu::Workers;
 using glint::testing::guarded;
 using glint::testing::last_error;
+using glint::testing::TestGemm;
 using glint::testing::TestOperand;
 using glint::testing::TestPages;
-using glint::testing::TestGemm;
 using glint::testing::TestRotation;
 using glint::testing::TestRounding;
 
@@ -71,8 +71,7 @@ Operand prepare(Workers& workers, const TestOperand& source) {
                   stride};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
   const auto fill = source.has_fp8 != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
-  fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width,
-       source.row_slices);
+  fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width, source.row_slices);
   return operand;
 }
 
@@ -178,8 +177,8 @@ GLINT_API void glint_testing_embed(Workers* workers, float* out, const uint16_t*
   glint::cpu::embed(*workers, out, weight, {tokens, static_cast<size_t>(count)});
 }
 
-GLINT_API void glint_testing_rms_norm(Workers* workers, float* out, const float* in, const float* weight,
-                                      int64_t count, int64_t width, double epsilon) {
+GLINT_API void glint_testing_rms_norm(Workers* workers, float* out, const float* in, const float* weight, int64_t count,
+                                      int64_t width, double epsilon) {
   glint::cpu::rms_norm(*workers, out, in, weight, count, width, epsilon);
 }
 
@@ -207,16 +206,16 @@ GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float
 
 GLINT_API void glint_testing_rope_and_cache(Workers* workers, const TestRotation* rotation, const TestPages* pages) {
   glint::cpu::rope_and_cache(*workers,
-                               {.query = rotation->query,
-                                .key = rotation->key,
-                                .value = rotation->value,
-                                .query_norm = rotation->query_norm,
-                                .key_norm = rotation->key_norm,
-                                .cosines = rotation->cosines,
-                                .sines = rotation->sines,
-                                .heads = heads_of(*pages),
-                                .norm_epsilon = rotation->norm_epsilon},
-                               layout_of(*pages), pages->layer, pages->request_span());
+                             {.query = rotation->query,
+                              .key = rotation->key,
+                              .value = rotation->value,
+                              .query_norm = rotation->query_norm,
+                              .key_norm = rotation->key_norm,
+                              .cosines = rotation->cosines,
+                              .sines = rotation->sines,
+                              .heads = heads_of(*pages),
+                              .norm_epsilon = rotation->norm_epsilon},
+                             layout_of(*pages), pages->layer, pages->request_span());
 }
 
 GLINT_API void glint_testing_attend(Workers* workers, float* out, const float* query, const TestPages* pages) {
@@ -230,12 +229,9 @@ GLINT_API void glint_testing_swiglu(Workers* workers, float* out, const float* g
 GLINT_API int32_t glint_testing_route(Workers* workers, int32_t* experts, float* weights, const float* logits,
                                       const float* bias, int64_t count, const glint_model* model) {
   return guarded([&] {
-    glint::cpu::route(*workers, {.experts = experts,
-                                 .weights = weights,
-                                 .logits = logits,
-                                 .bias = bias,
-                                 .count = count,
-                                 .model = model});
+    glint::cpu::route(
+        *workers,
+        {.experts = experts, .weights = weights, .logits = logits, .bias = bias, .count = count, .model = model});
   });
 }
 

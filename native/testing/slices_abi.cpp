@@ -118,9 +118,7 @@ GLINT_API int32_t glint_testing_rank_bias(glint_engine* handle, const TestSlice*
 GLINT_API int32_t glint_testing_rank_logits(glint_engine* handle, float* out, const int32_t* rows, int64_t count) {
   return guarded([&] {
     glint::Ranks& ranks = glint::engine_of(handle)->ranks();
-    ranks.run([&](glint::Rank& rank) {
-      rank.forward->compute_logits({rows, static_cast<size_t>(count)});
-    });
+    ranks.run([&](glint::Rank& rank) { rank.forward->compute_logits({rows, static_cast<size_t>(count)}); });
     glint::ops::read_logits(ranks.first_backend(), out, count);
   });
 }

@@ -73,10 +73,10 @@ GLINT_API TestTap* glint_testing_tap_new(glint_engine* handle) {
   guarded([&] {
     const std::shared_ptr<glint::Engine> engine = one_rank_engine(handle);
     auto record = std::make_shared<HiddenRecord>(engine->model().num_layers, engine->model().hidden_size);
-    engine->forward().set_tap([record, &backend = engine->backend()](glint::StepState& step, int64_t layer,
-                                                                     int64_t count) {
-      record->take(backend, step, layer, count);
-    });
+    engine->forward().set_tap(
+        [record, &backend = engine->backend()](glint::StepState& step, int64_t layer, int64_t count) {
+          record->take(backend, step, layer, count);
+        });
     tap = std::make_unique<TestTap>(TestTap{std::move(record)});
   });
   return tap.release();

@@ -28,8 +28,7 @@ const std::byte* place_of(const void* buffer, int32_t rank, uint64_t bytes_per_r
 uint64_t float_bytes(int64_t count) { return static_cast<uint64_t>(count) * sizeof(float); }
 
 void require_scratch(const FloatScratch& scratch, int64_t count, const char* name) {
-  require_argument(scratch.count >= count, name, " needs scratch for ", count, " floats and was given ",
-                   scratch.count);
+  require_argument(scratch.count >= count, name, " needs scratch for ", count, " floats and was given ", scratch.count);
 }
 
 }
@@ -164,9 +163,9 @@ void Collectives::gather(void* out, const void* in, uint64_t bytes_per_rank, int
   Group group(*this);
   check(nccl_->send(in, bytes_per_rank, NcclType::kBytes, root, call.comm, stream), "ncclSend");
   for (int32_t peer = 0; rank_ == root && peer < num_ranks(); ++peer) {
-    check(nccl_->receive(place_of(out, peer, bytes_per_rank), bytes_per_rank, NcclType::kBytes, peer, call.comm,
-                         stream),
-          "ncclRecv");
+    check(
+        nccl_->receive(place_of(out, peer, bytes_per_rank), bytes_per_rank, NcclType::kBytes, peer, call.comm, stream),
+        "ncclRecv");
   }
   group.end();
   count(rank_ == root ? 0 : bytes_per_rank);
@@ -187,8 +186,8 @@ void Collectives::all_reduce(float* values, int64_t count, const FloatScratch& s
     return all_gather(values, float_bytes(shard), stream);
   }
   require_scratch(scratch, count * num_ranks(), "all_reduce");
-  GLINT_CHECK_CUDA(cudaMemcpyAsync(scratch.data + rank_ * count, values, float_bytes(count), cudaMemcpyDeviceToDevice,
-                                   stream));
+  GLINT_CHECK_CUDA(
+      cudaMemcpyAsync(scratch.data + rank_ * count, values, float_bytes(count), cudaMemcpyDeviceToDevice, stream));
   all_gather(scratch.data, float_bytes(count), stream);
   launch_sum({.out = values, .parts = scratch.data, .part_stride = count, .num_parts = num_ranks(), .count = count},
              stream);

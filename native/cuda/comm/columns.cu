@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kThreads) concat_columns_kernel(const ConcatCo
 
 __device__ __forceinline__ void repeat_words(void* rows, int64_t words, int32_t num_ranks) {
   auto* g_words = static_cast<uint32_t*>(rows);
-  for (int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x; word < words; word += int64_t{gridDim.x} * kThreads) {
+  for (int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x; word < words;
+       word += int64_t{gridDim.x} * kThreads) {
     const uint32_t value = g_words[word];
     for (int32_t rank = 1; rank < num_ranks; ++rank) g_words[rank * words + word] = value;
   }
@@ -54,11 +55,11 @@ void launch_concat_columns(const ConcatColumnsCall& call, cudaStream_t stream) {
   require_argument(call.rows <= kMostRows, "logits of ", call.rows, " rows are joined; at most ", kMostRows);
   if (call.rows == 0) return;
   const int64_t wide = (call.cols + kThreads * kColumnsPerThread - 1) / (kThreads * kColumnsPerThread);
-  launch_dependent(concat_columns_kernel,
-                   {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(call.rows),
-                         static_cast<unsigned>(call.num_parts)),
-                    kThreads, 0},
-                   stream, call);
+  launch_dependent(
+      concat_columns_kernel,
+      {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(call.rows), static_cast<unsigned>(call.num_parts)),
+       kThreads, 0},
+      stream, call);
 }
 
 }

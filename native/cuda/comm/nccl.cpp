@@ -47,8 +47,8 @@ OpenLibrary open_library(const std::string& path) {
 template <typename Function>
 void take(Function& function, void* library, const char* name, const std::string& path) {
   void* symbol = dlsym(library, name);
-  require(symbol != nullptr, GLINT_STATUS_UNSUPPORTED, path, " has no ", name,
-          ": it is no NCCL library; set ", kPathVariable, " to the path of libnccl.so.2");
+  require(symbol != nullptr, GLINT_STATUS_UNSUPPORTED, path, " has no ", name, ": it is no NCCL library; set ",
+          kPathVariable, " to the path of libnccl.so.2");
   function = reinterpret_cast<Function>(symbol);
 }
 
@@ -74,8 +74,8 @@ std::shared_ptr<const Nccl> Nccl::load(const std::string& path) {
   int32_t (*get_version)(int* version) = nullptr;
   take(get_version, opened.library, "ncclGetVersion", opened.path);
   nccl->check(get_version(&nccl->version_), "ncclGetVersion");
-  require(nccl->version_ >= kNcclLeastVersion, GLINT_STATUS_UNSUPPORTED, opened.path, " is NCCL ",
-          nccl->version_text(), ", too old: install ", version_name(kNcclLeastVersion), " or newer");
+  require(nccl->version_ >= kNcclLeastVersion, GLINT_STATUS_UNSUPPORTED, opened.path, " is NCCL ", nccl->version_text(),
+          ", too old: install ", version_name(kNcclLeastVersion), " or newer");
   return nccl;
 }
 

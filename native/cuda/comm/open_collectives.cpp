@@ -99,9 +99,8 @@ void Collectives::warm_up(const OpenCall& call, uint64_t bytes_per_rank, cudaStr
 
 void Collectives::open(const OpenCall& call) {
   const auto ranks = static_cast<uint64_t>(num_ranks());
-  require_argument(call.scratch_bytes >= 2 * ranks * kLinkTestBytes, "the collectives of ", num_ranks(),
-                   " ranks need ", 2 * ranks * kLinkTestBytes, " bytes of scratch to start and were given ",
-                   call.scratch_bytes);
+  require_argument(call.scratch_bytes >= 2 * ranks * kLinkTestBytes, "the collectives of ", num_ranks(), " ranks need ",
+                   2 * ranks * kLinkTestBytes, " bytes of scratch to start and were given ", call.scratch_bytes);
   start_communicator(call.deadline);
   Watchdog watchdog(group_, call.deadline, text("rank ", rank_, " waited for the others and they did not come"));
   for (int32_t distance = 0; distance < num_ranks(); ++distance) {

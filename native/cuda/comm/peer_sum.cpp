@@ -172,8 +172,9 @@ void PeerSum::check_async() {
     throw Failure(GLINT_STATUS_INTERNAL, text("rank ", rank_, " used the same slot of peer memory twice in a row, at ",
                                               "all-reduce ", status()->epoch, ": uses must alternate"));
   }
-  throw Failure(GLINT_STATUS_RANK_FAILED, text("rank ", rank_, " waited ", wait_seconds_, " s for rank ",
-                                               status()->peer, " at all-reduce ", status()->epoch, " over peer memory"));
+  throw Failure(GLINT_STATUS_RANK_FAILED,
+                text("rank ", rank_, " waited ", wait_seconds_, " s for rank ", status()->peer, " at all-reduce ",
+                     status()->epoch, " over peer memory"));
 }
 
 }

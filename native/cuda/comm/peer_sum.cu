@@ -197,8 +197,7 @@ void launch_sum(const SumCall& given, cudaStream_t stream) {
   SumCall call = given;
   if (call.count == 0) return;
   require_argument(call.num_parts > 0, "a sum reduces ", call.num_parts, " parts; it reduces 1 to ", kMaxParts);
-  call.is_aligned =
-      call.part_stride % kVectorFloats == 0 && starts_at_vector(call.out) && starts_at_vector(call.parts);
+  call.is_aligned = call.part_stride % kVectorFloats == 0 && starts_at_vector(call.out) && starts_at_vector(call.parts);
   const int64_t wanted = (call.count + kRowThreads * kVectorFloats - 1) / (kRowThreads * kVectorFloats);
   const auto thread_blocks = static_cast<unsigned>(std::min(wanted, kMaxThreadBlocks));
   with_room_for(call.num_parts, [&](auto room) {

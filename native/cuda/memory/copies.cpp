@@ -22,8 +22,8 @@ void Copies::send() const {
     return launch_copies(call_, stream_);
   }
   for (const CopyRange* range = call_.ranges; range != end; ++range) {
-    GLINT_CHECK_CUDA(cudaMemcpyAsync(range->target, range->source, static_cast<size_t>(range->bytes),
-                                     cudaMemcpyDefault, stream_));
+    GLINT_CHECK_CUDA(
+        cudaMemcpyAsync(range->target, range->source, static_cast<size_t>(range->bytes), cudaMemcpyDefault, stream_));
   }
 }
 

@@ -19,11 +19,11 @@ DeviceMemory::DeviceMemory(uint64_t byte_count, const char* purpose) : Allocatio
     size_t total_bytes = 0;
     cudaGetLastError();
     cudaMemGetInfo(&free_bytes, &total_bytes);
-    throw Failure(GLINT_STATUS_OUT_OF_MEMORY,
-                  text("the GPU has no room for ", static_cast<double>(byte_count) / kGibibyte, " GiB of ", purpose,
-                       ": ", static_cast<double>(free_bytes) / kGibibyte, " of ",
-                       static_cast<double>(total_bytes) / kGibibyte, " GiB are free (", cudaGetErrorString(error),
-                       "); lower options.num_pages or options.max_step_items"));
+    throw Failure(
+        GLINT_STATUS_OUT_OF_MEMORY,
+        text("the GPU has no room for ", static_cast<double>(byte_count) / kGibibyte, " GiB of ", purpose, ": ",
+             static_cast<double>(free_bytes) / kGibibyte, " of ", static_cast<double>(total_bytes) / kGibibyte,
+             " GiB are free (", cudaGetErrorString(error), "); lower options.num_pages or options.max_step_items"));
   }
   data_.reset(static_cast<std::byte*>(data));
   GLINT_CHECK_CUDA(cudaMemset(data, 0, byte_count));

@@ -31,8 +31,7 @@ GroupSizes largest_group(const glint_model& model, const StepLimits& limits) {
   return sizes;
 }
 
-void lay_out_portable_experts(const glint_model& model, const StepLimits& limits, ExpertBuffers& moe,
-                              Arena& arena) {
+void lay_out_portable_experts(const glint_model& model, const StepLimits& limits, ExpertBuffers& moe, Arena& arena) {
   const int64_t rows = limits.max_tokens * model.experts_per_token;
   moe.gate = arena.take<float>(rows * model.expert_width);
   moe.up = arena.take<float>(rows * model.expert_width);
@@ -53,8 +52,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   const GroupSizes sizes = largest_group(model, limits);
   moe.experts = arena.take<int32_t>(pairs);
   moe.weights = arena.take<float>(pairs);
-  moe.router_splits =
-      arena.take<float>(router_split_floats(limits.max_tokens, model.hidden_size, model.num_experts));
+  moe.router_splits = arena.take<float>(router_split_floats(limits.max_tokens, model.hidden_size, model.num_experts));
   moe.grouped.row_tokens = arena.take<int32_t>(rows);
   moe.grouped.row_weights = arena.take<float>(rows);
   moe.grouped.gate_up_tiles = arena.take<TokenTile>(sizes.tiles);

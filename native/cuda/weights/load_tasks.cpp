@@ -114,8 +114,8 @@ class TaskPlanner {
       copy_floats(placed.key_norm, source.key_norm, model_.head_dim, weight_name(GLINT_ROLE_KEY_NORM));
     }
     add_sections(placed.qkv, {{&source.query, weight_name(GLINT_ROLE_QUERY)},
-                                          {&source.key, weight_name(GLINT_ROLE_KEY)},
-                                          {&source.value, weight_name(GLINT_ROLE_VALUE)}});
+                              {&source.key, weight_name(GLINT_ROLE_KEY)},
+                              {&source.value, weight_name(GLINT_ROLE_VALUE)}});
     if (model_.has_attention_bias != 0) add_biases(placed.qkv, source);
     add_weight(placed.output, 0, {{&source.output, weight_name(GLINT_ROLE_OUTPUT)}});
     if (layer < model_.num_dense_layers) {
@@ -180,8 +180,8 @@ class TaskPlanner {
     const auto whole_bytes = static_cast<uint64_t>(placed.rows * row_bytes);
     require(chain_bytes(chain) == whole_bytes, GLINT_STATUS_INTERNAL, "the weight of role ", stacked.front().name.role,
             ", layer ", layer_, " has ", chain_bytes(chain), " bytes and a place for ", whole_bytes);
-    const int64_t most = task_rows(row_bytes, placed.is_hopper ? kGemmTileRows : kPortableUnitRows,
-                                   stacked.front().name);
+    const int64_t most =
+        task_rows(row_bytes, placed.is_hopper ? kGemmTileRows : kPortableUnitRows, stacked.front().name);
     uint8_t* target = placed.packed + matrix * placed.matrix_bytes;
     for (int64_t first = 0; first < placed.rows; first += most) {
       const int64_t rows = std::min(most, placed.rows - first);
@@ -217,8 +217,7 @@ class TaskPlanner {
   }
 
   void add_feed_forward(const PlacedFeedForward& placed, const FeedForwardWeights& source, int32_t gate_role) {
-    add_sections(placed.gate_up,
-                 {{&source.gate, weight_name(gate_role)}, {&source.up, weight_name(gate_role + 1)}});
+    add_sections(placed.gate_up, {{&source.gate, weight_name(gate_role)}, {&source.up, weight_name(gate_role + 1)}});
     add_weight(placed.down, 0, {{&source.down, weight_name(gate_role + 2)}});
   }
 
@@ -295,8 +294,8 @@ class TaskPlanner {
 
 }
 
-std::vector<LoadTask> plan_load_tasks(const PlacedWeights& placed, const glint_model& model,
-                                      const ModelWeights& source, int32_t expert_first) {
+std::vector<LoadTask> plan_load_tasks(const PlacedWeights& placed, const glint_model& model, const ModelWeights& source,
+                                      int32_t expert_first) {
   require(placed.layers.size() == source.layers.size(), GLINT_STATUS_INTERNAL, "there are places for ",
           placed.layers.size(), " layers and weights of ", source.layers.size());
   std::vector<LoadTask> tasks;

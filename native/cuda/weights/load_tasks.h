@@ -47,8 +47,8 @@ struct LoadTask {
   std::vector<SourcePiece> pieces;
 };
 
-std::vector<LoadTask> plan_load_tasks(const PlacedWeights& placed, const glint_model& model,
-                                      const ModelWeights& source, int32_t expert_first);
+std::vector<LoadTask> plan_load_tasks(const PlacedWeights& placed, const glint_model& model, const ModelWeights& source,
+                                      int32_t expert_first);
 uint64_t total_task_bytes(const std::vector<LoadTask>& tasks);
 uint8_t* staging_target(const LoadTask& task, uint8_t* g_stage);
 void launch_pack_task(const LoadTask& task, const uint8_t* g_stage, cudaStream_t stream);

@@ -119,8 +119,7 @@ class Placer {
     return place_matrices(rows, cols, element, 1, is_hopper_gemm(cols, element));
   }
 
-  PlacedWeight place_matrices(int64_t rows, int64_t cols, GemmElement element, int64_t num_matrices,
-                              bool is_hopper) {
+  PlacedWeight place_matrices(int64_t rows, int64_t cols, GemmElement element, int64_t num_matrices, bool is_hopper) {
     PlacedWeight placed;
     placed.rows = rows;
     placed.cols = cols;

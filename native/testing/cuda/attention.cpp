@@ -115,9 +115,8 @@ void rope_and_cache(Runner& runner, const TestRotation& test, const TestPages& p
   const DevicePages device_pages(pages);
   const DeviceArray<uint16_t> query(num_rows(pages) * pages.num_heads * padded_dim(pages));
   const Rotation rotation(test, pages, padding_floats(pages));
-  runner.run(
-      [&] { glint::cuda::launch_rope_and_cache(rotation.call(query.data(), device_pages.pool()), nullptr); },
-      {&query, &device_pages.keys(), &device_pages.values()});
+  runner.run([&] { glint::cuda::launch_rope_and_cache(rotation.call(query.data(), device_pages.pool()), nullptr); },
+             {&query, &device_pages.keys(), &device_pages.values()});
   store_query(test.query, query, pages);
   device_pages.download();
 }
@@ -230,16 +229,16 @@ class WidenedPages {
   glint::cuda::KvPages widen() const {
     if (!holds_fp8()) return pool_;
     const glint::cuda::KvPages widened{.keys = keys_.bytes(),
-                                        .values = values_.bytes(),
-                                        .page_bytes = pages_.num_kv_heads * slab_bytes_,
-                                        .head_bytes = slab_bytes_};
+                                       .values = values_.bytes(),
+                                       .page_bytes = pages_.num_kv_heads * slab_bytes_,
+                                       .head_bytes = slab_bytes_};
     glint::cuda::launch_dequantise_kv({.fp8 = pool_,
-                                     .bf16 = widened,
-                                     .page_table = page_table_.data(),
-                                     .num_pages = page_table_.count(),
-                                     .num_kv_heads = pages_.num_kv_heads,
-                                     .head_dim = pages_.head_dim},
-                                    nullptr);
+                                       .bf16 = widened,
+                                       .page_table = page_table_.data(),
+                                       .num_pages = page_table_.count(),
+                                       .num_kv_heads = pages_.num_kv_heads,
+                                       .head_dim = pages_.head_dim},
+                                      nullptr);
     return widened;
   }
 
@@ -269,8 +268,8 @@ void attend(Runner& runner, float* result, const float* query_rows, const TestPa
   call.query = query.data();
   call.page_table = page_table.data();
   const WidenedPages widened(pages, device_pages, page_table);
-  const auto launch_prefill = runner.is_hopper() ? glint::cuda::launch_attention_prefill
-                                                 : glint::cuda::launch_attention_prefill_portable;
+  const auto launch_prefill =
+      runner.is_hopper() ? glint::cuda::launch_attention_prefill : glint::cuda::launch_attention_prefill_portable;
   runner.run(
       [&] {
         if (!tasks.decode.empty()) glint::cuda::launch_attention_decode(decode.call(call), nullptr);
@@ -295,10 +294,10 @@ void attention_step(Runner& runner, const TestOperand& result, const TestRotatio
   const DeviceArray<float> scales(result.count);
   runner.run(
       [&] {
-        glint::cuda::launch_attention_step({decode.call(attend_call(pages, device_pages)),
-                                            rotation.call(nullptr, device_pages.pool()), fp8.data(), scales.data(),
-                                            result.width},
-                                           nullptr);
+        glint::cuda::launch_attention_step(
+            {decode.call(attend_call(pages, device_pages)), rotation.call(nullptr, device_pages.pool()), fp8.data(),
+             scales.data(), result.width},
+            nullptr);
       },
       {&fp8, &scales, &device_pages.keys(), &device_pages.values()});
   std::ranges::copy(glint::testing::fp8_values(fp8), result.out);
@@ -333,9 +332,8 @@ extern "C" {
 
 GLINT_API int32_t glint_testing_fill_rotary(Runner* runner, float* cosines, float* sines, const int32_t* positions,
                                             int64_t count, int64_t rotary_dim, double theta) {
-  return guarded([&] {
-    fill_rotary(*runner, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta);
-  });
+  return guarded(
+      [&] { fill_rotary(*runner, cosines, sines, {positions, static_cast<size_t>(count)}, rotary_dim, theta); });
 }
 
 GLINT_API int32_t glint_testing_rope_and_cache(Runner* runner, const TestRotation* rotation, const TestPages* pages) {

@@ -71,7 +71,7 @@ glint::cuda::DeviceMemory peer_memory(int32_t num_ranks, int64_t max_rows, int64
 }
 
 glint::cuda::PeerSumBuffers peer_buffers(const glint::cuda::DeviceMemory& memory, int32_t num_ranks, int64_t max_rows,
-                                       int64_t width) {
+                                         int64_t width) {
   Arena arena(memory.data());
   return glint::cuda::PeerSum::take_buffers(arena, num_ranks, max_rows, width);
 }
@@ -184,17 +184,22 @@ class Rank {
     const glint::cuda::FloatScratch scratch{reinterpret_cast<float*>(scratch_.data()), kRoomBytes / 4};
     auto* floats = reinterpret_cast<float*>(work_.data());
     switch (test.kind) {
-      case Kind::kAllGather: return collectives_.all_gather(work_.data(), count, stream_.get());
+      case Kind::kAllGather:
+        return collectives_.all_gather(work_.data(), count, stream_.get());
       case Kind::kAllToAll:
         return collectives_.all_to_all(work_.data(), input_.data(), count, static_cast<uint64_t>(test.total),
                                        stream_.get());
-      case Kind::kBroadcast: return collectives_.broadcast(work_.data(), count, test.root, stream_.get());
-      case Kind::kGather: return collectives_.gather(work_.data(), input_.data(), count, test.root, stream_.get());
-      case Kind::kAllReduce: return collectives_.all_reduce(floats, test.count, scratch, stream_.get());
+      case Kind::kBroadcast:
+        return collectives_.broadcast(work_.data(), count, test.root, stream_.get());
+      case Kind::kGather:
+        return collectives_.gather(work_.data(), input_.data(), count, test.root, stream_.get());
+      case Kind::kAllReduce:
+        return collectives_.all_reduce(floats, test.count, scratch, stream_.get());
       case Kind::kReduceScatter:
         return collectives_.reduce_scatter(floats, reinterpret_cast<const float*>(input_.data()), test.count, scratch,
                                            stream_.get());
-      case Kind::kPeerNorms: return launch_peer_norms(test);
+      case Kind::kPeerNorms:
+        return launch_peer_norms(test);
     }
   }
 

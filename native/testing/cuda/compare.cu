@@ -11,9 +11,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMaxThreadBlocks = 528;
 
-__global__ void __launch_bounds__(kThreads)
-    count_different_kernel(unsigned long long* g_count, const std::byte* g_left, const std::byte* g_right,
-                           int64_t byte_count) {
+__global__ void __launch_bounds__(kThreads) count_different_kernel(unsigned long long* g_count, const std::byte* g_left,
+                                                                   const std::byte* g_right, int64_t byte_count) {
   const int64_t start = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   const int64_t num_words = byte_count / 4;

@@ -109,7 +109,9 @@ class Gemm {
             .rows = test_.weight_rows,
             .cols = test_.weight_cols,
             .element = element_,
-            .scale_kind = has_tiles ? GLINT_SCALE_TILE : has_scales ? GLINT_SCALE_CHANNEL : GLINT_SCALE_NONE,
+            .scale_kind = has_tiles    ? GLINT_SCALE_TILE
+                          : has_scales ? GLINT_SCALE_CHANNEL
+                                       : GLINT_SCALE_NONE,
             .scale_stride = has_tiles ? tiles_over(test_.weight_cols) : 0,
             .matrix_bytes = packed_.count(),
             .matrix_scales = scales_.count()};

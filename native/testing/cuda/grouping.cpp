@@ -71,14 +71,13 @@ cuda::GroupCall Grouping::call(int64_t num_tokens) const {
 }
 
 void Grouping::run(Runner& runner) const {
-  runner.run([&] { launch(test_.num_tokens); },
-             {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_, &row_places_,
-              &rows_packed_, &touched_});
+  runner.run([&] { launch(test_.num_tokens); }, {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_,
+                                                 &down_tile_ends_, &row_places_, &rows_packed_, &touched_});
 }
 
 void Grouping::download() const {
-  require_argument(test_.max_tiles >= gate_up_tiles_.count(), "there is room for ", test_.max_tiles,
-                   " tiles; make it ", gate_up_tiles_.count());
+  require_argument(test_.max_tiles >= gate_up_tiles_.count(), "there is room for ", test_.max_tiles, " tiles; make it ",
+                   gate_up_tiles_.count());
   row_tokens_.download(test_.row_tokens);
   row_weights_.download(test_.row_weights);
   gate_up_tiles_.download_bytes(test_.gate_up_tiles);

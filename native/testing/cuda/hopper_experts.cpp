@@ -19,8 +19,8 @@ int64_t packed_tile_bytes(const TestExperts& test) {
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= test.num_tokens(); ++tokens) {
     const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
-    const int64_t tiles = glint::cuda::max_token_tiles(tokens, test.grouping->experts_per_token,
-                                                       test.grouping->num_local());
+    const int64_t tiles =
+        glint::cuda::max_token_tiles(tokens, test.grouping->experts_per_token, test.grouping->num_local());
     most = std::max(most, tiles * shape.bytes());
   }
   return most;

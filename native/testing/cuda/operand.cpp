@@ -10,9 +10,7 @@ namespace glint::testing {
 
 namespace {
 
-cuda::GemmElement element_of(bool has_fp8) {
-  return has_fp8 ? cuda::GemmElement::kE4m3 : cuda::GemmElement::kBf16;
-}
+cuda::GemmElement element_of(bool has_fp8) { return has_fp8 ? cuda::GemmElement::kE4m3 : cuda::GemmElement::kBf16; }
 
 int64_t bytes_of_slice(const TestOperand& source) {
   require_argument(source.has_fp8 != 0 || source.row_slices == 1, "BF16 rows are cut in ", source.row_slices,

@@ -59,7 +59,7 @@ int64_t DevicePages::host_place(bool is_value, int64_t slab, int token, int dim)
 
 int64_t DevicePages::device_place(int64_t slab, int token, int dim) const {
   const int offset = cuda::holds_fp8(element_) ? cuda::fp8_offset(static_cast<int>(padded_dim(test_)), token, dim)
-                                                 : cuda::swizzled_offset(token, dim);
+                                               : cuda::swizzled_offset(token, dim);
   return slab * slab_bytes() + offset;
 }
 

@@ -7,10 +7,10 @@
 
 namespace {
 
-using glint::cuda::PortableWeight;
 using glint::cuda::GemmElement;
-using glint::testing::fp8_values;
+using glint::cuda::PortableWeight;
 using glint::testing::DeviceArray;
+using glint::testing::fp8_values;
 using glint::testing::Grouping;
 using glint::testing::guarded;
 using glint::testing::Operand;
@@ -19,9 +19,7 @@ using glint::testing::TestExperts;
 
 int64_t tiles_over(int64_t length) { return (length + glint::kScaleTile - 1) / glint::kScaleTile; }
 
-GemmElement element_of(const TestExperts& test) {
-  return test.has_fp8() ? GemmElement::kE4m3 : GemmElement::kBf16;
-}
+GemmElement element_of(const TestExperts& test) { return test.has_fp8() ? GemmElement::kE4m3 : GemmElement::kBf16; }
 
 class Matrices {
  public:

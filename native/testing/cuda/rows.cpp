@@ -6,8 +6,8 @@
 
 namespace {
 
-using glint::testing::fp8_values;
 using glint::testing::DeviceArray;
+using glint::testing::fp8_values;
 using glint::testing::guarded;
 using glint::testing::Runner;
 

@@ -38,13 +38,11 @@ unsigned thread_blocks() {
 
 }
 
-void launch_empty() {
-  cuda::launch_dependent(empty_kernel, {1, kThreads, 0}, nullptr);
-}
+void launch_empty() { cuda::launch_dependent(empty_kernel, {1, kThreads, 0}, nullptr); }
 
 void launch_flush(const cuda::DeviceMemory& memory) {
-  cuda::launch_dependent(flush_kernel, {thread_blocks(), kThreads, 0}, nullptr,
-                         reinterpret_cast<uint4*>(memory.data()), memory.byte_count() / sizeof(uint4));
+  cuda::launch_dependent(flush_kernel, {thread_blocks(), kThreads, 0}, nullptr, reinterpret_cast<uint4*>(memory.data()),
+                         memory.byte_count() / sizeof(uint4));
 }
 
 void poison_shared_memory() {

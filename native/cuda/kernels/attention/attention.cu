@@ -24,7 +24,8 @@ void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
 }
 
 void check_bf16_pages(const KvPages& pages) {
-  require_argument(!holds_fp8(pages.element), "prefill attention reads BF16 pages; dequantise the E4M3 pages before it");
+  require_argument(!holds_fp8(pages.element),
+                   "prefill attention reads BF16 pages; dequantise the E4M3 pages before it");
 }
 
 bool is_one_slab(int32_t head_dim) { return padded_head_dim(head_dim) == kSlabDims; }
@@ -32,8 +33,8 @@ bool is_one_slab(int32_t head_dim) { return padded_head_dim(head_dim) == kSlabDi
 void check_rotary(const RopeCall& call) {
   require_argument(call.rotary_dim >= 0 && call.rotary_dim <= call.head_dim && call.rotary_dim % 2 == 0,
                    "rotary_dim is ", call.rotary_dim, "; it is an even number up to head_dim ", call.head_dim);
-  require_argument(call.query_stride % 2 == 0 && call.key_stride % 2 == 0, "query rows are ",
-                   call.query_stride, " floats apart, key rows ", call.key_stride, "; both must be even");
+  require_argument(call.query_stride % 2 == 0 && call.key_stride % 2 == 0, "query rows are ", call.query_stride,
+                   " floats apart, key rows ", call.key_stride, "; both must be even");
 }
 
 void check_vectors(const RopeCall& call) {
@@ -54,8 +55,7 @@ void start_rope_of(const RopeCall& call, int64_t most_thread_blocks, cudaStream_
   const int64_t row_tasks = (call.num_heads + kHeads - 1) / kHeads + call.num_kv_heads;
   const int64_t wanted = (call.count * row_tasks + kRopeWarps - 1) / kRopeWarps;
   const auto thread_blocks = static_cast<unsigned>(std::min(wanted, most_thread_blocks));
-  launch_dependent(rope_and_cache_kernel<kHeadDim, kHeads>, {thread_blocks, kRopeWarps * kWarpLanes, 0}, stream,
-                   call);
+  launch_dependent(rope_and_cache_kernel<kHeadDim, kHeads>, {thread_blocks, kRopeWarps * kWarpLanes, 0}, stream, call);
 }
 
 template <int kHeadDim>
@@ -127,10 +127,10 @@ void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
   check_rotary(call.rope);
   require_argument(attend.pages.element == PageElement::kBf16 && call.rope.pages.element == PageElement::kBf16,
                    "the attention of a whole step keeps keys and values in BF16; launch its parts one by one");
-  require_argument(
-      fits_attention_step(attend.num_heads, attend.num_kv_heads, attend.head_dim, call.rope.rotary_dim),
-      attend.num_heads, " heads over ", attend.num_kv_heads, " KV heads of ", attend.head_dim, ", ",
-      call.rope.rotary_dim, " of them rotated, do not fit the attention of a whole step; launch its parts one by one");
+  require_argument(fits_attention_step(attend.num_heads, attend.num_kv_heads, attend.head_dim, call.rope.rotary_dim),
+                   attend.num_heads, " heads over ", attend.num_kv_heads, " KV heads of ", attend.head_dim, ", ",
+                   call.rope.rotary_dim,
+                   " of them rotated, do not fit the attention of a whole step; launch its parts one by one");
   check_vectors(call.rope);
   start_persistent<StepStorage[kDecodeWarpGroups]>(attention_step_kernel, call, {kWarpGroupThreads, kDecodeWarpGroups},
                                                    stream);

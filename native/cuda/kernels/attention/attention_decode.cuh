@@ -45,9 +45,7 @@ struct DecodeScheduler {
   __device__ __forceinline__ int task_index() const { return kHasOneKvHead ? index : index / call.attend.num_kv_heads; }
   __device__ __forceinline__ int kv_head() const { return kHasOneKvHead ? 0 : index % call.attend.num_kv_heads; }
   __device__ __forceinline__ const int32_t* pages() const { return call.tasks[task_index()].pages; }
-  __device__ __forceinline__ bool has_item() const {
-    return task_index() < num_tasks && task_index() < call.max_tasks;
-  }
+  __device__ __forceinline__ bool has_item() const { return task_index() < num_tasks && task_index() < call.max_tasks; }
 
   __device__ __forceinline__ void load() {
     num_tasks = *call.num_tasks;
@@ -344,8 +342,8 @@ struct DecodeLane {
     sync_consumers<kDecodeConsumers>();
     if (thread() == 0) {
       int32_t* g_arrivals = call.arrivals + item.task.row * call.attend.num_kv_heads + item.kv_head;
-      storage.is_last = ptx::atom_add_acq_rel_gpu(g_arrivals,
-                                                  item.num_arrivals) == item.task.num_splits - item.num_arrivals;
+      storage.is_last =
+          ptx::atom_add_acq_rel_gpu(g_arrivals, item.num_arrivals) == item.task.num_splits - item.num_arrivals;
       if (storage.is_last) *g_arrivals = 0;
     }
     sync_consumers<kDecodeConsumers>();

@@ -206,10 +206,9 @@ struct PrefillLane {
     for (int group = 0; group < kTokenGroups; ++group) {
       const ptx::FragmentC& low = page_scores[2 * group];
       const ptx::FragmentC& high = page_scores[2 * group + 1];
-      const ptx::FragmentA weights{{ptx::pack_bf16(low.values[0], low.values[1]),
-                                    ptx::pack_bf16(low.values[2], low.values[3]),
-                                    ptx::pack_bf16(high.values[0], high.values[1]), ptx::pack_bf16(high.values[2],
-                                                                                                   high.values[3])}};
+      const ptx::FragmentA weights{
+          {ptx::pack_bf16(low.values[0], low.values[1]), ptx::pack_bf16(low.values[2], low.values[3]),
+           ptx::pack_bf16(high.values[0], high.values[1]), ptx::pack_bf16(high.values[2], high.values[3])}};
 #pragma unroll
       for (int tile = 0; tile < kDimTiles; tile += 2) {
         uint32_t values[4];
@@ -233,10 +232,9 @@ struct PrefillLane {
     for (int tile = 0; tile < kDimTiles; ++tile) {
       float4& total = storage.totals[tile][threadIdx.x];
       const float4 before = is_first ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : total;
-      total = make_float4(reductions[0].reduced(before.x, sums[tile].values[0]),
-                          reductions[0].reduced(before.y, sums[tile].values[1]),
-                          reductions[1].reduced(before.z, sums[tile].values[2]),
-                          reductions[1].reduced(before.w, sums[tile].values[3]));
+      total = make_float4(
+          reductions[0].reduced(before.x, sums[tile].values[0]), reductions[0].reduced(before.y, sums[tile].values[1]),
+          reductions[1].reduced(before.z, sums[tile].values[2]), reductions[1].reduced(before.w, sums[tile].values[3]));
     }
     start_split();
   }

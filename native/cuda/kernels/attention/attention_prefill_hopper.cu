@@ -214,10 +214,9 @@ struct Lane {
     for (int tile = 0; tile < kOutSums / 4; ++tile) {
       float4& total = storage.totals[tile][threadIdx.x];
       const float4 before = is_first ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : total;
-      total = make_float4(reductions[0].reduced(before.x, sums[4 * tile]),
-                          reductions[0].reduced(before.y, sums[4 * tile + 1]),
-                          reductions[1].reduced(before.z, sums[4 * tile + 2]),
-                          reductions[1].reduced(before.w, sums[4 * tile + 3]));
+      total = make_float4(
+          reductions[0].reduced(before.x, sums[4 * tile]), reductions[0].reduced(before.y, sums[4 * tile + 1]),
+          reductions[1].reduced(before.z, sums[4 * tile + 2]), reductions[1].reduced(before.w, sums[4 * tile + 3]));
     }
     clear_sums();
   }
@@ -243,13 +242,9 @@ inline constexpr int kFirstTurnBarrier = 2;
 
 __device__ __forceinline__ int warpgroup() { return static_cast<int>(threadIdx.x) / kWarpgroupThreads; }
 
-__device__ __forceinline__ void wait_for_turn() {
-  ptx::bar_sync(kFirstTurnBarrier + warpgroup(), kConsumers);
-}
+__device__ __forceinline__ void wait_for_turn() { ptx::bar_sync(kFirstTurnBarrier + warpgroup(), kConsumers); }
 
-__device__ __forceinline__ void pass_turn() {
-  ptx::bar_arrive(kFirstTurnBarrier + 1 - warpgroup(), kConsumers);
-}
+__device__ __forceinline__ void pass_turn() { ptx::bar_arrive(kFirstTurnBarrier + 1 - warpgroup(), kConsumers); }
 
 template <int kPages>
 __device__ __forceinline__ void release_pages(SharedStorage& storage, SharedStorage::Ring::State& state) {
@@ -275,8 +270,7 @@ __device__ __forceinline__ void weigh_pair(Lane& work, int pair, float scale) {
 }
 
 template <int kPages>
-__device__ __forceinline__ void attend_next_pair(Lane& work, SharedStorage::Ring::State& state, int pair,
-                                                 float scale) {
+__device__ __forceinline__ void attend_next_pair(Lane& work, SharedStorage::Ring::State& state, int pair, float scale) {
   SharedStorage& storage = work.storage;
   const bool is_split_start = pair % kSplitPairs == 0;
   SharedStorage::Ring::State keys = state;

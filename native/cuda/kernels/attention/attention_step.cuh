@@ -107,8 +107,7 @@ struct StepRows {
     for (int index = 0; index < 2; ++index) {
       const float low = units[index].sum_of_squares();
       const float high = units[index + 2].sum_of_squares();
-      sums[index] = (is_upper ? high : low) +
-                    __shfl_xor_sync(kWholeWarp, is_upper ? low : high, 2 * kUnitLanes);
+      sums[index] = (is_upper ? high : low) + __shfl_xor_sync(kWholeWarp, is_upper ? low : high, 2 * kUnitLanes);
     }
     const bool is_odd = lane / kUnitLanes % 2 == 1;
     float sum = (is_odd ? sums[1] : sums[0]) + __shfl_xor_sync(kWholeWarp, is_odd ? sums[0] : sums[1], kUnitLanes);
@@ -118,8 +117,8 @@ struct StepRows {
   }
 
   __device__ __forceinline__ void normalise(const RopeCall& call, const Head& query_norm, const Head& key_norm) {
-    const float lane_factor = Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)),
-                                                call.epsilon);
+    const float lane_factor =
+        Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)), call.epsilon);
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const bool is_query = unit(call, index) < 0;

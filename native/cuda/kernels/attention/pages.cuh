@@ -56,8 +56,8 @@ struct Bf16Tile {
 #pragma unroll
     for (int tile = 0; tile < kTiles; tile += 2) {
       uint32_t loaded[4];
-      ptx::ldmatrix_x4_trans(loaded, swizzled_address(s_values, token + warp_lane() % 16,
-                                                      dim + tile * 8 + warp_lane() / 16 * 8));
+      ptx::ldmatrix_x4_trans(
+          loaded, swizzled_address(s_values, token + warp_lane() % 16, dim + tile * 8 + warp_lane() / 16 * 8));
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) values[tile + reg / 2][reg % 2] = loaded[reg];
     }

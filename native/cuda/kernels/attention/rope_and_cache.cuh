@@ -122,8 +122,7 @@ struct HeadLane {
     for (int index = 0; index < kDims; ++index) {
       const int other = rotary.other_dim(first_dim() + index);
       if (other >= 0) {
-        values[index] =
-            __fmaf_rn(values[index], rotary.cosines[index], __fmul_rn(s_head[other], rotary.sines[index]));
+        values[index] = __fmaf_rn(values[index], rotary.cosines[index], __fmul_rn(s_head[other], rotary.sines[index]));
       }
     }
     __syncwarp();
@@ -309,8 +308,7 @@ __device__ __forceinline__ void rope_rows(const HeadRows& rows, int64_t first_ro
 }
 
 template <int kPaddedDim, int kHeads>
-__global__ void __launch_bounds__(kRopeWarps* kWarpLanes, kRopeBlocks)
-    rope_and_cache_kernel(const RopeCall call) {
+__global__ void __launch_bounds__(kRopeWarps* kWarpLanes, kRopeBlocks) rope_and_cache_kernel(const RopeCall call) {
   __shared__ float s_heads[kRopeWarps][kPaddedDim];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int query_tasks = (call.num_heads + kHeads - 1) / kHeads;

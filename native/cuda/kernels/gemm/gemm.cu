@@ -100,15 +100,14 @@ struct DenseLaunch {
   cudaStream_t stream;
 
   int32_t row_tiles() const { return static_cast<int32_t>((call.rows + kGemmTileRows - 1) / kGemmTileRows); }
-  bool has_vector_rows() const {
-    return call.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(call.out) % 16 == 0;
-  }
+  bool has_vector_rows() const { return call.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(call.out) % 16 == 0; }
   DenseTileScheduler scheduler(int32_t max_tokens) const {
     return {row_tiles(), static_cast<int32_t>(call.num_tokens), max_tokens};
   }
   GemmEpilogue epilogue() const {
-    return {call.out,  call.out_stride,                 call.token_scales, call.row_scales,
-            call.bias, static_cast<int32_t>(call.rows), has_vector_rows()};
+    return {call.out,         call.out_stride, call.token_scales,
+            call.row_scales,  call.bias,       static_cast<int32_t>(call.rows),
+            has_vector_rows()};
   }
 };
 
@@ -225,8 +224,8 @@ bool starts_next_after_wait(int64_t k_bytes, int64_t num_tokens) {
 }
 
 void launch_gemm(const GemmCall& call, cudaStream_t stream) {
-  require_argument(call.k_bytes % kGemmTileK == 0, "a GEMM's row must be a multiple of ", kGemmTileK,
-                   " bytes, not ", call.k_bytes, "; pad the weight with zeros");
+  require_argument(call.k_bytes % kGemmTileK == 0, "a GEMM's row must be a multiple of ", kGemmTileK, " bytes, not ",
+                   call.k_bytes, "; pad the weight with zeros");
   if (call.num_tokens == 0) return;
   const KSplitPlan plan = plan_k_splits(call.k_bytes);
   const GemmInputs inputs = {call.packed_weights, call.activations, nullptr,

@@ -59,8 +59,8 @@ struct ClusterSplit {
 
   __device__ __forceinline__ void load_tokens(const CUtensorMap& map) const {
     for (int step = 0; step < num_steps; ++step) {
-      ptx::cp_async_bulk_tensor_load(tokens(step), map, (step_first + step) * kGemmTileK, 0,
-                                     s_arrived[step], ptx::kEvictNormal);
+      ptx::cp_async_bulk_tensor_load(tokens(step), map, (step_first + step) * kGemmTileK, 0, s_arrived[step],
+                                     ptx::kEvictNormal);
     }
   }
 

@@ -113,8 +113,8 @@ struct PersistentWeights {
                                        int stage) const {
     const uint8_t* g_tile = g_weights + (weight_tile * num_steps + k_step) * kGemmTileBytes;
     ptx::mbarrier_arrive_expect_tx(s_storage.stage_arrived[stage], kGemmTileBytes + token_bytes);
-    ptx::cp_async_bulk(s_storage.weights[stage], g_tile, kGemmTileBytes,
-                       s_storage.stage_arrived[stage], Shape::Tokens::kWeightPolicy);
+    ptx::cp_async_bulk(s_storage.weights[stage], g_tile, kGemmTileBytes, s_storage.stage_arrived[stage],
+                       Shape::Tokens::kWeightPolicy);
   }
 };
 
@@ -179,8 +179,7 @@ struct RowGather {
 
   __device__ __forceinline__ void load(const uint8_t* s_tokens, int k_step) const {
     const uint32_t row = threadIdx.x / 8;
-    const uint32_t target =
-        ptx::shared_address(s_tokens) + row * kGemmTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
+    const uint32_t target = ptx::shared_address(s_tokens) + row * kGemmTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
     const uint8_t* g_source = g_chunk + k_step * kGemmTileK;
 #pragma unroll
     for (int pass = 0; pass < RowPasses::kPasses; ++pass) {
@@ -292,8 +291,7 @@ __device__ __forceinline__ void stage_values(PersistentStorage<Shape>& s_storage
 
 template <class Shape, int kTokens, class Epilogue>
 __device__ __forceinline__ void store_staged(PersistentStorage<Shape>& s_storage, const Epilogue& epilogue,
-                                             const GemmTile& tile,
-                                             const float (&r_total)[kTokens / 2],
+                                             const GemmTile& tile, const float (&r_total)[kTokens / 2],
                                              const typename Epilogue::RowMetadata& rows,
                                              const TokenScales<kTokens, Epilogue>& scales) {
   const int warpgroup = threadIdx.x / 128 - 1;
@@ -345,8 +343,8 @@ __device__ __forceinline__ void add_split(float (&r_split)[kTokens / 2], Persist
     float r_stage[kTokens / 2];
     const uint64_t rows = ptx::wgmma_descriptor(
         ptx::shared_address(s_storage.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0,
-                                                               1024);
+    const uint64_t tokens =
+        ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0, 1024);
     ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
     start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
     ptx::wgmma_wait_group<0>();

@@ -107,8 +107,8 @@ void launch_shape(const PortableGemmCall& call, cudaStream_t stream) {
   const int bytes = groups * Shape::kRingBytes;
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const int64_t row_blocks = divide_up(plan.num_units, plan.row_groups * Shape::kGroupUnits);
-  const int64_t token_blocks = call.tiles != nullptr ? call.max_tiles * plan.tile_parts
-                                                     : divide_up(call.num_tokens, Shape::kGroupTokens);
+  const int64_t token_blocks =
+      call.tiles != nullptr ? call.max_tiles * plan.tile_parts : divide_up(call.num_tokens, Shape::kGroupTokens);
   const dim3 grid(static_cast<unsigned>(row_blocks), static_cast<unsigned>(token_blocks));
   launch_dependent(kernel, {grid, static_cast<unsigned>(groups * Shape::kGroupThreads), bytes}, stream, call, plan);
 }

@@ -33,8 +33,8 @@ struct GemmPlan {
   __host__ __device__ int num_stages() const { return (num_lines + kStageLines - 1) / kStageLines; }
 };
 
-template <GemmElement kElementOfShape, bool kTileScales, int kRowUnitsOfWarp, int kTokenUnitsOfWarp,
-          int kWarpsByRows, int kWarpsByTokens, int kStagesOfRing, int kBlocksPerMultiprocessor>
+template <GemmElement kElementOfShape, bool kTileScales, int kRowUnitsOfWarp, int kTokenUnitsOfWarp, int kWarpsByRows,
+          int kWarpsByTokens, int kStagesOfRing, int kBlocksPerMultiprocessor>
 struct GemmShape {
   static constexpr GemmElement kElement = kElementOfShape;
   static constexpr bool kHasTileScales = kTileScales;
@@ -266,8 +266,7 @@ struct WarpPlace {
   template <class Shape>
   __device__ __forceinline__ static WarpPlace find() {
     const int warp = threadIdx.x % Shape::kGroupThreads / 32;
-    return {warp / Shape::kTokenWarps * Shape::kRowUnits,
-            warp % Shape::kTokenWarps * Shape::kTokenUnits * kUnitTokens};
+    return {warp / Shape::kTokenWarps * Shape::kRowUnits, warp % Shape::kTokenWarps * Shape::kTokenUnits * kUnitTokens};
   }
 };
 
@@ -394,8 +393,8 @@ __device__ __forceinline__ void share_split(const WarpSums<Shape>& total, float*
 }
 
 template <class Shape>
-__device__ __forceinline__ void reduce_splits(const float* s_splits, const PortableGemmCall& call,
-                                              const GemmPlan& plan, const GroupTile& tile, int block_unit_first) {
+__device__ __forceinline__ void reduce_splits(const float* s_splits, const PortableGemmCall& call, const GemmPlan& plan,
+                                              const GroupTile& tile, int block_unit_first) {
   const int block_rows = plan.row_groups * Shape::kGroupRows;
   for (int index = threadIdx.x; index < block_rows * tile.token_count; index += blockDim.x) {
     const int token = index / block_rows;
@@ -412,8 +411,7 @@ __device__ __forceinline__ void reduce_splits(const float* s_splits, const Porta
 }
 
 template <class Shape>
-__device__ __forceinline__ bool find_tokens(const PortableGemmCall& call, const GemmPlan& plan,
-                                            GroupTile& tile) {
+__device__ __forceinline__ bool find_tokens(const PortableGemmCall& call, const GemmPlan& plan, GroupTile& tile) {
   if (call.tiles == nullptr) {
     tile.token_first = static_cast<int>(blockIdx.y) * Shape::kGroupTokens;
     tile.token_count = min(Shape::kGroupTokens, static_cast<int>(call.num_tokens) - tile.token_first);
@@ -439,9 +437,9 @@ __device__ __forceinline__ void fill_ring(const GroupRing<Shape>& ring, const Ge
 }
 
 template <class Shape>
-__device__ __forceinline__ void accumulate(WarpSums<Shape>& total, const PortableGemmCall& call,
-                                           const GemmPlan& plan, const GroupTile& tile,
-                                           const GroupRing<Shape>& ring, const uint8_t* s_ring, StageRange stages) {
+__device__ __forceinline__ void accumulate(WarpSums<Shape>& total, const PortableGemmCall& call, const GemmPlan& plan,
+                                           const GroupTile& tile, const GroupRing<Shape>& ring, const uint8_t* s_ring,
+                                           StageRange stages) {
   constexpr int kFewColumns = (Shape::kTokenUnits + 1) / 2;
   if (Shape::kTokenWarps == 1 && tile.token_count <= kFewColumns * kUnitTokens) {
     multiply_stages<Shape, kFewColumns>(total, call, plan, tile, ring, s_ring, stages);
@@ -452,8 +450,7 @@ __device__ __forceinline__ void accumulate(WarpSums<Shape>& total, const Portabl
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kMaxThreads, Shape::kMinBlocks)
-    gemm_portable_kernel(const __grid_constant__ PortableGemmCall call,
-                         const __grid_constant__ GemmPlan plan) {
+    gemm_portable_kernel(const __grid_constant__ PortableGemmCall call, const __grid_constant__ GemmPlan plan) {
   extern __shared__ __align__(128) uint8_t s_memory[];
   const int group = static_cast<int>(threadIdx.x) / Shape::kGroupThreads;
   const int block_unit_first = static_cast<int>(blockIdx.x) * plan.row_groups * Shape::kGroupUnits;

@@ -103,8 +103,7 @@ struct TokenGather {
 #pragma unroll
     for (int pass = 0; pass < Passes::kPasses; ++pass) {
       if (first_token + pass * Passes::kTokensPerPass < count) {
-        ptx::cp_async(target + pass * Passes::kTokensPerPass * kGemmTileK,
-                      g_rows[pass] + k_step * kGemmTileK);
+        ptx::cp_async(target + pass * Passes::kTokensPerPass * kGemmTileK, g_rows[pass] + k_step * kGemmTileK);
       }
     }
   }
@@ -129,8 +128,7 @@ struct WeightStream {
   __device__ __forceinline__ void load(SplitKTilesStorage<Shape>& s_storage, int64_t row_tile, int k_step,
                                        int stage) const {
     ptx::mbarrier_arrive_expect_tx(s_storage.stage_arrived[stage], kGemmTileBytes);
-    ptx::cp_async_bulk(s_storage.weights[stage],
-                       g_first + row_tile * tile_bytes + int64_t{k_step} * kGemmTileBytes,
+    ptx::cp_async_bulk(s_storage.weights[stage], g_first + row_tile * tile_bytes + int64_t{k_step} * kGemmTileBytes,
                        kGemmTileBytes, s_storage.stage_arrived[stage], ptx::kEvictFirst);
   }
 };
@@ -208,8 +206,8 @@ struct Accumulator {
     float r_stage[kRegisters];
     const uint64_t rows = ptx::wgmma_descriptor(
         ptx::shared_address(s_storage.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0,
-                                                               1024);
+    const uint64_t tokens =
+        ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0, 1024);
     ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
     ptx::fence_proxy_async();
     start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
@@ -231,8 +229,7 @@ __device__ __forceinline__ void send_partials(SplitKTilesStorage<Shape>& s_stora
       s_storage.partials + buffer.stage * Shape::kBufferFloats + split * Shape::kFragmentFloats + lane * 4;
   ptx::mbarrier_wait_suspended(s_storage.partials_released[buffer.stage], buffer.phase ^ 1U);
   const uint32_t target = ptx::mapa(ptx::shared_address(s_target), owner);
-  const uint32_t barrier =
-      ptx::mapa(ptx::shared_address(&s_storage.partials_arrived[buffer.stage]), owner);
+  const uint32_t barrier = ptx::mapa(ptx::shared_address(&s_storage.partials_arrived[buffer.stage]), owner);
 #pragma unroll
   for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
     ptx::st_async(target + group * 512, r_sum + group * 4, barrier);
@@ -261,11 +258,11 @@ __device__ __forceinline__ void multiply_tiles(const ClusterScheduler<Shape, Sch
     if (Shape::kMaxTokens <= 8 || count <= 8) {
       multiply_tile<Shape, 8>(s_storage, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 16 || count <= 16) {
-      multiply_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_storage, num_steps, ring, buffer);
+      multiply_tile < Shape, Shape::kMaxTokens<16 ? 8 : 16>(s_storage, num_steps, ring, buffer);
     } else if (Shape::kMaxTokens <= 32 || count <= 32) {
-      multiply_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_storage, num_steps, ring, buffer);
+      multiply_tile < Shape, Shape::kMaxTokens<32 ? 8 : 32>(s_storage, num_steps, ring, buffer);
     } else {
-      multiply_tile<Shape, Shape::kMaxTokens < 64 ? 8 : 64>(s_storage, num_steps, ring, buffer);
+      multiply_tile < Shape, Shape::kMaxTokens<64 ? 8 : 64>(s_storage, num_steps, ring, buffer);
     }
     index = clusters.tile_index(++round);
     count = clusters.tile(index).tokens.row_count;

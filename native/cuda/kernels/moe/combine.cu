@@ -85,17 +85,15 @@ int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token) {
 
 void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream) {
   if (call.max_tiles == 0) return;
-  launch_dependent(place_rows_kernel, {static_cast<unsigned>(call.max_tiles), kPlaceThreads, 0},
-                   stream, call);
+  launch_dependent(place_rows_kernel, {static_cast<unsigned>(call.max_tiles), kPlaceThreads, 0}, stream, call);
 }
 
 void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream) {
   constexpr int64_t kFewTokens = 128;
-  require_argument(call.experts_per_token < kMaxChoices, "a token has ", call.experts_per_token,
-                   " experts; at most ", kMaxChoices - 1, " are combined");
+  require_argument(call.experts_per_token < kMaxChoices, "a token has ", call.experts_per_token, " experts; at most ",
+                   kMaxChoices - 1, " are combined");
   if (call.num_tokens == 0) return;
-  const int64_t parts =
-      call.num_tokens > kFewTokens ? 1 : (call.hidden_size + kCombineThreads - 1) / kCombineThreads;
+  const int64_t parts = call.num_tokens > kFewTokens ? 1 : (call.hidden_size + kCombineThreads - 1) / kCombineThreads;
   const dim3 grid(static_cast<unsigned>(call.num_tokens), static_cast<unsigned>(parts));
   launch_dependent(combine_rows_kernel, {grid, kCombineThreads, 0}, stream, call);
 }

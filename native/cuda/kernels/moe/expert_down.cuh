@@ -97,11 +97,11 @@ class DownStream {
     const int64_t owner = int64_t{expert_} * inputs_.num_owners + blockIdx.x;
     ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes + (has_scales ? Shape::kScaleBytes : 0));
     const int64_t tile = owner * Shape::num_steps(inputs_) + k_step_;
-    ptx::cp_async_bulk(s_storage.weights[stage()], inputs_.weights + tile * kDownTileBytes,
-                       kDownTileBytes, arrived, ptx::kEvictFirst);
+    ptx::cp_async_bulk(s_storage.weights[stage()], inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived,
+                       ptx::kEvictFirst);
     if (!has_scales) return;
-    ptx::cp_async_bulk(s_storage.row_scales[stage()], inputs_.row_scales + owner * kDownTileRows,
-                       Shape::kScaleBytes, arrived, ptx::kEvictNormal);
+    ptx::cp_async_bulk(s_storage.row_scales[stage()], inputs_.row_scales + owner * kDownTileRows, Shape::kScaleBytes,
+                       arrived, ptx::kEvictNormal);
   }
 
   __device__ __forceinline__ void load_packed_tile(DownStorage<Shape>& s_storage) const {
@@ -112,8 +112,8 @@ class DownStream {
     const int target = k_step_ == 0 ? 0 : values_offset;
     const int source = k_step_ == 0 ? 0 : values_offset + k_step_ * fp8_bytes;
     const int bytes = values_offset + fp8_bytes - target;
-    const uint8_t* g_packed = inputs_.packed_tiles + index_ * PackedTileShape{Shape::kMaxTokens,
-                                                                              Shape::width(inputs_)}.bytes();
+    const uint8_t* g_packed =
+        inputs_.packed_tiles + index_ * PackedTileShape{Shape::kMaxTokens, Shape::width(inputs_)}.bytes();
     ptx::mbarrier_arrive_expect_tx(arrived, bytes);
     ptx::cp_async_bulk(s_storage.packed_tiles[stage()] + target, g_packed + source, bytes, arrived, ptx::kEvictNormal);
   }
@@ -340,9 +340,9 @@ __device__ __forceinline__ void multiply_any_tile(DownStorage<Shape>& s_storage,
   if (Shape::kMaxTokens <= 8 || count <= 8) {
     multiply_down_tile<Shape, 8>(s_storage, ring, turn, count);
   } else if (Shape::kMaxTokens <= 16 || count <= 16) {
-    multiply_down_tile<Shape, Shape::kMaxTokens < 16 ? 8 : 16>(s_storage, ring, turn, count);
+    multiply_down_tile < Shape, Shape::kMaxTokens<16 ? 8 : 16>(s_storage, ring, turn, count);
   } else {
-    multiply_down_tile<Shape, Shape::kMaxTokens < 32 ? 8 : 32>(s_storage, ring, turn, count);
+    multiply_down_tile < Shape, Shape::kMaxTokens<32 ? 8 : 32>(s_storage, ring, turn, count);
   }
 }
 
@@ -382,7 +382,7 @@ __device__ __forceinline__ void run_listed_down(DownStorage<Shape>& s_storage, c
   if (threadIdx.x < 128) return load_listed_tiles(s_storage, inputs, num_tiles);
   const ListedRows rows = {inputs.grouped};
   const PackItem<Tiles> first(rows, num_tiles,
-                                  static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
+                              static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
   ptx::griddepcontrol_wait();
   if (Shape::width(inputs) <= kNarrowVectors * 128) {
     pack_tiles<Tiles, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
@@ -441,8 +441,7 @@ __device__ __forceinline__ void run_streamed_down(DownStorage<Shape>& s_storage,
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    expert_down_kernel(const __grid_constant__ DownInputs inputs) {
+__global__ void __launch_bounds__(Shape::kThreads, 1) expert_down_kernel(const __grid_constant__ DownInputs inputs) {
   extern __shared__ __align__(1024) uint8_t s_bytes[];
   auto& s_storage = *reinterpret_cast<DownStorage<Shape>*>(s_bytes);
   if constexpr (Shape::kIsStreamed) {

@@ -15,9 +15,7 @@ struct TokenSums {
 
   __device__ __forceinline__ float* wide(int place) { return values + place * kWideFloats; }
 
-  __device__ __forceinline__ float* narrow(int place) {
-    return values + kPlaces * kWideFloats + place * kNarrowFloats;
-  }
+  __device__ __forceinline__ float* narrow(int place) { return values + kPlaces * kWideFloats + place * kNarrowFloats; }
 };
 
 struct StoredVector {
@@ -165,7 +163,7 @@ class Fp8Stream {
     const int thread = ptx::tid_x();
     cursor_.start(inputs_, first, last);
     g_fp8_ = inputs_.packed_tiles + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.width +
-               thread % 32 * 16;
+             thread % 32 * 16;
     g_row_scales_ = inputs_.row_scales + owner * kDownTileRows + thread % 4 * 2;
     load_fp8();
     load_metadata();
@@ -336,8 +334,8 @@ class ManyDown {
       const int64_t tile = matrix_tile * inputs_.num_steps + weights_.k_step;
       uint64_t& arrived = s_storage_.arrived[group_][stage];
       ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      ptx::cp_async_bulk(s_storage_.weights[group_][stage],
-                         inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived, ptx::kEvictFirst);
+      ptx::cp_async_bulk(s_storage_.weights[group_][stage], inputs_.weights + tile * kDownTileBytes, kDownTileBytes,
+                         arrived, ptx::kEvictFirst);
     }
     weights_.advance(inputs_);
   }
@@ -352,8 +350,7 @@ class ManyDown {
 #pragma unroll
     for (int step = 0; step < kManyFragments; ++step) {
       const uint64_t part = uint64_t{128 / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
-      ptx::wgmma_m64n40k32_e4m3(step < kHalf ? r_first : r_second, fp8_.r_fp8[step], part,
-                                step % kHalf == 0 ? 0 : 1);
+      ptx::wgmma_m64n40k32_e4m3(step < kHalf ? r_first : r_second, fp8_.r_fp8[step], part, step % kHalf == 0 ? 0 : 1);
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
@@ -431,8 +428,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   DownUnit unit(inputs, 0);
   down.start_weights(unit);
   const ListedRows rows{inputs.grouped};
-  const PackItem<FragmentTiles> first(
-      rows, num_tiles, static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
+  const PackItem<FragmentTiles> first(rows, num_tiles,
+                                      static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32);
   ptx::griddepcontrol_wait();
   const BlockArrivals arrivals(inputs.arrivals);
   pack_tiles<FragmentTiles, kWriters, Shape::kVectors, Shape::kRowsAtOnce>(inputs, rows, num_tiles, first);

@@ -64,9 +64,7 @@ struct GateUpLaunch {
   const GemmInputs& inputs;
   cudaStream_t stream;
 
-  int32_t row_tiles() const {
-    return static_cast<int32_t>((call.width + kGemmTileRows / 2 - 1) / (kGemmTileRows / 2));
-  }
+  int32_t row_tiles() const { return static_cast<int32_t>((call.width + kGemmTileRows / 2 - 1) / (kGemmTileRows / 2)); }
   int64_t max_tiles() const { return call.max_tiles * row_tiles(); }
   SwigluEpilogue epilogue() const {
     return {call.hidden,       call.gate_scales,        call.up_scales,
@@ -78,8 +76,7 @@ template <class Shape>
 void launch_split_k(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
   const ExpertTileScheduler scheduler = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles,
-                                         grouped.row_tokens,
-                                         gate_up.call.tiles_taken};
+                                         grouped.row_tokens, gate_up.call.tiles_taken};
   launch_gemm_split_k_tiles<Shape>(gate_up.inputs, scheduler, gate_up.epilogue(), gate_up.max_tiles(), gate_up.stream);
 }
 
@@ -97,7 +94,8 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
   require_argument(call.k_bytes % kGemmTileK == 0 && plan.num_splits == 8, "an expert's input of ", call.k_bytes,
                    " values does not split in 8 splits of 128; only hidden sizes that are multiples of 1024 from 3072 "
                    "run on this kernel");
-  require_argument(call.tiles_taken != nullptr, "gate+up without a counter of taken tiles; give it a word of device "
+  require_argument(call.tiles_taken != nullptr,
+                   "gate+up without a counter of taken tiles; give it a word of device "
                    "memory that was zero before the first call");
   require_argument(call.width % 16 == 0, "an expert's width must be a multiple of 16, not ", call.width);
   const GemmInputs inputs = {call.packed_weights, call.activations, call.grouped.row_tokens,

@@ -399,13 +399,13 @@ __global__ void __launch_bounds__(kGroupThreads)
   const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldcg(call.num_real_tokens);
   const int num_tokens = max(0, min(num_real, call.num_tokens));
   const GroupStorage storage = {.s_masks = s_words,
-                             .s_ranks = reinterpret_cast<uint16_t*>(s_words + num_experts * num_words),
-                             .s_row_first = s_row_first,
-                             .s_lists = s_lists,
-                             .num_words = num_words,
-                             .num_experts = num_experts,
-                             .num_tokens = num_tokens,
-                             .num_pairs = num_tokens * call.experts_per_token};
+                                .s_ranks = reinterpret_cast<uint16_t*>(s_words + num_experts * num_words),
+                                .s_row_first = s_row_first,
+                                .s_lists = s_lists,
+                                .num_words = num_words,
+                                .num_experts = num_experts,
+                                .num_tokens = num_tokens,
+                                .num_pairs = num_tokens * call.experts_per_token};
   mark_tokens(call, storage, first_choices);
   rank_tokens(call, storage, &s_total);
   if (threadIdx.x == 0 && blockIdx.x == 0) *call.grouped.num_rows = s_total;

@@ -139,9 +139,7 @@ struct DownInputs {
 struct ListedRows {
   const GroupedTokens& grouped;
 
-  __device__ __forceinline__ TokenTile tile(int index) const {
-    return load_tile_now(grouped.down_tiles + index);
-  }
+  __device__ __forceinline__ TokenTile tile(int index) const { return load_tile_now(grouped.down_tiles + index); }
   __device__ __forceinline__ int token(int row) const { return __ldcg(grouped.row_tokens + row); }
   __device__ __forceinline__ float weight(int row) const { return __ldcg(grouped.row_weights + row); }
 };
@@ -205,10 +203,10 @@ struct FragmentTiles {
     int32_t* metadata;
 
     __device__ __forceinline__ Row(uint8_t* packed, const TokenTile&, int slot, int width)
-        : fp8(packed + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 +
-              slot % kFragmentRows / 8 * 4),
+        : fp8(packed + slot / kFragmentRows * kFragmentRows * width + slot % 8 * 64 + slot % kFragmentRows / 8 * 4),
           metadata(reinterpret_cast<int32_t*>(packed + PackedTileShape{kMaxTokens, width}.metadata_offset() +
-                                              kPackedTileHeadBytes) + slot) {}
+                                              kPackedTileHeadBytes) +
+                   slot) {}
 
     __device__ __forceinline__ uint8_t* place(int unit) const {
       return fp8 + unit / 32 * 512 + unit % 16 / 4 * 16 + unit / 16 % 2 * 8;
@@ -223,8 +221,8 @@ struct FragmentTiles {
 };
 
 template <class Tiles, int kVectors, int kRows>
-__device__ __forceinline__ void pack_tile_rows(const DownInputs& inputs, const ListedRows& rows,
-                                               const TokenTile& tile, int index, int slot_first) {
+__device__ __forceinline__ void pack_tile_rows(const DownInputs& inputs, const ListedRows& rows, const TokenTile& tile,
+                                               int index, int slot_first) {
   uint8_t* g_packed = inputs.packed_tiles + index * PackedTileShape{Tiles::kMaxTokens, inputs.width}.bytes();
   HiddenRow<kVectors> r_rows[kRows];
   int r_tokens[kRows];

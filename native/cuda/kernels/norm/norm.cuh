@@ -58,7 +58,8 @@ struct NormShared {
 };
 
 template <int kVectors, typename Combine>
-__device__ __forceinline__ void combine_values(RowTile<kVectors>& tile, const RowTile<kVectors>& other, Combine combine) {
+__device__ __forceinline__ void combine_values(RowTile<kVectors>& tile, const RowTile<kVectors>& other,
+                                               Combine combine) {
 #pragma unroll
   for (int vector = 0; vector < kVectors; ++vector) {
 #pragma unroll

@@ -22,9 +22,7 @@ struct ReciprocalDivision {
   float divisor;
   float reciprocal;
 
-  __device__ __forceinline__ static bool is_exact_for(float divisor) {
-    return divisor > 0x1p-60F && divisor < 0x1p60F;
-  }
+  __device__ __forceinline__ static bool is_exact_for(float divisor) { return divisor > 0x1p-60F && divisor < 0x1p60F; }
 
   __device__ __forceinline__ float operator()(float value) const {
     const float near = value * reciprocal;
@@ -42,9 +40,7 @@ template <int kVectors>
 struct RowTile {
   float values[kVectors][kVectorFloats];
 
-  __device__ static int64_t first(int vector) {
-    return (int64_t{vector} * kRowThreads + threadIdx.x) * kVectorFloats;
-  }
+  __device__ static int64_t first(int vector) { return (int64_t{vector} * kRowThreads + threadIdx.x) * kVectorFloats; }
 
   template <typename Visit>
   __device__ __forceinline__ static void for_each(int64_t width, Visit visit) {

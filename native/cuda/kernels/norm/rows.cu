@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(kRowThreads) embed_kernel(const EmbedCall call
   }
 }
 
-__global__ void __launch_bounds__(kRowThreads) add_rows_kernel(float* hidden, const float* update,
-                                                               int64_t count) {
+__global__ void __launch_bounds__(kRowThreads) add_rows_kernel(float* hidden, const float* update, int64_t count) {
   const int64_t stride = int64_t{gridDim.x} * kRowThreads;
   const int64_t start = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   const int64_t num_vectors = count / kVectorFloats;

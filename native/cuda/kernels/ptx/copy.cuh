@@ -40,8 +40,8 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t& s_barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&s_barrier)) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk(void* s_target, const void* g_source, uint32_t bytes,
-                                              uint64_t& s_barrier, uint64_t cache_policy) {
+__device__ __forceinline__ void cp_async_bulk(void* s_target, const void* g_source, uint32_t bytes, uint64_t& s_barrier,
+                                              uint64_t cache_policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(s_target)),

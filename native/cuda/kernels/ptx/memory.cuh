@@ -55,10 +55,7 @@ __device__ __forceinline__ void red_add_release_gpu(uint32_t* g_value, uint32_t 
 
 __device__ __forceinline__ int atom_add_acq_rel_gpu(int32_t* g_value, int amount) {
   int before;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(g_value), "r"(amount)
-               : "memory");
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(g_value), "r"(amount) : "memory");
   return before;
 }
 

@@ -41,8 +41,7 @@ __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&regs)[2], uint32_t 
 
 __device__ __forceinline__ void mma_m16n8k16_bf16(FragmentC& sum, const FragmentA& left, uint32_t right_low,
                                                   uint32_t right_high) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sum.values[0]), "+f"(sum.values[1]), "+f"(sum.values[2]), "+f"(sum.values[3])
       : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right_low), "r"(right_high));

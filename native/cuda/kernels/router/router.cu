@@ -28,9 +28,7 @@ __device__ __forceinline__ float nan_to_lowest_for_unique_choice(float value) {
   return isnan(value) ? -FLT_MAX : value;
 }
 
-__device__ __forceinline__ float router_score(float logit) {
-  return __fdiv_rn(1.0F, __fadd_rn(1.0F, expf(-logit)));
-}
+__device__ __forceinline__ float router_score(float logit) { return __fdiv_rn(1.0F, __fadd_rn(1.0F, expf(-logit))); }
 
 __device__ __forceinline__ float router_factor(const RouterCall& call, float sum) {
   return call.normalises ? __fdiv_rn(call.routed_scaling, sum) : call.routed_scaling;
@@ -118,8 +116,7 @@ __device__ __forceinline__ int choose_expert_of_lane(const RouterCall& call, Rou
 }
 
 __device__ __forceinline__ void store_weights_one_warp(const RouterCall& call, const RouterStorage& storage,
-                                                       int64_t row,
-                                                       int expert) {
+                                                       int64_t row, int expert) {
   const float score = storage.scores[expert];
   float sum = kLeastScoreSum;
 #pragma unroll 8
@@ -184,8 +181,8 @@ void start_few(const RouterCall& call, int splits, cudaStream_t stream) {
 
 void start_many(const RouterCall& call, cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(RouterStages);
-  GLINT_CHECK_CUDA(cudaFuncSetAttribute(router_gemm_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        kSharedBytes));
+  GLINT_CHECK_CUDA(
+      cudaFuncSetAttribute(router_gemm_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const dim3 grid(ceil_div(call.num_experts, kManyExperts), ceil_div(call.count, kManyRows), 1);
   launch_dependent(router_gemm_many_kernel, {grid, kManyThreads, kSharedBytes}, stream, call);
 }

@@ -291,8 +291,8 @@ struct RouterCopy {
 #pragma unroll
     for (int row = 0; row < kManyRows; row += kInputRows) {
       const bool has_source = row_first + input_row + row < call.count && first + input_col < call.width;
-      ptx::cp_async_zfill(s_target + row * kInputRowBytes,
-                          has_source ? g_input + row * call.width + first : call.in, has_source ? 16 : 0);
+      ptx::cp_async_zfill(s_target + row * kInputRowBytes, has_source ? g_input + row * call.width + first : call.in,
+                          has_source ? 16 : 0);
     }
   }
 };

@@ -174,8 +174,7 @@ __device__ __forceinline__ float weight_of_gap(float gap) {
   const float value = -__uint_as_float(min(__float_as_uint(gap), furthest));
   const float shifted = __fadd_rn(__fmul_rn(value, 1.44269504F), kRounder);
   const float whole = __fsub_rn(shifted, kRounder);
-  const float rest =
-      __fadd_rn(__fsub_rn(value, __fmul_rn(whole, 0.693359375F)), __fmul_rn(whole, 2.12194440e-4F));
+  const float rest = __fadd_rn(__fsub_rn(value, __fmul_rn(whole, 0.693359375F)), __fmul_rn(whole, 2.12194440e-4F));
   float series = 1.0F / 5040.0F;
   series = next_term(series, rest, 1.0F / 720.0F);
   series = next_term(series, rest, 1.0F / 120.0F);
@@ -252,9 +251,8 @@ class Selection {
       const int shift = max(0, 32 - __clz(span) - kBinBits);
       take_bin([&](int index) {
         const uint32_t bits = __float_as_uint(slice_.s_values[index]);
-        return gap_bin(slice_.s_values[index]) == bin_ && bits - low_ <= span
-                   ? static_cast<int>((bits - low_) >> shift)
-                   : kOutside;
+        return gap_bin(slice_.s_values[index]) == bin_ && bits - low_ <= span ? static_cast<int>((bits - low_) >> shift)
+                                                                              : kOutside;
       });
       low_ += static_cast<uint32_t>(found_.bin) << shift;
       span = (1U << shift) - 1U;
@@ -576,9 +574,8 @@ __device__ __forceinline__ uint64_t kept_count(SampleSlice& slice, const KeyLimi
 
 __device__ __forceinline__ void measure_gaps(SampleSlice& slice, float highest, float temperature) {
   const float inverse = fminf(__fdiv_rn(1.0F, temperature), FLT_MAX);
-  slice.for_each([&](int index) {
-    slice.s_values[index] = __fmul_rn(__fsub_rn(highest, slice.s_values[index]), inverse);
-  });
+  slice.for_each(
+      [&](int index) { slice.s_values[index] = __fmul_rn(__fsub_rn(highest, slice.s_values[index]), inverse); });
   __syncthreads();
 }
 
@@ -603,8 +600,8 @@ __device__ __forceinline__ KeyLimit choose_limit(SampleSlice& slice, const Sampl
     return keep_by_mass(slice, limit, top_p, total);
   }
   if (row.min_p > 0.0F) {
-    limit.gap_bits = __float_as_uint(fminf(kGumbelReach,
-                                           fabsf(static_cast<float>(log(static_cast<double>(row.min_p))))));
+    limit.gap_bits =
+        __float_as_uint(fminf(kGumbelReach, fabsf(static_cast<float>(log(static_cast<double>(row.min_p))))));
   }
   if (row.top_k > 0 && static_cast<uint64_t>(row.top_k) < kept_count(slice, limit)) {
     limit = Selection<false>(slice, limit, static_cast<uint64_t>(row.top_k)).find();
@@ -679,9 +676,8 @@ __device__ __forceinline__ ScoredToken exact_best(const SampleSlice& slice, uint
 __device__ __forceinline__ int32_t draw_token(SampleSlice& slice, const SampleSettings& row, const KeyLimit& limit) {
   const uint64_t key = row_key(row.seed, row.choice_index, row.position);
   NearBest own{{-INFINITY, static_cast<int32_t>(kLastToken)}};
-  for_each_draw(slice, key, limit, [&](float bound, uint64_t bits, float gap, int32_t token) {
-    own.offer(bound, bits, gap, token);
-  });
+  for_each_draw(slice, key, limit,
+                [&](float bound, uint64_t bits, float gap, int32_t token) { own.offer(bound, bits, gap, token); });
   const RankedLogit near = first_of_cluster(slice, own.best, slice.storage.warp_best, slice.storage.best);
   const ScoredToken best = exact_best(slice, key, limit, own, near.value - kNearMargin);
   return first_of_cluster(slice, best, slice.storage.warp_scores, slice.storage.best_score).token;
