@@ -149,9 +149,9 @@ class StepLoop:
         """
         while True:
             yielding_id = self._scheduler.find_yielding()
+            if yielding_id is not None and self._in_flight is not None:
+                return None
             if yielding_id is not None:
-                if self._in_flight is not None:
-                    return None
                 self._scheduler.preempt(yielding_id)
                 self._release(yielding_id)
             plan = self._scheduler.plan(self._available_pages())

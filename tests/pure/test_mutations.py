@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations.changes import Change, ListError, parse_changes
+from tests.mutations.changes import Change, ListError, parse_changes, read_changes
 from tests.mutations.run import Copy, Ended, Judge
 
+ROOT = Path(__file__).resolve().parents[2]
 ENTRY = """
 [[change]]
 name = "a"
@@ -23,6 +24,10 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "m.py").write_text("if x < 1:\n    pass\n")
     (tmp_path / "tests/pure/test_m.py").write_text("def test_x() -> None:\n    pass\n")
     return tmp_path
+
+
+def test_every_listed_change_fits_the_checkout() -> None:
+    assert len(read_changes(ROOT)) > 200
 
 
 def test_a_change_is_read_and_made_once(root: Path) -> None:
