@@ -10,9 +10,13 @@ from transformers.generation import logits_process as process
 from tests.cpu.sampling_rows import Row, penalised_row
 from tests.reference.recorded_cases import KEPT_PENALTY, KEPT_SEEDS
 
+KNOWN = frozenset({"temperature", "min_p", "top_k", "top_p"})
+
 
 def kept_by_transformers(settings: dict[str, Any]) -> NDArray[np.bool_]:
-    """Whether each token is kept, [seeds, vocab]."""
+    """Whether each token is kept, [seeds, vocab]; refuses settings that transformers would not be told of."""
+    unknown = settings.keys() - KNOWN
+    assert not unknown, f"{', '.join(sorted(unknown))}: no processor of transformers is applied for it here"
     return np.stack([kept_of_row(penalised_row(seed, settings), settings) for seed in range(KEPT_SEEDS)])
 
 
