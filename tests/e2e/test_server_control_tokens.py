@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -47,8 +48,10 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
 @pytest.fixture(scope="module")
-def prompts(server: Served) -> Prompts:
-    return Prompts(server)
+def prompts(server: Served) -> Iterator[Prompts]:
+    made = Prompts(server)
+    with made.http:
+        yield made
 
 
 def conversation(text: str) -> list[dict[str, Any]]:
