@@ -226,23 +226,27 @@ def time_sampler(cuda: TimedOperations) -> Iterator[Timing]:
             yield Timing(f"sampler {name}, {count} rows", cuda.time(), logits.nbytes)
 
 
+def time_all(hopper: TimedOperations, portable: TimedOperations) -> tuple[Iterator[Timing], ...]:
+    """Every part of the bench; each is measured as it is iterated."""
+    return (
+        time_gemms(hopper),
+        time_experts(hopper),
+        time_rows(hopper),
+        time_rotation(hopper),
+        time_decode(hopper),
+        time_prefill(hopper, "hopper"),
+        time_prefill(portable, "portable"),
+        time_sampler(hopper),
+    )
+
+
 def run() -> None:
     """Print every figure as it comes."""
     with TimedOperations("hopper") as hopper, TimedOperations("portable") as portable:
         peak = hopper.peak()
         print(f"measured peak read bandwidth {peak / 1e9:.0f} GB/s", flush=True)
         print(Timing("a kernel that does nothing", hopper.time_nothing()).line(peak), flush=True)
-        parts = (
-            time_gemms(hopper),
-            time_experts(hopper),
-            time_rows(hopper),
-            time_rotation(hopper),
-            time_decode(hopper),
-            time_prefill(hopper, "hopper"),
-            time_prefill(portable, "portable"),
-            time_sampler(hopper),
-        )
-        for part in parts:
+        for part in time_all(hopper, portable):
             for timing in part:
                 print(timing.line(peak), flush=True)
 

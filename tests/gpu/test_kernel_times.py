@@ -1,9 +1,11 @@
 """The timer of `glint bench kernels`: its figures are plausible beside each other."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
-from tests.gpu.kernel_times import TimedOperations, Timing, time_rows
+from tests.gpu.kernel_times import TimedOperations, Timing, time_all, time_rows
 from tests.gpu.operations_cuda import NormCase
 
 LEAST_PEAK = 1e11
@@ -23,6 +25,14 @@ def test_times_beside_the_peak() -> None:
     for timing in many:
         assert timing.microseconds > nothing
         assert timing.byte_count / timing.microseconds * 1e6 < 1.5 * peak
+
+
+def test_every_part_begins() -> None:
+    """The first three figures of each part; the bench itself takes a minute."""
+    with TimedOperations("hopper") as hopper, TimedOperations("portable") as portable:
+        for part in time_all(hopper, portable):
+            timings = list(islice(part, 3))
+            assert timings and all(timing.microseconds > 0 for timing in timings)
 
 
 def test_what_is_timed_is_computed() -> None:
