@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.reliability import counts, faults
+from glint.native import abi
+from tests.reliability import counts, faults, faulty_server
 from tests.reliability.client import Answer
 from tests.reliability.command import main
 from tests.reliability.counts import Ended
@@ -246,3 +247,11 @@ def test_a_recorded_run_becomes_a_document_and_its_broken_promise_the_exit_code(
     report.promise("memory is flat", False)
     assert main(write()) == 1
     assert "| memory is flat | NO |" in page.read_text()
+
+
+def test_ranks_of_a_fault_share_one_gpu_whatever_the_engine_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of an engine already name `shares_devices`; the server of the faults sets it all the same."""
+    monkeypatch.setattr(abi, "sized", abi.sized)
+    faulty_server.share_one_gpu()
+    assert abi.sized(abi.EngineOptions, num_ranks=3, shares_devices=0).shares_devices == 1
+    assert abi.sized(abi.EngineOptions, num_ranks=3).num_ranks == 3

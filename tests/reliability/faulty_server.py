@@ -42,7 +42,7 @@ def share_one_gpu() -> None:
     make = abi.sized
 
     def sized(kind: type[ctypes.Structure], **values: Any) -> Any:
-        return make(kind, **values, **({"shares_devices": 1} if kind is abi.EngineOptions else {}))
+        return make(kind, **values | ({"shares_devices": 1} if kind is abi.EngineOptions else {}))
 
     abi.sized = sized
 
