@@ -38,14 +38,14 @@ RankSlice device_slice(const glint_model& model, const glint_engine_options& opt
 }
 
 PlacementOptions placement_options(const RankSlice& slice, const DeviceProperties& device) {
-  return {.kernels = device.kernels,
+  return {.shares_device = device.is_shared,
           .num_local_experts = slice.num_experts(),
           .vocab_rows = slice.vocab_size(),
           .num_multiprocessors = device.num_multiprocessors};
 }
 
-bool has_hopper_experts(const PlacedWeights& weights) {
-  return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.experts.is_hopper; });
+bool has_tiled_experts(const PlacedWeights& weights) {
+  return std::ranges::any_of(weights.layers, [](const PlacedLayer& layer) { return layer.experts.is_tiled; });
 }
 
 void check_experts(const RankSlice& slice, const glint_engine_options& options) {
@@ -178,7 +178,7 @@ StepLimits step_limits(const RankSlice& slice, const glint_engine_options& optio
           .max_items = options.max_step_items,
           .max_context_tokens = options.max_context_tokens,
           .num_local_experts = slice.num_experts(),
-          .has_hopper_experts = has_hopper_experts(weights),
+          .has_tiled_experts = has_tiled_experts(weights),
           .has_separate_shared = has_separate_shared(weights),
           .num_ranks = std::max(slice.num_ranks, options.emulated_ranks),
           .vocab_rows = slice.vocab_size(),

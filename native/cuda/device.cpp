@@ -48,6 +48,7 @@ DeviceProperties find_device(const glint_engine_options& options, int32_t rank) 
           .index = device,
           .kernels =
               choose_kernels(options.shares_devices != 0 ? GLINT_KERNELS_PORTABLE : options.kernels, properties.major),
+          .is_shared = options.shares_devices != 0,
           .num_multiprocessors = properties.multiProcessorCount,
           .memory_total = total_bytes,
           .memory_free = free_bytes};

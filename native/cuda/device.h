@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/kernels/gemm/gemm.h"
 #include "cuda/memory/device_memory.h"
 #include "include/glint.h"
 
@@ -12,9 +13,12 @@ struct DeviceProperties {
   std::string name;
   int32_t index;
   int32_t kernels;
+  bool is_shared;
   int32_t num_multiprocessors;
   uint64_t memory_total;
   uint64_t memory_free;
+
+  Multiply multiply() const { return kernels == GLINT_KERNELS_HOPPER ? Multiply::kWgmma : Multiply::kMmaSync; }
 };
 
 DeviceProperties find_device(const glint_engine_options& options, int32_t rank);

@@ -55,7 +55,7 @@ GroupCall group_call(const Backend& backend, const StepState& step, bool has_sha
           .experts_touched = backend.workspace.moe.experts_touched};
 }
 
-void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& layer, float* out) {
+void run_tiled_experts(Backend& backend, StepState& step, const PlacedLayer& layer, float* out) {
   const PlacedExperts& experts = layer.experts;
   const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
@@ -72,6 +72,7 @@ void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& la
                          .k_bytes = backend.model.hidden_size,
                          .num_tokens = step.num_rows,
                          .max_tiles = max_tiles(backend, step),
+                         .multiply = backend.device.multiply(),
                          .tiles_taken = moe.tiles_taken},
                         backend.stream);
   launch_expert_down({.out = out,
@@ -85,7 +86,8 @@ void run_hopper_experts(Backend& backend, StepState& step, const PlacedLayer& la
                       .hidden_size = backend.model.hidden_size,
                       .num_tokens = step.num_rows,
                       .max_rows = step.num_rows * (backend.model.experts_per_token + 1),
-                      .streams_gate_up = step.streams_gate_up},
+                      .streams_gate_up = step.streams_gate_up,
+                      .multiply = backend.device.multiply()},
                      backend.stream);
   if (starts_next_after_wait(backend.model.hidden_size, step.num_rows)) step.hidden_is_settled = true;
   if (experts.holds_shared) return;
@@ -214,8 +216,8 @@ void routed_experts(Backend& backend, StepState& step, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
   float* out = cuda::branch_output(backend, step, cuda::Branch::kFeedForward);
   cuda::await_rows(backend, step, cuda::AsyncGather::kExperts);
-  if (weights.experts.is_hopper) {
-    cuda::run_hopper_experts(backend, step, weights, out);
+  if (weights.experts.is_tiled) {
+    cuda::run_tiled_experts(backend, step, weights, out);
   } else {
     cuda::run_portable_experts(backend, step, weights, out);
   }

@@ -168,7 +168,7 @@ PortableWeight portable_weight(const PlacedWeight& weight) {
 
 void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, const float* bias, const Operand& operand,
               float* out, int64_t out_stride, int64_t count) {
-  if (weight.is_hopper) {
+  if (weight.is_tiled) {
     launch_gemm({.out = out,
                  .out_stride = out_stride,
                  .packed_weights = weight.packed,
@@ -179,7 +179,8 @@ void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, con
                  .rows = weight.rows,
                  .k_bytes = operand.stride_bytes,
                  .num_tokens = count,
-                 .element = weight.element},
+                 .element = weight.element,
+                 .multiply = backend.device.multiply()},
                 backend.stream);
     if (starts_next_after_wait(operand.stride_bytes, count)) step.hidden_is_settled = true;
     return;

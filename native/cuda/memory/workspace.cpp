@@ -63,7 +63,7 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   moe.grouped.rows_packed = arena.take<uint32_t>(sizes.tiles);
   moe.grouped.num_rows = arena.take<int32_t>(1);
   if (limits.has_separate_shared) moe.shared = arena.take<float>(limits.max_tokens * model.hidden_size);
-  if (!limits.has_hopper_experts) {
+  if (!limits.has_tiled_experts) {
     lay_out_portable_experts(model, limits, moe, arena);
     return moe;
   }

@@ -17,7 +17,7 @@ struct StepLimits {
   int64_t max_items;
   int64_t max_context_tokens;
   int32_t num_local_experts;
-  bool has_hopper_experts;
+  bool has_tiled_experts;
   bool has_separate_shared = false;
   int32_t num_ranks = 1;
   int32_t vocab_rows = 0;

@@ -125,7 +125,7 @@ class TaskPlanner {
     copy(placed.router, {weight_piece(source.router, weight_name(GLINT_ROLE_ROUTER))});
     copy_floats(placed.router_bias, source.router_bias, model_.num_experts,
                 {GLINT_ROLE_ROUTER, GLINT_PART_BIAS, layer, -1});
-    if (placed.experts.is_hopper) {
+    if (placed.experts.is_tiled) {
       add_hopper_experts(placed.experts, source);
     } else {
       add_portable_experts(placed.experts, source);
@@ -181,15 +181,15 @@ class TaskPlanner {
     require(chain_bytes(chain) == whole_bytes, GLINT_STATUS_INTERNAL, "the weight of role ", stacked.front().name.role,
             ", layer ", layer_, " has ", chain_bytes(chain), " bytes and a place for ", whole_bytes);
     const int64_t most =
-        task_rows(row_bytes, placed.is_hopper ? kGemmTileRows : kPortableUnitRows, stacked.front().name);
+        task_rows(row_bytes, placed.is_tiled ? kGemmTileRows : kPortableUnitRows, stacked.front().name);
     uint8_t* target = placed.packed + matrix * placed.matrix_bytes;
     for (int64_t first = 0; first < placed.rows; first += most) {
       const int64_t rows = std::min(most, placed.rows - first);
       Chain pieces;
       append_slice(pieces, chain, static_cast<uint64_t>(first * row_bytes), static_cast<uint64_t>(rows * row_bytes));
-      const int64_t offset = placed.is_hopper ? packed_weight_bytes(first, row_bytes)
+      const int64_t offset = placed.is_tiled ? packed_weight_bytes(first, row_bytes)
                                               : portable_weight_bytes(first, placed.cols, placed.element);
-      add_task(placed.is_hopper ? TaskKind::kPackRows : TaskKind::kPackPortable, target + offset, placed, rows,
+      add_task(placed.is_tiled ? TaskKind::kPackRows : TaskKind::kPackPortable, target + offset, placed, rows,
                std::move(pieces));
     }
     if (!scales.empty()) copy(placed.scales + matrix * placed.matrix_scales, scales);

@@ -9,9 +9,6 @@ namespace glint::cuda {
 
 namespace {
 
-constexpr int64_t kHopperWidthLimit = 1536;
-constexpr int32_t kHopperExpertSplits = 8;
-
 int64_t tiles_over(int64_t length) { return (length + kScaleTile - 1) / kScaleTile; }
 
 class Placer {
@@ -23,7 +20,7 @@ class Placer {
         vocab_rows_(options.vocab_rows),
         num_experts_(options.num_local_experts),
         num_multiprocessors_(options.num_multiprocessors),
-        runs_hopper_(options.kernels == GLINT_KERNELS_HOPPER),
+        shares_device_(options.shares_device),
         layer_element_(model.weight_scale_kind == GLINT_SCALE_NONE ? GemmElement::kBf16 : GemmElement::kE4m3) {
     require_argument(num_experts_ >= 0 && num_experts_ <= model.num_experts, "num_local_experts is ", num_experts_,
                      ", the model has ", model.num_experts, " experts");
@@ -66,7 +63,7 @@ class Placer {
     std::vector<PlacedSection> sections;
     int64_t all_rows = 0;
     for (const int64_t rows : section_rows) all_rows += rows;
-    if (is_hopper_gemm(hidden_, layer_element_)) {
+    if (is_tiled_gemm(hidden_, layer_element_)) {
       sections.push_back(place_section(all_rows, 0, has_bias));
       return sections;
     }
@@ -98,8 +95,8 @@ class Placer {
     const int64_t width = model_.expert_width;
     PlacedExperts placed;
     placed.num_experts = num_experts_;
-    placed.is_hopper = is_hopper_expert();
-    if (!placed.is_hopper) {
+    placed.is_tiled = is_tiled_expert();
+    if (!placed.is_tiled) {
       placed.gate = place_matrices(width, hidden_, layer_element_, num_experts_, false);
       placed.up = place_matrices(width, hidden_, layer_element_, num_experts_, false);
       placed.down = place_matrices(hidden_, width, layer_element_, num_experts_, false);
@@ -116,18 +113,18 @@ class Placer {
   }
 
   PlacedWeight place_matrix(int64_t rows, int64_t cols, GemmElement element) {
-    return place_matrices(rows, cols, element, 1, is_hopper_gemm(cols, element));
+    return place_matrices(rows, cols, element, 1, is_tiled_gemm(cols, element));
   }
 
-  PlacedWeight place_matrices(int64_t rows, int64_t cols, GemmElement element, int64_t num_matrices, bool is_hopper) {
+  PlacedWeight place_matrices(int64_t rows, int64_t cols, GemmElement element, int64_t num_matrices, bool is_tiled) {
     PlacedWeight placed;
     placed.rows = rows;
     placed.cols = cols;
     placed.num_matrices = num_matrices;
     placed.element = element;
-    placed.is_hopper = is_hopper;
-    placed.matrix_bytes = is_hopper ? packed_weight_bytes(rows, cols * element_bytes(element))
-                                    : portable_weight_bytes(rows, cols, element);
+    placed.is_tiled = is_tiled;
+    placed.matrix_bytes = is_tiled ? packed_weight_bytes(rows, cols * element_bytes(element))
+                                   : portable_weight_bytes(rows, cols, element);
     placed.packed = arena_.take<uint8_t>(num_matrices * placed.matrix_bytes);
     if (element == GemmElement::kBf16) return placed;
     const bool has_tiles = model_.weight_scale_kind == GLINT_SCALE_TILE;
@@ -138,17 +135,17 @@ class Placer {
     return placed;
   }
 
-  bool is_hopper_gemm(int64_t cols, GemmElement element) const {
+  bool is_tiled_gemm(int64_t cols, GemmElement element) const {
     const bool has_tiles = element == GemmElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
-    return runs_hopper_ && !has_tiles && cols * element_bytes(element) % kGemmTileK == 0;
+    return !has_tiles && cols * element_bytes(element) % kGemmTileK == 0;
   }
 
-  bool is_hopper_expert() const {
+  bool is_tiled_expert() const {
     const int64_t width = model_.expert_width;
-    return layer_element_ == GemmElement::kE4m3 && is_hopper_gemm(hidden_, layer_element_) &&
-           plan_k_splits(hidden_).num_splits == kHopperExpertSplits && hidden_ % kDownTileRows == 0 &&
-           hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 && width <= kHopperWidthLimit &&
-           num_experts_ + 1 <= kMaxLocalExperts;
+    return !shares_device_ && layer_element_ == GemmElement::kE4m3 && is_tiled_gemm(hidden_, layer_element_) &&
+           plan_k_splits(hidden_).num_splits == kClusterSplits && hidden_ % kDownTileRows == 0 &&
+           hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 &&
+           width <= kQuantisedWidthLimit && num_experts_ + 1 <= kMaxLocalExperts;
   }
 
   const glint_model& model_;
@@ -157,7 +154,7 @@ class Placer {
   int64_t vocab_rows_;
   int64_t num_experts_;
   int64_t num_multiprocessors_;
-  bool runs_hopper_;
+  bool shares_device_;
   GemmElement layer_element_;
 };
 

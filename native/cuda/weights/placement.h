@@ -20,7 +20,7 @@ struct PlacedWeight {
   int64_t scale_stride = 0;
   int32_t scale_kind = GLINT_SCALE_NONE;
   GemmElement element = GemmElement::kE4m3;
-  bool is_hopper = false;
+  bool is_tiled = false;
 };
 
 struct PlacedSection {
@@ -36,7 +36,7 @@ struct PlacedFeedForward {
 };
 
 struct PlacedExperts {
-  bool is_hopper = false;
+  bool is_tiled = false;
   bool holds_shared = false;
   int64_t num_experts = 0;
   uint8_t* packed_gate_up = nullptr;
@@ -71,7 +71,7 @@ struct PlacedWeights {
 };
 
 struct PlacementOptions {
-  int32_t kernels = GLINT_KERNELS_PORTABLE;
+  bool shares_device = false;
   int32_t num_local_experts = 0;
   int32_t vocab_rows = 0;
   int32_t num_multiprocessors = 0;

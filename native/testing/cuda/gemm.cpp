@@ -24,10 +24,9 @@ const TestGemm& checked(const TestGemm& test) {
   return test;
 }
 
-bool runs_hopper(const Runner& runner, const TestGemm& test) {
+bool is_tiled(const TestGemm& test) {
   const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
-  return runner.is_hopper() && test.scale_kind != GLINT_SCALE_TILE &&
-         test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
+  return test.scale_kind != GLINT_SCALE_TILE && test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
 }
 
 std::vector<float> device_scales(const TestGemm& test) {
@@ -43,7 +42,8 @@ class Gemm {
   Gemm(const Runner& runner, const TestGemm& test)
       : test_(checked(test)),
         element_(test.dtype == GLINT_DTYPE_BF16 ? GemmElement::kBf16 : GemmElement::kE4m3),
-        is_hopper_(runs_hopper(runner, test)),
+        multiply_(runner.multiply()),
+        is_tiled_(is_tiled(test)),
         row_bytes_(test.weight_cols * (test.dtype == GLINT_DTYPE_BF16 ? 2 : 1)),
         operand_({.out = nullptr,
                   .scales = nullptr,
@@ -52,14 +52,14 @@ class Gemm {
                   .width = test.weight_cols,
                   .row_slices = 1,
                   .has_fp8 = test.dtype == GLINT_DTYPE_BF16 ? 0 : 1}),
-        packed_(is_hopper_ ? glint::cuda::packed_weight_bytes(test.weight_rows, row_bytes_)
-                           : glint::cuda::portable_weight_bytes(test.weight_rows, test.weight_cols, element_)),
+        packed_(is_tiled_ ? glint::cuda::packed_weight_bytes(test.weight_rows, row_bytes_)
+                          : glint::cuda::portable_weight_bytes(test.weight_rows, test.weight_cols, element_)),
         scales_(device_scales(test)),
         bias_(test.bias, test.weight_rows),
         out_(test.count * test.out_stride) {
     const DeviceArray<std::byte> weight(test.weight, test.weight_rows * row_bytes_);
     const auto* bytes = reinterpret_cast<const uint8_t*>(weight.data());
-    if (is_hopper_) {
+    if (is_tiled_) {
       glint::cuda::launch_pack_rows({.packed = packed_.data(),
                                      .weights = bytes,
                                      .up_weights = nullptr,
@@ -80,13 +80,13 @@ class Gemm {
     GLINT_CHECK_CUDA(cudaDeviceSynchronize());
   }
 
-  void launch(int64_t num_tokens) const { is_hopper_ ? launch_hopper(num_tokens) : launch_portable(num_tokens); }
+  void launch(int64_t num_tokens) const { is_tiled_ ? launch_tiled(num_tokens) : launch_portable(num_tokens); }
   const DeviceArray<float>& out() const { return out_; }
 
  private:
   const float* scale_data() const { return test_.scale_kind == GLINT_SCALE_NONE ? nullptr : scales_.data(); }
 
-  void launch_hopper(int64_t num_tokens) const {
+  void launch_tiled(int64_t num_tokens) const {
     glint::cuda::launch_gemm({.out = out_.data(),
                               .out_stride = test_.out_stride,
                               .packed_weights = packed_.data(),
@@ -97,7 +97,8 @@ class Gemm {
                               .rows = test_.weight_rows,
                               .k_bytes = row_bytes_,
                               .num_tokens = num_tokens,
-                              .element = element_},
+                              .element = element_,
+                              .multiply = multiply_},
                              nullptr);
   }
 
@@ -136,7 +137,8 @@ class Gemm {
 
   const TestGemm& test_;
   GemmElement element_;
-  bool is_hopper_;
+  glint::cuda::Multiply multiply_;
+  bool is_tiled_;
   int64_t row_bytes_;
   Operand operand_;
   DeviceArray<uint8_t> packed_;

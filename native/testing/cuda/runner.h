@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/kernels/gemm/gemm.h"
 #include "cuda/memory/device_memory.h"
 #include "include/glint.h"
 #include "testing/cuda/timer.h"
@@ -65,6 +66,7 @@ class Runner {
   void run(const std::function<void()>& launch, std::initializer_list<const DeviceBytes*> outputs);
   void run_row_counts(const std::function<void(int64_t)>& launch, const DeviceBytes& out, int64_t count);
   bool is_hopper() const { return is_hopper_; }
+  cuda::Multiply multiply() const { return is_hopper_ ? cuda::Multiply::kWgmma : cuda::Multiply::kMmaSync; }
   int64_t num_different_bytes() const { return num_different_bytes_; }
 
   void start_timing() { timer_ = std::make_unique<Timer>(); }

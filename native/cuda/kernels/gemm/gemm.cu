@@ -125,26 +125,26 @@ bool launch_cluster_split_k_if_it_fits(const DenseLaunch& dense) {
   return true;
 }
 
-template <GemmElement kElement>
+template <Multiply kMultiply, GemmElement kElement>
 bool launch_cluster_split_k(const DenseLaunch& dense) {
-  return launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 8>>(dense) ||
-         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 16>>(dense) ||
-         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 32>>(dense) ||
-         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kElement, 64>>(dense);
+  return launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kMultiply, kElement, 8>>(dense) ||
+         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kMultiply, kElement, 16>>(dense) ||
+         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kMultiply, kElement, 32>>(dense) ||
+         launch_cluster_split_k_if_it_fits<ClusterSplitKShape<kMultiply, kElement, 64>>(dense);
 }
 
-template <GemmElement kElement>
+template <Multiply kMultiply, GemmElement kElement>
 void launch_split_k(const DenseLaunch& dense) {
   const int64_t tokens = dense.call.num_tokens;
   const bool is_one_round = dense.row_tiles() * kClusterSplits <= device_multiprocessors();
-  if (is_one_round && launch_cluster_split_k<kElement>(dense)) return;
+  if (is_one_round && launch_cluster_split_k<kMultiply, kElement>(dense)) return;
   const bool takes_all_tokens = tokens > 32 && is_one_round;
   if (tokens <= 16) {
-    launch_shape<SplitKTilesShape<kElement, 16>>(dense);
+    launch_shape<SplitKTilesShape<kMultiply, kElement, 16>>(dense);
   } else if (tokens <= 64 && dense.call.rows < 8192 && !takes_all_tokens) {
-    launch_shape<SplitKTilesShape<kElement, 32>>(dense);
+    launch_shape<SplitKTilesShape<kMultiply, kElement, 32>>(dense);
   } else {
-    launch_shape<SplitKTilesShape<kElement, 64>>(dense);
+    launch_shape<SplitKTilesShape<kMultiply, kElement, 64>>(dense);
   }
 }
 
@@ -156,12 +156,12 @@ bool launch_resident_if_it_fits(const DenseLaunch& dense) {
   return true;
 }
 
-template <GemmElement kElement>
+template <Multiply kMultiply, GemmElement kElement>
 bool launch_resident(const DenseLaunch& dense) {
-  return launch_resident_if_it_fits<ResidentShape<kElement, 8>>(dense) ||
-         launch_resident_if_it_fits<ResidentShape<kElement, 16>>(dense) ||
-         launch_resident_if_it_fits<ResidentShape<kElement, 32>>(dense) ||
-         launch_resident_if_it_fits<ResidentShape<kElement, 64>>(dense);
+  return launch_resident_if_it_fits<ResidentShape<kMultiply, kElement, 8>>(dense) ||
+         launch_resident_if_it_fits<ResidentShape<kMultiply, kElement, 16>>(dense) ||
+         launch_resident_if_it_fits<ResidentShape<kMultiply, kElement, 32>>(dense) ||
+         launch_resident_if_it_fits<ResidentShape<kMultiply, kElement, 64>>(dense);
 }
 
 int32_t persistent_tile_tokens(const DenseLaunch& dense) {
@@ -180,16 +180,16 @@ int32_t persistent_tile_tokens(const DenseLaunch& dense) {
   return best;
 }
 
-template <GemmElement kElement>
+template <Multiply kMultiply, GemmElement kElement>
 void launch_persistent(const DenseLaunch& dense) {
   const DenseTileScheduler scheduler = dense.scheduler(persistent_tile_tokens(dense));
   const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, scheduler.max_tokens)};
   if (kElement == GemmElement::kE4m3 && dense.has_vector_rows()) {
     const StagedEpilogue epilogue = {dense.epilogue(), tensor_out(dense.call, scheduler.max_tokens)};
-    launch_gemm_persistent<PersistentShape<GemmElement::kE4m3, TensorTokens, true>>(
+    launch_gemm_persistent<PersistentShape<kMultiply, GemmElement::kE4m3, TensorTokens, true>>(
         dense.inputs, tokens, scheduler, epilogue, scheduler.num_tiles(), dense.stream);
   } else {
-    launch_gemm_persistent<PersistentShape<kElement, TensorTokens, false>>(
+    launch_gemm_persistent<PersistentShape<kMultiply, kElement, TensorTokens, false>>(
         dense.inputs, tokens, scheduler, dense.epilogue(), scheduler.num_tiles(), dense.stream);
   }
 }
@@ -201,29 +201,19 @@ bool is_split_k(const DenseLaunch& dense) {
   return dense.inputs.num_splits == kClusterSplits && has_few_tokens;
 }
 
-template <GemmElement kElement>
+template <Multiply kMultiply, GemmElement kElement>
 void launch_element(const DenseLaunch& dense) {
   if (is_split_k(dense)) {
-    launch_split_k<kElement>(dense);
-  } else if (dense.inputs.num_splits != kResidentSplits || !launch_resident<kElement>(dense)) {
-    launch_persistent<kElement>(dense);
+    launch_split_k<kMultiply, kElement>(dense);
+  } else if (dense.inputs.num_splits != kResidentSplits || !launch_resident<kMultiply, kElement>(dense)) {
+    launch_persistent<kMultiply, kElement>(dense);
   }
 }
 
 }
 
-KSplitPlan plan_k_splits(int64_t k_bytes) {
-  const auto steps = static_cast<int32_t>(k_bytes / kGemmTileK);
-  if (steps % 8 == 0 && steps >= 24) return {8, steps / 8};
-  if (steps % 3 == 0 && steps >= 6) return {3, steps / 3};
-  return {1, steps};
-}
-
-bool starts_next_after_wait(int64_t k_bytes, int64_t num_tokens) {
-  return num_tokens <= 64 && plan_k_splits(k_bytes).num_splits == kClusterSplits;
-}
-
-void launch_gemm(const GemmCall& call, cudaStream_t stream) {
+template <Multiply kMultiply>
+void launch_gemm_with(const GemmCall& call, cudaStream_t stream) {
   require_argument(call.k_bytes % kGemmTileK == 0, "a GEMM's row must be a multiple of ", kGemmTileK, " bytes, not ",
                    call.k_bytes, "; pad the weight with zeros");
   if (call.num_tokens == 0) return;
@@ -231,10 +221,12 @@ void launch_gemm(const GemmCall& call, cudaStream_t stream) {
   const GemmInputs inputs = {call.packed_weights, call.activations, nullptr,
                              call.k_bytes,        plan.split_steps, plan.num_splits};
   if (call.element == GemmElement::kE4m3) {
-    launch_element<GemmElement::kE4m3>({call, inputs, stream});
+    launch_element<kMultiply, GemmElement::kE4m3>({call, inputs, stream});
   } else {
-    launch_element<GemmElement::kBf16>({call, inputs, stream});
+    launch_element<kMultiply, GemmElement::kBf16>({call, inputs, stream});
   }
 }
+
+template void launch_gemm_with<Multiply::GLINT_MULTIPLY>(const GemmCall& call, cudaStream_t stream);
 
 }

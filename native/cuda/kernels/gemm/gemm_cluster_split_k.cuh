@@ -6,8 +6,9 @@ namespace glint::cuda {
 
 constexpr int kClusterSplitKThreads = kConsumerWarps * 32;
 
-template <GemmElement kElementValue, int kTokensValue>
+template <Multiply kMultiplyValue, GemmElement kElementValue, int kTokensValue>
 struct ClusterSplitKShape {
+  static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr GemmElement kElement = kElementValue;
   static constexpr int kTokens = kTokensValue;
   static constexpr int kGroups = kTokens / kFragmentTokens;
@@ -24,6 +25,7 @@ struct ClusterSplitKShape {
 
 template <class Shape>
 struct ClusterSplit {
+  using Step = StepMultiply<Shape::kMultiply, Shape::kElement, Shape::kTokens>;
   static constexpr int kRegisters = Shape::kTokens / 2;
 
   uint8_t* s_partials;
@@ -66,16 +68,13 @@ struct ClusterSplit {
 
   __device__ __forceinline__ void begin(float (&r_step)[kRegisters], int step) const {
     const int half = static_cast<int>(threadIdx.x) / 128 * kWarpgroupBytes;
-    const uint64_t rows = ptx::wgmma_descriptor(ptx::shared_address(weights(step)) + half, 1024, 128);
-    const uint64_t columns = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(tokens(step)), 0, 1024);
     ptx::mbarrier_wait_suspended(s_arrived[step], 0);
-    start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
+    Step::start(r_step, weights(step) + half, tokens(step));
   }
 
   template <int kPending>
   __device__ __forceinline__ static void add_step(float (&r_sum)[kRegisters], float (&r_step)[kRegisters]) {
-    ptx::wgmma_wait_group<kPending>();
-    ptx::pin_registers(r_step);
+    Step::template wait<kPending>(r_step);
 #pragma unroll
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_step[index]);
   }

@@ -25,8 +25,9 @@ struct GatheredTokens {
   static constexpr uint64_t kWeightPolicy = ptx::kEvictFirst;
 };
 
-template <GemmElement kElementValue, class TokensValue, bool kIsStagedValue>
+template <Multiply kMultiplyValue, GemmElement kElementValue, class TokensValue, bool kIsStagedValue>
 struct PersistentShape {
+  static constexpr Multiply kMultiply = kMultiplyValue;
   using Tokens = TokensValue;
   static constexpr GemmElement kElement = kElementValue;
   static constexpr bool kIsStaged = kIsStagedValue;
@@ -340,15 +341,11 @@ __device__ __forceinline__ void add_split(float (&r_split)[kTokens / 2], Persist
   const int warpgroup = threadIdx.x / 128 - 1;
   clear(r_split);
   for (int k_step = 0; k_step < num_steps; ++k_step) {
+    using Step = StepMultiply<Shape::kMultiply, Shape::kElement, kTokens>;
     float r_stage[kTokens / 2];
-    const uint64_t rows = ptx::wgmma_descriptor(
-        ptx::shared_address(s_storage.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens =
-        ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0, 1024);
     ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
-    start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
-    ptx::wgmma_wait_group<0>();
-    ptx::pin_registers(r_stage);
+    Step::start(r_stage, s_storage.weights[ring.stage] + warpgroup * kWarpgroupBytes, s_storage.tokens[ring.stage]);
+    Step::template wait<0>(r_stage);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
     ring.advance();
     add(r_split, r_stage);
@@ -409,14 +406,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (!Scheduler::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x < Shape::kLoadThreads) {
-    ptx::setmaxnreg_dec<Shape::Tokens::kLoadRegisters>();
+    if constexpr (Shape::kMultiply == Multiply::kWgmma) ptx::setmaxnreg_dec<Shape::Tokens::kLoadRegisters>();
     if constexpr (Shape::Tokens::kIsGathered) {
       gather_tiles(s_storage, inputs, scheduler);
     } else if (threadIdx.x == 0) {
       load_boxes(s_storage, inputs, tokens, scheduler);
     }
   } else {
-    ptx::setmaxnreg_inc<Shape::Tokens::kMultiplyRegisters>();
+    if constexpr (Shape::kMultiply == Multiply::kWgmma) ptx::setmaxnreg_inc<Shape::Tokens::kMultiplyRegisters>();
     multiply_persistent_tiles(s_storage, inputs, scheduler, epilogue);
   }
 }

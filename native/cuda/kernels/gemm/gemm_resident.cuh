@@ -8,8 +8,9 @@ constexpr int kResidentSplits = 3;
 constexpr int kResidentThreads = kResidentSplits * 128;
 constexpr int kResidentRows = 64;
 
-template <GemmElement kElementValue, int kTokensValue>
+template <Multiply kMultiplyValue, GemmElement kElementValue, int kTokensValue>
 struct ResidentShape {
+  static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr GemmElement kElement = kElementValue;
   static constexpr int kTokens = kTokensValue;
   static constexpr int kStepBytes = kWarpgroupBytes + kTokens * kGemmTileK;
@@ -27,6 +28,7 @@ struct ResidentShape {
 
 template <class Shape>
 struct ResidentSplit {
+  using Step = StepMultiply<Shape::kMultiply, Shape::kElement, Shape::kTokens>;
   static constexpr int kRegisters = Shape::kTokens / 2;
 
   uint8_t* s_steps;
@@ -66,12 +68,9 @@ struct ResidentSplit {
     for (int index = 0; index < kRegisters; ++index) r_sum[index] = 0.0F;
     for (int step = 0; step < num_steps; ++step) {
       float r_step[kRegisters];
-      const uint64_t rows = ptx::wgmma_descriptor(ptx::shared_address(weights(step)), 1024, 128);
-      const uint64_t columns = ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(tokens(step)), 0, 1024);
       ptx::mbarrier_wait_suspended(s_arrived[step], 0);
-      start_step<Shape::kElement, Shape::kTokens>(r_step, rows, columns);
-      ptx::wgmma_wait_group<0>();
-      ptx::pin_registers(r_step);
+      Step::start(r_step, weights(step), tokens(step));
+      Step::template wait<0>(r_step);
 #pragma unroll
       for (int index = 0; index < kRegisters; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_step[index]);
     }

@@ -203,16 +203,12 @@ struct Accumulator {
 
   __device__ __forceinline__ void add_stage(SplitKTilesStorage<Shape>& s_storage, PipelineState<Shape::kStages>& ring,
                                             int warpgroup) {
+    using Step = StepMultiply<Shape::kMultiply, Shape::kElement, kTokens>;
     float r_stage[kRegisters];
-    const uint64_t rows = ptx::wgmma_descriptor(
-        ptx::shared_address(s_storage.weights[ring.stage]) + warpgroup * kWarpgroupBytes, 1024, 128);
-    const uint64_t tokens =
-        ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_storage.tokens[ring.stage]), 0, 1024);
     ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
-    ptx::fence_proxy_async();
-    start_step<Shape::kElement, kTokens>(r_stage, rows, tokens);
-    ptx::wgmma_wait_group<0>();
-    ptx::pin_registers(r_stage);
+    Step::acquire_copied_tokens();
+    Step::start(r_stage, s_storage.weights[ring.stage] + warpgroup * kWarpgroupBytes, s_storage.tokens[ring.stage]);
+    Step::template wait<0>(r_stage);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
     ring.advance();
     add(r_stage);

@@ -1,15 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/check.h"
 #include "cuda/kernels/gemm/gemm.h"
+#include "cuda/kernels/gemm/multiply.cuh"
 #include "cuda/kernels/ptx/mbarrier.cuh"
 #include "cuda/kernels/ptx/copy.cuh"
 #include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/ptx/memory.cuh"
-#include "cuda/kernels/ptx/wgmma.cuh"
 #include "cuda/launch.h"
 #include "cuda/per_device.h"
 
@@ -17,17 +16,15 @@ namespace glint::cuda {
 
 constexpr int kGemmThreads = 384;
 constexpr int kConsumerWarps = 8;
-constexpr int kClusterSplits = 8;
 constexpr int kWarpgroupBytes = kGemmTileBytes / 2;
-constexpr int kFragmentRows = 16;
-constexpr int kFragmentTokens = 8;
 constexpr int kSharedHalfBytes = 113 * 1024;
 constexpr int kSharedReserveBytes = 2048;
 constexpr int kTakenPlaces = 8;
 static_assert(kClusterSplits == kConsumerWarps, "a thread block of a cluster reduces the rows of one warp of each");
 
-template <GemmElement kElementValue, int kMaxTokensValue, int kMostStages = 12>
+template <Multiply kMultiplyValue, GemmElement kElementValue, int kMaxTokensValue, int kMostStages = 12>
 struct SplitKTilesShape {
+  static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr GemmElement kElement = kElementValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kTokenBytes = kMaxTokens * kGemmTileK;
@@ -63,20 +60,6 @@ __device__ __forceinline__ int padded_tokens(int count) {
   int tokens = 8;
   while (tokens < count) tokens *= 2;
   return tokens;
-}
-
-template <GemmElement kElement, int kTokens>
-using Wgmma = std::conditional_t<kElement == GemmElement::kE4m3, ptx::WgmmaE4m3<kTokens>, ptx::WgmmaBf16<kTokens>>;
-
-template <GemmElement kElement, int kTokens>
-__device__ __forceinline__ void start_step(float (&r_step)[kTokens / 2], uint64_t rows, uint64_t tokens) {
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int part = 0; part < 4; ++part) {
-    Wgmma<kElement, kTokens>::mma_async(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16),
-                                        part == 0 ? 0 : 1);
-  }
-  ptx::wgmma_commit_group();
 }
 
 __device__ __forceinline__ TokenTile load_tile_now(const TokenTile* g_tile) {

@@ -5,23 +5,6 @@ namespace glint::cuda {
 
 namespace {
 
-constexpr int kPackThreads = 256;
-
-__global__ void pack_down_kernel(const PackCall call, int64_t num_owners, int64_t num_chunks) {
-  const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
-  if (index >= num_chunks) return;
-  constexpr int kColumns = kDownTileK / 16;
-  const int64_t num_steps = call.k_bytes / kDownTileK;
-  const int64_t tile_row = index % kDownTileRows;
-  const int64_t column = index / kDownTileRows % kColumns;
-  const int64_t tile = index / (kDownTileRows * kColumns);
-  const int64_t k_step = tile % num_steps;
-  const int64_t row = tile / num_steps % num_owners * kDownTileRows + tile_row;
-  const int64_t matrix = tile / num_steps / num_owners;
-  const int64_t offset = (matrix * call.rows + row) * call.k_bytes + k_step * kDownTileK + column * 16;
-  reinterpret_cast<uint4*>(call.packed)[index] = *reinterpret_cast<const uint4*>(call.weights + offset);
-}
-
 using DownKernel = void (*)(DownInputs);
 
 template <DownKernel kKernel, class Storage>
@@ -37,10 +20,10 @@ void launch_down(const DownInputs& inputs, int threads, cudaStream_t stream) {
                    inputs);
 }
 
-template <int kMaxTokens, int kBlockTokens, bool kIsStreamed>
+template <Multiply kMultiply, int kMaxTokens, int kBlockTokens, bool kIsStreamed>
 void launch_few(const DownInputs& inputs, cudaStream_t stream) {
-  using OneStep = DownShape<kMaxTokens, kBlockTokens, kIsStreamed, true>;
-  using AnyWidth = DownShape<kMaxTokens, kBlockTokens, kIsStreamed, false>;
+  using OneStep = DownShape<kMultiply, kMaxTokens, kBlockTokens, kIsStreamed, true>;
+  using AnyWidth = DownShape<kMultiply, kMaxTokens, kBlockTokens, kIsStreamed, false>;
   if (inputs.num_steps == 1) {
     launch_down<expert_down_kernel<OneStep>, DownStorage<OneStep>>(inputs, OneStep::kThreads, stream);
   } else {
@@ -53,30 +36,11 @@ void launch_many(const DownInputs& inputs, cudaStream_t stream) {
   launch_down<expert_down_many_kernel<Shape>, ManyDownStorage<Shape>>(inputs, Shape::kThreads, stream);
 }
 
-void require_shape(int64_t hidden_size, int64_t width) {
-  require_argument(hidden_size % kDownTileRows == 0 && width % kDownTileK == 0, "a down GEMM of ", hidden_size,
-                   " rows and width ", width, " is not made of tiles of ", kDownTileRows, " by ", kDownTileK);
-  require_argument(width <= kQuantisedWidthLimit, "an expert's width is at most ", kQuantisedWidthLimit, ", not ",
-                   width);
 }
 
-}
-
-int64_t packed_down_bytes(int64_t hidden_size, int64_t width) {
-  require_shape(hidden_size, width);
-  return hidden_size * width;
-}
-
-void launch_pack_down(const PackCall& call, cudaStream_t stream) {
-  require_shape(call.rows, call.k_bytes);
-  const int64_t num_chunks = call.num_matrices * call.rows * call.k_bytes / 16;
-  const auto blocks = static_cast<unsigned>((num_chunks + kPackThreads - 1) / kPackThreads);
-  pack_down_kernel<<<blocks, kPackThreads, 0, stream>>>(call, call.rows / kDownTileRows, num_chunks);
-  GLINT_CHECK_CUDA(cudaGetLastError());
-}
-
-void launch_expert_down(const DownCall& call, cudaStream_t stream) {
-  require_shape(call.hidden_size, call.width);
+template <Multiply kMultiply>
+void launch_expert_down_with(const DownCall& call, cudaStream_t stream) {
+  require_down_shape(call.hidden_size, call.width);
   const TilePlan plan = plan_tiles(call.num_tokens);
   const DownInputs inputs = {call.out,
                              call.packed_tiles,
@@ -96,14 +60,18 @@ void launch_expert_down(const DownCall& call, cudaStream_t stream) {
                    inputs.num_owners, " thread blocks that wait for each other; this GPU runs ",
                    device_multiprocessors(), " at once");
   if (call.streams_gate_up) {
-    launch_few<kStreamedTileTokens, kStreamedTokens, true>(inputs, stream);
+    launch_few<kMultiply, kStreamedTileTokens, kStreamedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
-    launch_few<32, 256, false>(inputs, stream);
-  } else if (inputs.num_steps == 1) {
-    launch_many<ManyDownShape<true>>(inputs, stream);
-  } else {
-    launch_many<ManyDownShape<false>>(inputs, stream);
+    launch_few<kMultiply, 32, 256, false>(inputs, stream);
+  } else if constexpr (kMultiply == Multiply::kWgmma) {
+    if (inputs.num_steps == 1) {
+      launch_many<ManyDownShape<kMultiply, true>>(inputs, stream);
+    } else {
+      launch_many<ManyDownShape<kMultiply, false>>(inputs, stream);
+    }
   }
 }
+
+template void launch_expert_down_with<Multiply::GLINT_MULTIPLY>(const DownCall& call, cudaStream_t stream);
 
 }

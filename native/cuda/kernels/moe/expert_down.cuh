@@ -6,8 +6,9 @@ namespace glint::cuda {
 
 constexpr int kMostDownStages = 12;
 
-template <int kMaxTokensValue, int kBlockTokensValue, bool kIsStreamedValue, bool kIsOneStep>
+template <Multiply kMultiplyValue, int kMaxTokensValue, int kBlockTokensValue, bool kIsStreamedValue, bool kIsOneStep>
 struct DownShape {
+  static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kBlockTokens = kBlockTokensValue;
   static constexpr bool kIsStreamed = kIsStreamedValue;
@@ -219,37 +220,15 @@ __device__ __forceinline__ void load_streamed_tiles(DownStorage<Shape>& s_storag
   }
 }
 
-__device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, uint32_t units) {
-  return (descriptor & ~uint64_t{0xffffffffU}) | (static_cast<uint32_t>(descriptor) + units);
-}
-
 template <class Shape, int kTokens>
 __device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownStorage<Shape>& s_storage,
                                                     int stage, int count) {
   using Tiles = CoreMatrixTiles<Shape::kMaxTokens>;
-  using Wgmma = ptx::WgmmaE4m3<kTokens>;
-  constexpr int kSteps = kDownTileK / 32;
+  using Halves = HalvesMultiply<Shape::kMultiply, kTokens, kDownTileRows, kDownTileK>;
   float r_first[kTokens / 2];
   float r_second[kTokens / 2];
-  const uint64_t rows =
-      ptx::wgmma_descriptor(ptx::shared_address(s_storage.weights[stage]), Shape::kWeightColumnBytes, 128);
-  const uint64_t tokens = ptx::wgmma_descriptor(
-      ptx::shared_address(s_storage.packed_tiles[stage]) + Tiles::values_offset(count), count * 16, 128);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const uint64_t row_part = advance_descriptor(rows, step * (2 * Shape::kWeightColumnBytes / 16));
-    const uint64_t token_part = advance_descriptor(tokens, step * count * 2);
-    if (step < kSteps / 2) {
-      Wgmma::mma_async(r_first, row_part, token_part, step == 0 ? 0 : 1);
-    } else {
-      Wgmma::mma_async(r_second, row_part, token_part, step == kSteps / 2 ? 0 : 1);
-    }
-  }
-  ptx::wgmma_commit_group();
-  ptx::wgmma_wait_group<0>();
-  ptx::pin_registers(r_first);
-  ptx::pin_registers(r_second);
+  Halves::run(r_first, r_second, s_storage.weights[stage], s_storage.packed_tiles[stage] + Tiles::values_offset(count),
+              count);
 #pragma unroll
   for (int index = 0; index < kTokens / 2; ++index) {
     r_sum[index] = __fadd_rn(__fadd_rn(r_sum[index], r_first[index]), r_second[index]);

@@ -71,8 +71,9 @@ __device__ __forceinline__ void store_and_clear(TokenSums& s_sums, const DownInp
 constexpr int kManyRegisters = kDownTileRows / 2;
 constexpr int kManyFragments = kDownTileK / 32;
 
-template <bool kIsOneStepValue>
+template <Multiply kMultiplyValue, bool kIsOneStepValue>
 struct ManyDownShape {
+  static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr bool kIsOneStep = kIsOneStepValue;
   static constexpr int kGroups = 4;
   static constexpr int kThreads = kGroups * 128;

@@ -80,16 +80,18 @@ void launch_split_k(const GateUpLaunch& gate_up) {
   launch_gemm_split_k_tiles<Shape>(gate_up.inputs, scheduler, gate_up.epilogue(), gate_up.max_tiles(), gate_up.stream);
 }
 
+template <Multiply kMultiply>
 void launch_persistent(const GateUpLaunch& gate_up) {
   const GroupedTokens& grouped = gate_up.call.grouped;
   const PersistentExpertScheduler scheduler = {gate_up.row_tiles(), grouped.gate_up_tiles, grouped.num_gate_up_tiles};
-  launch_gemm_persistent<PersistentShape<GemmElement::kE4m3, GatheredTokens, false>>(
+  launch_gemm_persistent<PersistentShape<kMultiply, GemmElement::kE4m3, GatheredTokens, false>>(
       gate_up.inputs, GatheredTokens{}, scheduler, gate_up.epilogue(), gate_up.max_tiles(), gate_up.stream);
 }
 
 }
 
-void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
+template <Multiply kMultiply>
+void launch_expert_gate_up_with(const GateUpCall& call, cudaStream_t stream) {
   const KSplitPlan plan = plan_k_splits(call.k_bytes);
   require_argument(call.k_bytes % kGemmTileK == 0 && plan.num_splits == 8, "an expert's input of ", call.k_bytes,
                    " values does not split in 8 splits of 128; only hidden sizes that are multiples of 1024 from 3072 "
@@ -103,12 +105,14 @@ void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
   const GateUpLaunch gate_up = {call, inputs, stream};
   const int32_t tile_tokens = plan_tiles(call.num_tokens).gate_up_tokens;
   if (tile_tokens == 16) {
-    launch_split_k<SplitKTilesShape<GemmElement::kE4m3, 16, kFewStages>>(gate_up);
+    launch_split_k<SplitKTilesShape<kMultiply, GemmElement::kE4m3, 16, kFewStages>>(gate_up);
   } else if (tile_tokens == 32) {
-    launch_split_k<SplitKTilesShape<GemmElement::kE4m3, 32>>(gate_up);
+    launch_split_k<SplitKTilesShape<kMultiply, GemmElement::kE4m3, 32>>(gate_up);
   } else {
-    launch_persistent(gate_up);
+    launch_persistent<kMultiply>(gate_up);
   }
 }
+
+template void launch_expert_gate_up_with<Multiply::GLINT_MULTIPLY>(const GateUpCall& call, cudaStream_t stream);
 
 }

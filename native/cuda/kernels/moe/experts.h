@@ -11,6 +11,7 @@ namespace glint::cuda {
 constexpr int32_t kDownTileRows = 40;
 constexpr int32_t kDownTileK = 192;
 constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
+constexpr int32_t kQuantisedWidthLimit = 1536;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
@@ -84,6 +85,7 @@ struct GateUpCall {
   int64_t k_bytes;
   int64_t num_tokens;
   int64_t max_tiles;
+  Multiply multiply;
   uint32_t* tiles_taken = nullptr;
 };
 
@@ -100,6 +102,7 @@ struct DownCall {
   int64_t num_tokens;
   int64_t max_rows;
   bool streams_gate_up;
+  Multiply multiply;
 };
 
 struct PlaceRowsCall {
@@ -137,12 +140,31 @@ constexpr int64_t max_streamed_rows(int64_t max_tokens, int64_t experts_per_toke
 }
 
 int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);
+void require_down_shape(int64_t hidden_size, int64_t width);
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
-void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream);
-void launch_expert_down(const DownCall& call, cudaStream_t stream);
 void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
 void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);
+
+template <Multiply kMultiply>
+void launch_expert_gate_up_with(const GateUpCall& call, cudaStream_t stream);
+extern template void launch_expert_gate_up_with<Multiply::kWgmma>(const GateUpCall& call, cudaStream_t stream);
+extern template void launch_expert_gate_up_with<Multiply::kMmaSync>(const GateUpCall& call, cudaStream_t stream);
+
+template <Multiply kMultiply>
+void launch_expert_down_with(const DownCall& call, cudaStream_t stream);
+extern template void launch_expert_down_with<Multiply::kWgmma>(const DownCall& call, cudaStream_t stream);
+extern template void launch_expert_down_with<Multiply::kMmaSync>(const DownCall& call, cudaStream_t stream);
+
+inline void launch_expert_gate_up(const GateUpCall& call, cudaStream_t stream) {
+  if (call.multiply == Multiply::kWgmma) return launch_expert_gate_up_with<Multiply::kWgmma>(call, stream);
+  launch_expert_gate_up_with<Multiply::kMmaSync>(call, stream);
+}
+
+inline void launch_expert_down(const DownCall& call, cudaStream_t stream) {
+  if (call.multiply == Multiply::kWgmma) return launch_expert_down_with<Multiply::kWgmma>(call, stream);
+  launch_expert_down_with<Multiply::kMmaSync>(call, stream);
+}
 
 }

@@ -53,8 +53,6 @@ __device__ __forceinline__ uint32_t fp8_of(const float4& values) {
   return low | high << 16U;
 }
 
-constexpr int kQuantisedWidthLimit = 1536;
-
 template <int kVectors>
 struct HiddenRow {
   float4 r_values[kVectors];

@@ -55,6 +55,22 @@ __device__ __forceinline__ void mma_m16n8k16_f16(FragmentC& sum, const FragmentA
         "r"(right.regs[1]));
 }
 
+__device__ __forceinline__ void mma_m16n8k16_f16(float* r_sum, const FragmentA& left, uint32_t right_low,
+                                                 uint32_t right_high) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(r_sum[0]), "+f"(r_sum[1]), "+f"(r_sum[2]), "+f"(r_sum[3])
+      : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right_low), "r"(right_high));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float* r_sum, const FragmentA& left, uint32_t right_low,
+                                                  uint32_t right_high) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(r_sum[0]), "+f"(r_sum[1]), "+f"(r_sum[2]), "+f"(r_sum[3])
+      : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right_low), "r"(right_high));
+}
+
 __device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2(uint16_t values) {
   uint32_t halves;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(values));

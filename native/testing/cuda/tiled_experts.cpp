@@ -49,10 +49,11 @@ int64_t streamed_rows(const TestExperts& test) {
   return glint::cuda::max_streamed_rows(test.num_tokens(), test.grouping->experts_per_token);
 }
 
-class HopperExperts {
+class TiledExperts {
  public:
-  explicit HopperExperts(const TestExperts& test)
+  TiledExperts(const Runner& runner, const TestExperts& test)
       : test_(test),
+        multiply_(runner.multiply()),
         grouping_(*test.grouping),
         operand_({.out = nullptr,
                   .scales = nullptr,
@@ -113,6 +114,7 @@ class HopperExperts {
                                         .k_bytes = test_.hidden_size,
                                         .num_tokens = num_tokens,
                                         .max_tiles = grouping_.max_tiles(num_tokens),
+                                        .multiply = multiply_,
                                         .tiles_taken = tiles_taken_.data()},
                                        nullptr);
   }
@@ -129,7 +131,8 @@ class HopperExperts {
                                      .hidden_size = test_.hidden_size,
                                      .num_tokens = num_tokens,
                                      .max_rows = num_tokens * (test_.grouping->experts_per_token + 1),
-                                     .streams_gate_up = is_streamed(num_tokens)},
+                                     .streams_gate_up = is_streamed(num_tokens),
+                                     .multiply = multiply_},
                                     nullptr);
   }
 
@@ -194,6 +197,7 @@ class HopperExperts {
   }
 
   const TestExperts& test_;
+  glint::cuda::Multiply multiply_;
   Grouping grouping_;
   Operand operand_;
   DeviceArray<uint8_t> gate_up_;
@@ -213,11 +217,11 @@ class HopperExperts {
 
 extern "C" {
 
-GLINT_API int32_t glint_testing_hopper_experts(Runner* runner, const TestExperts* test) {
-  return guarded([&] { HopperExperts(*test).run(*runner); });
+GLINT_API int32_t glint_testing_tiled_experts(Runner* runner, const TestExperts* test) {
+  return guarded([&] { TiledExperts(*runner, *test).run(*runner); });
 }
 
-GLINT_API int32_t glint_testing_hopper_expert_row_counts(Runner* runner, const TestExperts* test) {
-  return guarded([&] { HopperExperts(*test).run_row_counts(*runner); });
+GLINT_API int32_t glint_testing_tiled_expert_row_counts(Runner* runner, const TestExperts* test) {
+  return guarded([&] { TiledExperts(*runner, *test).run_row_counts(*runner); });
 }
 }
