@@ -354,11 +354,12 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(c
     SharedStorage::Ring::State state;
     Lane work(storage);
     const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
-    for_each_prefill_item(call, [&](const PrefillItem& item) {
+    for (PrefillWalk walk(call); walk.has_item(); walk.advance()) {
+      const PrefillItem item = walk.item();
       work.start(call.attend, item);
       attend_item(work, state, item, scale);
       work.store_out(call.attend, item);
-    });
+    }
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == kConsumers) load_prefill_pages(call, storage.ring);
