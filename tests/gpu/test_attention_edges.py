@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
-from tests.cpu.operations import Operations, PageCache, PagedRequest
+from tests.cpu.operations import Operations, PageCache, PagedRequest, Rounding
 from tests.gpu.operations_cases import HEADS
 from tests.gpu.operations_cuda import CudaOperations
 from tests.gpu.operations_inputs import PAGE_TOKENS, Heads, make_scene, poisoned_cache, row_errors, source
@@ -171,8 +171,8 @@ def test_e4m3_pages_are_bf16_pages_of_the_same_numbers(
 
 
 @pytest.mark.parametrize("rounding", ["none", "fp8"])
-def test_long_prompts_have_the_same_bits_with_both_kernel_sets(rounding: str) -> None:
-    """More tiles of queries than an H200 has multiprocessors, so that a thread block goes from one prompt to another."""
+def test_long_prompts_have_the_same_bits_with_both_kernel_sets(rounding: Rounding) -> None:
+    """More tiles of queries than an H200 has multiprocessors: a thread block goes from one prompt to the next."""
     heads = HEADS["glm47"]
     cache, step = fp8_pages(heads, LONG_SPANS)
     num_rows = step[-1].row_first + step[-1].row_count

@@ -47,16 +47,6 @@ struct PrefillWalk {
   }
 };
 
-template <typename Ring>
-__device__ __forceinline__ void load_prefill_pages(const PrefillCall& call, Ring& ring) {
-  typename Ring::State state;
-  for (PrefillWalk walk(call); walk.has_item(); walk.advance()) {
-    const PrefillItem item = walk.item();
-    const PageSource source{call.attend.pages, call.attend.page_table + item.task.page_first, item.kv_head};
-    load_page_pairs(ring, state, source, item);
-  }
-}
-
 inline constexpr int kPrefillWarps = kPrefillTileQueries / 16;
 inline constexpr int kPrefillThreads = kPrefillWarps * kWarpLanes;
 inline constexpr int kPrefillStages = 8;
