@@ -290,7 +290,8 @@ void attention(Backend& backend, StepState& step, int64_t layer) {
     attend.pages = cuda::prefill_pages(backend, step, attend.pages);
     cuda::launch_attention_prefill({.attend = attend,
                                     .tasks = backend.workspace.step.prefill_tasks,
-                                    .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount},
+                                    .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount,
+                                    .kernels = backend.device.kernels},
                                    backend.stream);
   }
   cuda::prepare_rows(backend, step, backend.workspace.attention_output, width, operand);

@@ -10,13 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
-from tests.cpu.operations import Operations, PageCache, PagedRequest
+from tests.cpu.operations import Operations, PageCache, PagedRequest, Rounding
 from tests.gpu.operations_cases import HEADS
 from tests.gpu.operations_cuda import CudaOperations
 from tests.gpu.operations_inputs import PAGE_TOKENS, Heads, make_scene, poisoned_cache, row_errors, source
 from tests.reference.numpy_ops import E4M3_VALUES, FloatArray, bf16_bits, round_bf16
 
 REPEATS = 3
+KERNEL_SETS: tuple[Kernels, ...] = ("hopper", "portable")
 WEIGHT_ERROR = 2.0**-7
 POISON = 0xFFFF
 GROUP_DIMS = (128, 64, 32, 96, 16, 48, 126, 2)
@@ -28,6 +29,7 @@ FP8_HEADS = (
     Heads(16, 1, 128, 64, has_norms=False),
 )
 FP8_SPANS = ((0, 1), (63, 2), (64, 65), (900, 150), (2047, 17), (1023, 1), (5000, 3), (130, 33))
+LONG_SPANS = ((28672, 300), (5000, 700), (0, 1500), (1023, 129), (8190, 2))
 NAN_HEADS = ("glm47", "two", "whole")
 
 
@@ -166,6 +168,22 @@ def test_e4m3_pages_are_bf16_pages_of_the_same_numbers(
     for way, result in seen.items():
         assert same_bits(result, expected[way]), way
         assert same_bits(result, seen["decode"]), way
+
+
+@pytest.mark.parametrize("rounding", ["none", "fp8"])
+def test_long_prompts_have_the_same_bits_with_both_kernel_sets(rounding: Rounding) -> None:
+    """More tiles of queries than an H200 has multiprocessors: a thread block goes from one prompt to the next."""
+    heads = HEADS["glm47"]
+    cache, step = fp8_pages(heads, LONG_SPANS)
+    num_rows = step[-1].row_first + step[-1].row_count
+    query = source(num_rows, 2).standard_normal((num_rows, heads.num_heads, heads.head_dim), np.float32)
+    query = round_bf16(query / np.float32(200))
+    seen = []
+    for kernels in KERNEL_SETS:
+        with CudaOperations(kernels, REPEATS) as cuda:
+            seen.append(cuda.attend(query, replace(cache, rounding=rounding), step))
+    assert np.isfinite(seen[0]).all()
+    assert same_bits(seen[0], seen[1])
 
 
 def stored_rows(cache: PageCache, num_rows: int) -> tuple[FloatArray, FloatArray]:

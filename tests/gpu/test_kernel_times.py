@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.gpu.kernel_times import TimedOperations, Timing, time_all, time_rows
+from tests.gpu.kernel_times import TimedOperations, Timing, time_all, time_prefill, time_rows
 from tests.gpu.operations_cuda import NormCase
 
 LEAST_PEAK = 1e11
@@ -33,6 +33,16 @@ def test_every_part_begins() -> None:
         for part in time_all(hopper, portable):
             timings = list(islice(part, 3))
             assert timings and all(timing.microseconds > 0 for timing in timings)
+
+
+def test_each_kernel_set_attends_prompts_with_its_own_kernel() -> None:
+    """Both give the same bits, so that only their times tell them apart; wgmma is the faster multiply."""
+    taken = {}
+    with TimedOperations("hopper") as hopper, TimedOperations("portable") as portable:
+        for timing in (*time_prefill(hopper, "hopper"), *time_prefill(portable, "portable")):
+            taken[timing.name] = timing.microseconds
+    long = "attention prefill, 4096 behind 28672"
+    assert taken[f"{long}, portable"] > 1.1 * taken[f"{long}, hopper"]
 
 
 def test_what_is_timed_is_computed() -> None:

@@ -268,15 +268,18 @@ void attend(Runner& runner, float* result, const float* query_rows, const TestPa
   call.query = query.data();
   call.page_table = page_table.data();
   const WidenedPages widened(pages, device_pages, page_table);
-  const auto launch_prefill =
-      runner.is_hopper() ? glint::cuda::launch_attention_prefill : glint::cuda::launch_attention_prefill_portable;
   runner.run(
       [&] {
         if (!tasks.decode.empty()) glint::cuda::launch_attention_decode(decode.call(call), nullptr);
         if (tasks.prefill.empty()) return;
         glint::cuda::AttendCall prefill = call;
         prefill.pages = widened.widen();
-        launch_prefill({.attend = prefill, .tasks = prefill_tasks.data(), .num_tasks = num_prefill.data()}, nullptr);
+        glint::cuda::launch_attention_prefill(
+            {.attend = prefill,
+             .tasks = prefill_tasks.data(),
+             .num_tasks = num_prefill.data(),
+             .kernels = runner.is_hopper() ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE},
+            nullptr);
       },
       {&out});
   out.download(result);

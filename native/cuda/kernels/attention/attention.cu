@@ -13,8 +13,6 @@ namespace glint::cuda {
 
 namespace {
 
-constexpr int kHopperMajor = 9;
-
 void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
   require_argument(head_dim >= 2 && head_dim <= kMaxHeadDim && head_dim % 2 == 0, "head_dim is ", head_dim,
                    "; the CUDA attention kernels take even numbers from 2 to ", kMaxHeadDim);
@@ -136,20 +134,14 @@ void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
                                                    stream);
 }
 
-void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream) {
-  check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
-  check_bf16_pages(call.attend.pages);
-  if (call.attend.head_dim == kMaxHeadDim) return start_prefill<kMaxHeadDim, true>(call, stream);
-  if (!is_one_slab(call.attend.head_dim)) return start_prefill<kMaxHeadDim, false>(call, stream);
-  start_prefill<kSlabDims, false>(call, stream);
-}
-
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
   check_bf16_pages(call.attend.pages);
-  const bool is_hopper = device_attribute(cudaDevAttrComputeCapabilityMajor) == kHopperMajor;
-  if (is_hopper && call.attend.head_dim == kMaxHeadDim) return launch_attention_prefill_hopper(call, stream);
-  launch_attention_prefill_portable(call, stream);
+  const bool is_whole = call.attend.head_dim == kMaxHeadDim;
+  if (is_whole && call.kernels == GLINT_KERNELS_HOPPER) return launch_attention_prefill_hopper(call, stream);
+  if (is_whole) return start_prefill<kMaxHeadDim, true>(call, stream);
+  if (!is_one_slab(call.attend.head_dim)) return start_prefill<kMaxHeadDim, false>(call, stream);
+  start_prefill<kSlabDims, false>(call, stream);
 }
 
 }

@@ -103,6 +103,7 @@ struct PrefillCall {
   AttendCall attend;
   const PrefillTask* tasks;
   const int32_t* num_tasks;
+  int32_t kernels;
 };
 
 struct DequantiseKvCall {
@@ -128,7 +129,6 @@ void launch_attention_decode(const DecodeCall& call, cudaStream_t stream);
 void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream);
 void launch_dequantise_kv(const DequantiseKvCall& call, cudaStream_t stream);
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream);
-void launch_attention_prefill_portable(const PrefillCall& call, cudaStream_t stream);
 void launch_attention_prefill_hopper(const PrefillCall& call, cudaStream_t stream);
 
 }

@@ -342,6 +342,15 @@ __device__ __forceinline__ void attend_item(Lane& work, SharedStorage::Ring::Sta
   finish_pairs<1>(work, state, item, last_pair);
 }
 
+__device__ __forceinline__ void load_pages_one_lane(const PrefillCall& call, SharedStorage::Ring& ring) {
+  SharedStorage::Ring::State state;
+  for (PrefillWalk walk(call); walk.has_item(); walk.advance()) {
+    const PrefillItem item = walk.item();
+    const PageSource source{call.attend.pages, call.attend.page_table + item.task.page_first, item.kv_head};
+    load_page_pairs(ring, state, source, item);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(const PrefillCall call) {
   extern __shared__ std::byte s_memory[];
   auto& storage = *reinterpret_cast<SharedStorage*>(aligned_storage(s_memory));
@@ -354,14 +363,15 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_hopper_kernel(c
     SharedStorage::Ring::State state;
     Lane work(storage);
     const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
-    for_each_prefill_item(call, [&](const PrefillItem& item) {
+    for (PrefillWalk walk(call); walk.has_item(); walk.advance()) {
+      const PrefillItem item = walk.item();
       work.start(call.attend, item);
       attend_item(work, state, item, scale);
       work.store_out(call.attend, item);
-    });
+    }
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == kConsumers) load_prefill_pages(call, storage.ring);
+    if (threadIdx.x == kConsumers) load_pages_one_lane(call, storage.ring);
   }
 }
 
