@@ -6,12 +6,12 @@ namespace glint::cuda {
 
 constexpr int kPersistentTokens = 128;
 constexpr int kStagedRows = 32;
+constexpr int kStagedBoxes = kGemmTileRows / kStagedRows;
 
 struct TensorTokens {
   static constexpr bool kIsGathered = false;
   static constexpr int kLoadRegisters = 40;
   static constexpr int kMultiplyRegisters = 232;
-  static constexpr int kArrivals = 1;
   static constexpr uint64_t kWeightPolicy = ptx::kEvictNormal;
 
   CUtensorMap map;
@@ -21,33 +21,76 @@ struct GatheredTokens {
   static constexpr bool kIsGathered = true;
   static constexpr int kLoadRegisters = 72;
   static constexpr int kMultiplyRegisters = 216;
-  static constexpr int kArrivals = 5;
   static constexpr uint64_t kWeightPolicy = ptx::kEvictFirst;
 };
 
-template <Multiply kMultiplyValue, GemmElement kElementValue, class TokensValue, bool kIsStagedValue>
-struct PersistentShape {
-  static constexpr Multiply kMultiply = kMultiplyValue;
-  using Tokens = TokensValue;
-  static constexpr GemmElement kElement = kElementValue;
-  static constexpr bool kIsStaged = kIsStagedValue;
-  static constexpr int kStages = kIsStaged ? 5 : 7;
-  static constexpr int kLoadThreads = 128;
-};
-
-template <bool kIsStaged>
-struct StagedTile {};
+template <Multiply kMultiply>
+struct PersistentTeams;
 
 template <>
-struct StagedTile<true> {
-  alignas(1024) float outs[kGemmTileRows / kStagedRows][kPersistentTokens * kStagedRows];
+struct PersistentTeams<Multiply::kWgmma> {
+  static constexpr int kThreads = kGemmThreads;
+  static constexpr int kLoadThreads = 128;
+  static constexpr int kGatherArrivals = kLoadThreads / 32;
+  static constexpr int kTeamThreads = 128;
+  static constexpr int kTokenWarps = 1;
+  static constexpr bool kKeepsTotals = false;
+};
+
+template <>
+struct PersistentTeams<Multiply::kMmaSync> {
+  static constexpr int kThreads = kConsumerWarps * 32;
+  static constexpr int kLoadThreads = kThreads;
+  static constexpr int kGatherArrivals = kLoadThreads;
+  static constexpr int kTeamThreads = 64;
+  static constexpr int kTokenWarps = 2;
+  static constexpr bool kKeepsTotals = true;
+};
+
+template <Multiply kMultiplyValue, GemmElement kElementValue, class TokensValue, bool kIsStagedValue>
+struct PersistentShape : PersistentTeams<kMultiplyValue> {
+  using Teams = PersistentTeams<kMultiplyValue>;
+  using Tokens = TokensValue;
+  static constexpr Multiply kMultiply = kMultiplyValue;
+  static constexpr GemmElement kElement = kElementValue;
+  static constexpr bool kIsStaged = kIsStagedValue;
+  static constexpr bool kHasValues = kIsStaged || Teams::kKeepsTotals;
+  static constexpr int kStages = kHasValues ? 5 : 7;
+  static constexpr int kArrivals = 1 + (Tokens::kIsGathered ? Teams::kGatherArrivals : 0);
+  static constexpr int kTeamRows = kGemmTileRows * Teams::kTeamThreads / (kConsumerWarps * 32);
+  static constexpr int kTeamBoxes = kTeamRows / kStagedRows;
+
+  static __device__ __forceinline__ int consumer() {
+    return static_cast<int>(threadIdx.x) - (Teams::kThreads - kConsumerWarps * 32);
+  }
+  static __device__ __forceinline__ int team() { return consumer() / Teams::kTeamThreads; }
+};
+
+template <class Shape, int kTokens>
+struct ThreadTile {
+  static constexpr int kGroups = kTokens / Shape::kTokenWarps / kFragmentTokens;
+  static constexpr int kFragments = kGemmTileRows * Shape::kTokenWarps / (kConsumerWarps * kFragmentRows);
+  static constexpr int kRegisters = kFragments * kGroups * 4;
+
+  static __device__ __forceinline__ int fragment_first() {
+    return Shape::consumer() / 32 / Shape::kTokenWarps * kFragments;
+  }
+  static __device__ __forceinline__ int group_first() { return Shape::consumer() / 32 % Shape::kTokenWarps * kGroups; }
+};
+
+template <bool kHasValues>
+struct TileValues {};
+
+template <>
+struct TileValues<true> {
+  alignas(1024) float boxes[kStagedBoxes][kPersistentTokens * kStagedRows];
 };
 
 template <class Shape>
 struct PersistentStorage {
   alignas(1024) uint8_t weights[Shape::kStages][kGemmTileBytes];
   alignas(1024) uint8_t tokens[Shape::kStages][kPersistentTokens * kGemmTileK];
-  [[no_unique_address]] StagedTile<Shape::kIsStaged> staged;
+  [[no_unique_address]] TileValues<Shape::kHasValues> values;
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
 };
@@ -56,7 +99,7 @@ template <class Shape>
 __device__ __forceinline__ void prepare(PersistentStorage<Shape>& s_storage) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      ptx::mbarrier_init(s_storage.stage_arrived[stage], Shape::Tokens::kArrivals);
+      ptx::mbarrier_init(s_storage.stage_arrived[stage], Shape::kArrivals);
       ptx::mbarrier_init(s_storage.stage_released[stage], kConsumerWarps);
     }
     ptx::fence_mbarrier_init();
@@ -144,9 +187,11 @@ __device__ __forceinline__ void load_boxes(PersistentStorage<Shape>& s_storage, 
   }
 }
 
+template <class Shape>
 struct RowPasses {
-  static constexpr int kRowsPerPass = 16;
+  static constexpr int kRowsPerPass = Shape::kLoadThreads / 8;
   static constexpr int kPasses = kPersistentTokens / kRowsPerPass;
+  static_assert(kRowsPerPass % 8 == 0, "every pass has the same swizzle");
 
   int r_tokens[kPasses];
   int count;
@@ -163,17 +208,19 @@ struct RowPasses {
   }
 };
 
+template <class Shape>
 struct RowGather {
+  using Passes = RowPasses<Shape>;
+
   const uint8_t* g_chunk;
-  uint32_t r_offsets[RowPasses::kPasses];
+  uint32_t r_offsets[Passes::kPasses];
   int num_passes;
 
-  __device__ __forceinline__ RowGather(const GemmInputs& inputs, const RowPasses& rows)
+  __device__ __forceinline__ RowGather(const GemmInputs& inputs, const Passes& rows)
       : g_chunk(inputs.activations + threadIdx.x % 8 * 16),
-        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + RowPasses::kRowsPerPass - 1) /
-                   RowPasses::kRowsPerPass) {
+        num_passes((rows.count - static_cast<int>(threadIdx.x) / 8 + Passes::kRowsPerPass - 1) / Passes::kRowsPerPass) {
 #pragma unroll
-    for (int pass = 0; pass < RowPasses::kPasses; ++pass) {
+    for (int pass = 0; pass < Passes::kPasses; ++pass) {
       r_offsets[pass] = static_cast<uint32_t>(rows.r_tokens[pass]) * static_cast<uint32_t>(inputs.activation_stride);
     }
   }
@@ -183,9 +230,9 @@ struct RowGather {
     const uint32_t target = ptx::shared_address(s_tokens) + row * kGemmTileK + ((threadIdx.x % 8) ^ (row % 8)) * 16;
     const uint8_t* g_source = g_chunk + k_step * kGemmTileK;
 #pragma unroll
-    for (int pass = 0; pass < RowPasses::kPasses; ++pass) {
+    for (int pass = 0; pass < Passes::kPasses; ++pass) {
       if (pass >= num_passes) continue;
-      ptx::cp_async(target + pass * RowPasses::kRowsPerPass * kGemmTileK, g_source + r_offsets[pass]);
+      ptx::cp_async(target + pass * Passes::kRowsPerPass * kGemmTileK, g_source + r_offsets[pass]);
     }
   }
 };
@@ -230,10 +277,10 @@ __device__ __forceinline__ void gather_tiles(PersistentStorage<Shape>& s_storage
   PipelineState<Shape::kStages> ring;
   GatherSignal<Shape> signal;
   GemmTile next_tile = scheduler.tile(blockIdx.x);
-  RowPasses next_rows(inputs, next_tile.tokens);
+  RowPasses<Shape> next_rows(inputs, next_tile.tokens);
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const int64_t weight_tile = scheduler.weight_tile(next_tile);
-    const RowGather gather(inputs, next_rows);
+    const RowGather<Shape> gather(inputs, next_rows);
     next_tile = scheduler.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1));
     for (int k_step = 0; k_step < num_steps; ++k_step) {
       ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
@@ -247,17 +294,126 @@ __device__ __forceinline__ void gather_tiles(PersistentStorage<Shape>& s_storage
   signal.flush(s_storage);
 }
 
-template <int kTokens, class Epilogue>
+template <class Shape, class Scheduler>
+struct LoadCursor {
+  static constexpr int kAhead = Shape::kStages - 2;
+
+  PersistentStorage<Shape>& s_storage;
+  const Scheduler& scheduler;
+  int num_steps;
+  int num_tiles = scheduler.num_tiles();
+  int index = static_cast<int>(blockIdx.x);
+  int k_step = 0;
+  PipelineState<Shape::kStages> ring;
+
+  __device__ __forceinline__ bool has_stage() const { return index < num_tiles; }
+
+  __device__ __forceinline__ GemmTile tile_after(int distance) const {
+    return scheduler.tile(min(index + distance * static_cast<int>(gridDim.x), num_tiles - 1));
+  }
+
+  __device__ __forceinline__ void wait_until_released() const {
+    ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
+  }
+
+  __device__ __forceinline__ bool advance_to_next_tile() {
+    ring.advance();
+    if (++k_step < num_steps) return false;
+    k_step = 0;
+    index += static_cast<int>(gridDim.x);
+    return true;
+  }
+};
+
+template <class Shape, class Scheduler, bool kIsGathered = Shape::Tokens::kIsGathered>
+struct StageLoader;
+
+template <class Shape, class Scheduler>
+struct StageLoader<Shape, Scheduler, false> {
+  using Cursor = LoadCursor<Shape, Scheduler>;
+
+  const CUtensorMap& map;
+  Cursor cursor;
+  PersistentWeights<Shape> weights;
+  GemmTile tile;
+  int num_early;
+
+  __device__ __forceinline__ StageLoader(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                         const TensorTokens& tokens, const Scheduler& scheduler)
+      : map(tokens.map),
+        cursor{s_storage, scheduler, inputs.split_steps * inputs.num_splits},
+        weights{inputs.weights, cursor.num_steps, static_cast<uint32_t>(scheduler.max_tokens * kGemmTileK)},
+        tile(cursor.tile_after(0)),
+        num_early(min(cursor.num_steps, Cursor::kAhead)) {
+    for (int k_step = 0; threadIdx.x == 0 && k_step < num_early; ++k_step) {
+      weights.load(s_storage, tile.row_tile, k_step, k_step);
+    }
+    ptx::griddepcontrol_wait();
+  }
+
+  __device__ __forceinline__ void load_next() {
+    if (threadIdx.x == 0 && cursor.has_stage()) {
+      const int stage = cursor.ring.stage;
+      cursor.wait_until_released();
+      if (num_early <= 0) weights.load(cursor.s_storage, tile.row_tile, cursor.k_step, stage);
+      --num_early;
+      ptx::cp_async_bulk_tensor_load(cursor.s_storage.tokens[stage], map, cursor.k_step * kGemmTileK,
+                                     tile.tokens.row_first, cursor.s_storage.stage_arrived[stage], ptx::kEvictNormal);
+      if (cursor.advance_to_next_tile()) tile = cursor.tile_after(0);
+    }
+    __syncwarp();
+  }
+};
+
+template <class Shape, class Scheduler>
+struct StageLoader<Shape, Scheduler, true> {
+  using Cursor = LoadCursor<Shape, Scheduler>;
+
+  const GemmInputs& inputs;
+  Cursor cursor;
+  PersistentWeights<Shape> weights;
+  int64_t weight_tile;
+  RowPasses<Shape> next_rows;
+  RowGather<Shape> gather;
+  GemmTile next_tile;
+
+  __device__ __forceinline__ StageLoader(PersistentStorage<Shape>& s_storage, const GemmInputs& call_inputs,
+                                         const GatheredTokens&, const Scheduler& scheduler)
+      : inputs(call_inputs),
+        cursor{s_storage, scheduler, inputs.split_steps * inputs.num_splits},
+        weights{inputs.weights, cursor.num_steps, 0},
+        weight_tile(scheduler.weight_tile(cursor.tile_after(0))),
+        next_rows(inputs, cursor.tile_after(0).tokens),
+        gather(inputs, next_rows),
+        next_tile(cursor.tile_after(1)) {}
+
+  __device__ __forceinline__ void load_next() {
+    if (!cursor.has_stage()) return;
+    const int stage = cursor.ring.stage;
+    cursor.wait_until_released();
+    if (threadIdx.x == 0) weights.load(cursor.s_storage, weight_tile, cursor.k_step, stage);
+    gather.load(cursor.s_storage.tokens[stage], cursor.k_step);
+    ptx::cp_async_mbarrier_arrive(cursor.s_storage.stage_arrived[stage]);
+    if (cursor.k_step == 0) next_rows.find(inputs, next_tile.tokens);
+    if (cursor.advance_to_next_tile()) {
+      weight_tile = cursor.scheduler.weight_tile(next_tile);
+      gather = RowGather<Shape>(inputs, next_rows);
+      next_tile = cursor.tile_after(1);
+    }
+    __syncwarp();
+  }
+};
+
+template <class Tile, class Epilogue>
 struct TokenScales {
-  static constexpr int kParts = (kTokens + 31) / 32;
+  static constexpr int kParts = (Tile::kGroups + 3) / 4;
 
   float r_scales[kParts];
 
   __device__ __forceinline__ TokenScales(const Epilogue& epilogue, const GemmTile& tile) {
+    const int first = Tile::group_first() * kFragmentTokens + static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      r_scales[part] = epilogue.token_scale(tile, part * 32 + static_cast<int>(threadIdx.x % 32));
-    }
+    for (int part = 0; part < kParts; ++part) r_scales[part] = epilogue.token_scale(tile, first + part * 32);
   }
 
   __device__ __forceinline__ float2 of_group(int group) const {
@@ -266,67 +422,98 @@ struct TokenScales {
   }
 };
 
-template <class Shape, int kTokens, class Epilogue>
+template <class Tile, class Epilogue>
+struct RowsMetadata {
+  typename Epilogue::RowMetadata of_fragment[Tile::kFragments];
+
+  __device__ __forceinline__ RowsMetadata(const Epilogue& epilogue, const GemmTile& tile) {
+#pragma unroll
+    for (int fragment = 0; fragment < Tile::kFragments; ++fragment) {
+      of_fragment[fragment] = epilogue.row_metadata(tile, Tile::fragment_first() + fragment);
+    }
+  }
+};
+
+template <class Shape>
+__device__ __forceinline__ bool is_storing_thread() {
+  return Shape::consumer() % Shape::kTeamThreads == 0;
+}
+
+template <class Shape>
+__device__ __forceinline__ void sync_team() {
+  ptx::bar_sync(2 + Shape::team(), Shape::kTeamThreads);
+}
+
+template <class Shape>
+__device__ __forceinline__ void wait_until_boxes_are_stored() {
+  if (is_storing_thread<Shape>()) ptx::cp_async_bulk_wait_group_read();
+  sync_team<Shape>();
+}
+
+template <class Shape, class Tile, class Epilogue>
 __device__ __forceinline__ void stage_values(PersistentStorage<Shape>& s_storage, const Epilogue& epilogue,
-                                             const float (&r_total)[kTokens / 2],
-                                             const typename Epilogue::RowMetadata& rows,
-                                             const TokenScales<kTokens, Epilogue>& scales) {
-  const int warpgroup = threadIdx.x / 128 - 1;
-  const int warp = threadIdx.x / 32 % 4;
+                                             const float (&r_total)[Tile::kRegisters],
+                                             const RowsMetadata<Tile, Epilogue>& rows,
+                                             const TokenScales<Tile, Epilogue>& scales) {
   const int lane = threadIdx.x % 32;
   const int token = lane % 4 * 2;
-  float* s_out = s_storage.staged.outs[warpgroup * 2 + warp / 2];
 #pragma unroll
-  for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
+  for (int group = 0; group < Tile::kGroups; ++group) {
     const float2 pair = scales.of_group(group);
-    float* s_group = s_out + group * kFragmentTokens * kStagedRows + lane / 4 % 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int chunk = warp % 2 * 4 + half * 2 + lane / 16;
-      const float* r_sums = r_total + group * 4 + half * 2;
-      s_group[token * kStagedRows + (chunk ^ token) * 4] = epilogue.value(r_sums[0], pair.x, rows, half);
-      s_group[(token + 1) * kStagedRows + (chunk ^ (token + 1)) * 4] = epilogue.value(r_sums[1], pair.y, rows, half);
+    for (int fragment = 0; fragment < Tile::kFragments; ++fragment) {
+      const int place = Tile::fragment_first() + fragment;
+      float* s_group = s_storage.values.boxes[place / 2] +
+                       (Tile::group_first() + group) * kFragmentTokens * kStagedRows + lane / 4 % 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int chunk = place % 2 * 4 + half * 2 + lane / 16;
+        const float* r_sums = r_total + (fragment * Tile::kGroups + group) * 4 + half * 2;
+        const auto& metadata = rows.of_fragment[fragment];
+        s_group[token * kStagedRows + (chunk ^ token) * 4] = epilogue.value(r_sums[0], pair.x, metadata, half);
+        s_group[(token + 1) * kStagedRows + (chunk ^ (token + 1)) * 4] =
+            epilogue.value(r_sums[1], pair.y, metadata, half);
+      }
     }
   }
 }
 
-template <class Shape, int kTokens, class Epilogue>
+template <class Shape, class Tile, class Epilogue>
 __device__ __forceinline__ void store_staged(PersistentStorage<Shape>& s_storage, const Epilogue& epilogue,
-                                             const GemmTile& tile, const float (&r_total)[kTokens / 2],
-                                             const typename Epilogue::RowMetadata& rows,
-                                             const TokenScales<kTokens, Epilogue>& scales) {
-  const int warpgroup = threadIdx.x / 128 - 1;
-  const bool issues = threadIdx.x % 128 == 0;
-  if (issues) ptx::cp_async_bulk_wait_group_read();
-  ptx::bar_sync(2 + warpgroup, 128);
-  stage_values<Shape, kTokens>(s_storage, epilogue, r_total, rows, scales);
+                                             const GemmTile& tile, const float (&r_total)[Tile::kRegisters],
+                                             const RowsMetadata<Tile, Epilogue>& rows,
+                                             const TokenScales<Tile, Epilogue>& scales) {
+  wait_until_boxes_are_stored<Shape>();
+  stage_values<Shape, Tile>(s_storage, epilogue, r_total, rows, scales);
   ptx::fence_proxy_async();
-  ptx::bar_sync(2 + warpgroup, 128);
-  if (issues) {
-    const int row = tile.row_tile * kGemmTileRows + warpgroup * 64;
-    ptx::cp_async_bulk_tensor_store(epilogue.out_map, s_storage.staged.outs[warpgroup * 2], row, tile.tokens.row_first);
-    ptx::cp_async_bulk_tensor_store(epilogue.out_map, s_storage.staged.outs[warpgroup * 2 + 1], row + kStagedRows,
-                                    tile.tokens.row_first);
+  sync_team<Shape>();
+  if (is_storing_thread<Shape>()) {
+    const int first = Shape::team() * Shape::kTeamBoxes;
+    const int row = tile.row_tile * kGemmTileRows + first * kStagedRows;
+#pragma unroll
+    for (int box = 0; box < Shape::kTeamBoxes; ++box) {
+      ptx::cp_async_bulk_tensor_store(epilogue.out_map, s_storage.values.boxes[first + box], row + box * kStagedRows,
+                                      tile.tokens.row_first);
+    }
     ptx::cp_async_bulk_commit_group();
   }
 }
 
-template <class Shape, int kTokens, class Epilogue>
+template <class Tile, class Epilogue>
 __device__ __forceinline__ void store_direct(const Epilogue& epilogue, const GemmTile& tile,
-                                             const float (&r_total)[kTokens / 2],
-                                             const typename Epilogue::RowMetadata& rows,
-                                             const TokenScales<kTokens, Epilogue>& scales) {
+                                             const float (&r_total)[Tile::kRegisters],
+                                             const RowsMetadata<Tile, Epilogue>& rows,
+                                             const TokenScales<Tile, Epilogue>& scales) {
 #pragma unroll
-  for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
-    const int column = group * kFragmentTokens + threadIdx.x % 4 * 2;
-    epilogue.store_group(tile, threadIdx.x / 32 - 4, column, r_total + group * 4, rows, scales.of_group(group));
+  for (int group = 0; group < Tile::kGroups; ++group) {
+    const int column = (Tile::group_first() + group) * kFragmentTokens + threadIdx.x % 4 * 2;
+    const float2 pair = scales.of_group(group);
+#pragma unroll
+    for (int fragment = 0; fragment < Tile::kFragments; ++fragment) {
+      epilogue.store_group(tile, Tile::fragment_first() + fragment, column,
+                           r_total + (fragment * Tile::kGroups + group) * 4, rows.of_fragment[fragment], pair);
+    }
   }
-}
-
-template <int kCount>
-__device__ __forceinline__ void clear(float (&r_sum)[kCount]) {
-#pragma unroll
-  for (int index = 0; index < kCount; ++index) r_sum[index] = 0.0F;
 }
 
 template <int kCount>
@@ -335,86 +522,225 @@ __device__ __forceinline__ void add(float (&r_sum)[kCount], const float (&r_valu
   for (int index = 0; index < kCount; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
 }
 
+struct NoLoader {};
+
+template <class Shape, int kTokens, Multiply kMultiply = Shape::kMultiply>
+struct PersistentMultiply;
+
 template <class Shape, int kTokens>
-__device__ __forceinline__ void add_split(float (&r_split)[kTokens / 2], PersistentStorage<Shape>& s_storage,
-                                          int num_steps, PipelineState<Shape::kStages>& ring) {
-  const int warpgroup = threadIdx.x / 128 - 1;
-  clear(r_split);
-  for (int k_step = 0; k_step < num_steps; ++k_step) {
-    using Step = StepMultiply<Shape::kMultiply, Shape::kElement, kTokens>;
-    float r_stage[kTokens / 2];
+struct PersistentMultiply<Shape, kTokens, Multiply::kWgmma> {
+  using Tile = ThreadTile<Shape, kTokens>;
+  using Step = StepMultiply<Multiply::kWgmma, Shape::kElement, kTokens>;
+
+  PersistentStorage<Shape>& s_storage;
+  PipelineState<Shape::kStages>& ring;
+
+  __device__ __forceinline__ void add_split(float (&r_split)[Tile::kRegisters], int num_steps) const {
+    clear_registers(r_split);
+    for (int k_step = 0; k_step < num_steps; ++k_step) {
+      float r_stage[Tile::kRegisters];
+      ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
+      Step::start(r_stage, s_storage.weights[ring.stage] + Shape::team() * kWarpgroupBytes,
+                  s_storage.tokens[ring.stage]);
+      Step::template wait<0>(r_stage);
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
+      ring.advance();
+      add(r_split, r_stage);
+    }
+  }
+
+  __device__ __forceinline__ void sum_splits(float (&r_total)[Tile::kRegisters], const GemmInputs& inputs,
+                                             NoLoader&) const {
+    add_split(r_total, inputs.split_steps);
+    for (int split = 1; split < inputs.num_splits; ++split) {
+      float r_split[Tile::kRegisters];
+      add_split(r_split, inputs.split_steps);
+      add(r_total, r_split);
+    }
+  }
+};
+
+template <class Shape, int kTokens>
+struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
+  using Tile = ThreadTile<Shape, kTokens>;
+  using Pair = MmaChunkPair<Shape::kElement, Tile::kFragments, Tile::kGroups>;
+  static constexpr int kPairBytes = 2 * kChunkBytes;
+  static constexpr int kPairs = kGemmTileK / kPairBytes;
+  static constexpr int kChunkStride = kWarpgroupBytes / (kGemmTileK / kChunkBytes);
+  static_assert(kPairs % 2 == 0, "the first pair of the next stage takes the registers of an even pair");
+
+  PersistentStorage<Shape>& s_storage;
+  PipelineState<Shape::kStages>& ring;
+  Pair r_pairs[2];
+
+  __device__ __forceinline__ PersistentMultiply(PersistentStorage<Shape>& storage, PipelineState<Shape::kStages>& state)
+      : s_storage(storage), ring(state) {}
+
+  __device__ __forceinline__ void load_pair(int pair) {
+    const int row = Tile::fragment_first() * kFragmentRows;
+    const int token = Tile::group_first() * kFragmentTokens;
+    const uint32_t rows = ptx::shared_address(s_storage.weights[ring.stage]) + row / 64 * kWarpgroupBytes +
+                          row % 64 / 8 * kCoreMatrixBytes + pair * 2 * kChunkStride;
+    const uint32_t tokens = ptx::shared_address(s_storage.tokens[ring.stage]) + token * kGemmTileK;
+    r_pairs[pair % 2].load(MmaOperands<Shape::kElement>::lane_of_rows(rows, kChunkStride),
+                           Pair::lane_of_tokens(tokens) ^ pair * kPairBytes);
+  }
+
+  __device__ __forceinline__ void begin_stage() {
     ptx::mbarrier_wait_suspended(s_storage.stage_arrived[ring.stage], ring.phase);
-    Step::start(r_stage, s_storage.weights[ring.stage] + warpgroup * kWarpgroupBytes, s_storage.tokens[ring.stage]);
-    Step::template wait<0>(r_stage);
+    load_pair(0);
+  }
+
+  template <class Loader>
+  __device__ __forceinline__ void end_stage(Loader& loader, bool has_next) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
     ring.advance();
+    if (has_next) begin_stage();
+    loader.load_next();
+  }
+
+  template <class Loader>
+  __device__ __forceinline__ void add_stage(float (&r_split)[Tile::kRegisters], Loader& loader, bool has_next) {
+    float r_stage[Tile::kRegisters];
+    clear_registers(r_stage);
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      if (pair + 1 < kPairs) load_pair(pair + 1);
+#pragma unroll
+      for (int step = 0; step < Pair::kSteps; ++step) {
+        if (pair + 1 == kPairs && step + 1 == Pair::kSteps) end_stage(loader, has_next);
+        r_pairs[pair % 2].add_step(r_stage, step);
+      }
+    }
     add(r_split, r_stage);
   }
-}
 
-template <class Shape, int kTokens, class Epilogue>
+  __device__ __forceinline__ float4* shared_totals() const {
+    return reinterpret_cast<float4*>(s_storage.values.boxes[Shape::team()]) + Shape::consumer() % Shape::kTeamThreads;
+  }
+
+  __device__ __forceinline__ void keep_total(const float (&r_total)[Tile::kRegisters]) const {
+    float4* s_totals = shared_totals();
+#pragma unroll
+    for (int index = 0; index < Tile::kRegisters; index += 4) {
+      s_totals[index / 4 * Shape::kTeamThreads] = {r_total[index], r_total[index + 1], r_total[index + 2],
+                                                   r_total[index + 3]};
+    }
+  }
+
+  __device__ __forceinline__ void add_kept_total(float (&r_split)[Tile::kRegisters]) const {
+    const float4* s_totals = shared_totals();
+#pragma unroll
+    for (int index = 0; index < Tile::kRegisters; index += 4) {
+      const float4 total = s_totals[index / 4 * Shape::kTeamThreads];
+      r_split[index] = __fadd_rn(total.x, r_split[index]);
+      r_split[index + 1] = __fadd_rn(total.y, r_split[index + 1]);
+      r_split[index + 2] = __fadd_rn(total.z, r_split[index + 2]);
+      r_split[index + 3] = __fadd_rn(total.w, r_split[index + 3]);
+    }
+  }
+
+  template <class Loader>
+  __device__ __forceinline__ void sum_splits(float (&r_total)[Tile::kRegisters], const GemmInputs& inputs,
+                                             Loader& loader) {
+    int num_left = inputs.split_steps * inputs.num_splits;
+    begin_stage();
+    for (int split = 0;; ++split) {
+      clear_registers(r_total);
+      for (int k_step = 0; k_step < inputs.split_steps; ++k_step) add_stage(r_total, loader, --num_left > 0);
+      if (split > 0) add_kept_total(r_total);
+      if (num_left == 0) return;
+      if (Shape::kIsStaged && split == 0) wait_until_boxes_are_stored<Shape>();
+      keep_total(r_total);
+    }
+  }
+};
+
+template <class Shape, int kTokens, class Loader, class Epilogue>
 __device__ __forceinline__ void multiply_persistent_tile(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
                                                          const Epilogue& epilogue, const GemmTile& tile,
-                                                         PipelineState<Shape::kStages>& ring) {
-  const TokenScales<kTokens, Epilogue> scales(epilogue, tile);
-  float r_total[kTokens / 2];
-  add_split<Shape, kTokens>(r_total, s_storage, inputs.split_steps, ring);
-  for (int split = 1; split < inputs.num_splits; ++split) {
-    float r_split[kTokens / 2];
-    add_split<Shape, kTokens>(r_split, s_storage, inputs.split_steps, ring);
-    add(r_total, r_split);
-  }
-  const typename Epilogue::RowMetadata rows = epilogue.row_metadata(tile, threadIdx.x / 32 - 4);
+                                                         PipelineState<Shape::kStages>& ring, Loader& loader) {
+  using Tile = ThreadTile<Shape, kTokens>;
+  const TokenScales<Tile, Epilogue> scales(epilogue, tile);
+  float r_total[Tile::kRegisters];
+  PersistentMultiply<Shape, kTokens>{s_storage, ring}.sum_splits(r_total, inputs, loader);
+  const RowsMetadata<Tile, Epilogue> rows(epilogue, tile);
   if constexpr (Shape::kIsStaged) {
-    store_staged<Shape, kTokens>(s_storage, epilogue, tile, r_total, rows, scales);
+    store_staged<Shape, Tile>(s_storage, epilogue, tile, r_total, rows, scales);
   } else {
-    store_direct<Shape, kTokens>(epilogue, tile, r_total, rows, scales);
+    store_direct<Tile>(epilogue, tile, r_total, rows, scales);
   }
 }
 
-template <class Shape, class Scheduler, class Epilogue>
+template <class Shape, class Scheduler, class Epilogue, class Loader>
 __device__ __forceinline__ void multiply_persistent_tiles(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
-                                                          const Scheduler& scheduler, const Epilogue& epilogue) {
+                                                          const Scheduler& scheduler, const Epilogue& epilogue,
+                                                          Loader& loader) {
   const int num_tiles = scheduler.num_tiles();
   PipelineState<Shape::kStages> ring;
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const GemmTile tile = scheduler.tile(index);
     const int count = tile.tokens.row_count;
     if (count > 112) {
-      multiply_persistent_tile<Shape, 128>(s_storage, inputs, epilogue, tile, ring);
+      multiply_persistent_tile<Shape, 128>(s_storage, inputs, epilogue, tile, ring, loader);
     } else if (count > 96) {
-      multiply_persistent_tile<Shape, 112>(s_storage, inputs, epilogue, tile, ring);
+      multiply_persistent_tile<Shape, 112>(s_storage, inputs, epilogue, tile, ring, loader);
     } else if (count > 64) {
-      multiply_persistent_tile<Shape, 96>(s_storage, inputs, epilogue, tile, ring);
+      multiply_persistent_tile<Shape, 96>(s_storage, inputs, epilogue, tile, ring, loader);
     } else if (count > 32) {
-      multiply_persistent_tile<Shape, 64>(s_storage, inputs, epilogue, tile, ring);
+      multiply_persistent_tile<Shape, 64>(s_storage, inputs, epilogue, tile, ring, loader);
     } else {
-      multiply_persistent_tile<Shape, 32>(s_storage, inputs, epilogue, tile, ring);
+      multiply_persistent_tile<Shape, 32>(s_storage, inputs, epilogue, tile, ring, loader);
     }
   }
   if constexpr (Shape::kIsStaged) ptx::cp_async_bulk_wait_group();
 }
 
 template <class Shape, class Scheduler, class Epilogue>
-__global__ void __launch_bounds__(kGemmThreads, 1)
-    gemm_persistent_kernel(const __grid_constant__ GemmInputs inputs,
-                           const __grid_constant__ typename Shape::Tokens tokens,
-                           const __grid_constant__ Scheduler scheduler, const __grid_constant__ Epilogue epilogue) {
-  extern __shared__ __align__(1024) uint8_t s_bytes[];
-  auto& s_storage = *reinterpret_cast<PersistentStorage<Shape>*>(s_bytes);
-  prepare(s_storage);
+__device__ __forceinline__ void play_roles(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                           const typename Shape::Tokens& tokens, const Scheduler& scheduler,
+                                           const Epilogue& epilogue) {
   if (!Scheduler::kIsKnownEarly || threadIdx.x >= Shape::kLoadThreads) ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x < Shape::kLoadThreads) {
-    if constexpr (Shape::kMultiply == Multiply::kWgmma) ptx::setmaxnreg_dec<Shape::Tokens::kLoadRegisters>();
+    ptx::setmaxnreg_dec<Shape::Tokens::kLoadRegisters>();
     if constexpr (Shape::Tokens::kIsGathered) {
       gather_tiles(s_storage, inputs, scheduler);
     } else if (threadIdx.x == 0) {
       load_boxes(s_storage, inputs, tokens, scheduler);
     }
   } else {
-    if constexpr (Shape::kMultiply == Multiply::kWgmma) ptx::setmaxnreg_inc<Shape::Tokens::kMultiplyRegisters>();
-    multiply_persistent_tiles(s_storage, inputs, scheduler, epilogue);
+    ptx::setmaxnreg_inc<Shape::Tokens::kMultiplyRegisters>();
+    NoLoader loader;
+    multiply_persistent_tiles(s_storage, inputs, scheduler, epilogue, loader);
+  }
+}
+
+template <class Shape, class Scheduler, class Epilogue>
+__device__ __forceinline__ void load_and_multiply(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
+                                                  const typename Shape::Tokens& tokens, const Scheduler& scheduler,
+                                                  const Epilogue& epilogue) {
+  if (!Scheduler::kIsKnownEarly) ptx::griddepcontrol_wait();
+  if (blockIdx.x >= scheduler.num_tiles()) return;
+  StageLoader<Shape, Scheduler> loader(s_storage, inputs, tokens, scheduler);
+  ptx::griddepcontrol_launch_dependents();
+  for (int stage = 0; stage < loader.cursor.kAhead; ++stage) loader.load_next();
+  multiply_persistent_tiles(s_storage, inputs, scheduler, epilogue, loader);
+}
+
+template <class Shape, class Scheduler, class Epilogue>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    gemm_persistent_kernel(const __grid_constant__ GemmInputs inputs,
+                           const __grid_constant__ typename Shape::Tokens tokens,
+                           const __grid_constant__ Scheduler scheduler, const __grid_constant__ Epilogue epilogue) {
+  extern __shared__ __align__(1024) uint8_t s_bytes[];
+  auto& s_storage = *reinterpret_cast<PersistentStorage<Shape>*>(s_bytes);
+  prepare(s_storage);
+  if constexpr (Shape::kMultiply == Multiply::kWgmma) {
+    play_roles(s_storage, inputs, tokens, scheduler, epilogue);
+  } else {
+    load_and_multiply(s_storage, inputs, tokens, scheduler, epilogue);
   }
 }
 
@@ -429,8 +755,8 @@ void launch_gemm_persistent(const GemmInputs& inputs, const typename Shape::Toke
     GLINT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return device_multiprocessors();
   });
-  launch_dependent(kernel, {static_cast<unsigned>(max_tiles < most ? max_tiles : most), kGemmThreads, kBytes}, stream,
-                   inputs, tokens, scheduler, epilogue);
+  launch_dependent(kernel, {static_cast<unsigned>(max_tiles < most ? max_tiles : most), Shape::kThreads, kBytes},
+                   stream, inputs, tokens, scheduler, epilogue);
 }
 
 }

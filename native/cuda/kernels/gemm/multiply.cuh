@@ -19,46 +19,105 @@ constexpr int kCoreMatrixBytes = 128;
 constexpr int kQuadChunks = 4;
 
 template <GemmElement kElement>
-struct MmaQuad {
+struct MmaOperands {
   static constexpr bool kIsFp8 = kElement == GemmElement::kE4m3;
-  static constexpr int kSteps = kIsFp8 ? kQuadChunks : kQuadChunks / 2;
+  static constexpr int kStepChunks = kIsFp8 ? 1 : 2;
 
-  ptx::FragmentA r_rows[kSteps];
-
-  static __device__ __forceinline__ uint32_t low(uint32_t word) {
-    return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(word & 0xffffU));
-  }
-  static __device__ __forceinline__ uint32_t high(uint32_t word) {
-    return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(word >> 16U));
-  }
+  static __device__ __forceinline__ uint32_t low(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_low(word); }
+  static __device__ __forceinline__ uint32_t high(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_high(word); }
 
   static __device__ __forceinline__ uint32_t lane_of_rows(uint32_t rows, uint32_t chunk_stride) {
     const uint32_t lane = threadIdx.x % 32;
     return rows + lane / 16 * chunk_stride + lane / 8 % 2 * kCoreMatrixBytes + lane % 8 * kChunkBytes;
   }
 
+  static __device__ __forceinline__ ptx::FragmentA rows(const uint32_t (&r_words)[4], int step) {
+    if constexpr (kIsFp8) {
+      return {low(r_words[step * 2]), low(r_words[step * 2 + 1]), high(r_words[step * 2]), high(r_words[step * 2 + 1])};
+    } else {
+      return {r_words[0], r_words[1], r_words[2], r_words[3]};
+    }
+  }
+
+  static __device__ __forceinline__ ptx::FragmentB tokens(const uint32_t* r_words, int step) {
+    if constexpr (kIsFp8) {
+      return {low(r_words[step]), high(r_words[step])};
+    } else {
+      return {r_words[step * 2], r_words[step * 2 + 1]};
+    }
+  }
+
+  static __device__ __forceinline__ void multiply(float* r_sum, const ptx::FragmentA& rows,
+                                                  const ptx::FragmentB& tokens) {
+    if constexpr (kIsFp8) {
+      ptx::mma_m16n8k16_f16(r_sum, rows, tokens.regs[0], tokens.regs[1]);
+    } else {
+      ptx::mma_m16n8k16_bf16(r_sum, rows, tokens.regs[0], tokens.regs[1]);
+    }
+  }
+};
+
+template <GemmElement kElement>
+struct MmaQuad : MmaOperands<kElement> {
+  using Operands = MmaOperands<kElement>;
+  static constexpr int kSteps = kQuadChunks / Operands::kStepChunks;
+
+  ptx::FragmentA r_rows[kSteps];
+
   __device__ __forceinline__ void load_rows(uint32_t lane_rows, uint32_t chunk_stride) {
 #pragma unroll
     for (int pair = 0; pair < kQuadChunks / 2; ++pair) {
       uint32_t r_words[4];
       ptx::ldmatrix_x4(r_words, lane_rows + pair * 2 * chunk_stride);
-      if constexpr (kIsFp8) {
 #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-          r_rows[pair * 2 + chunk] = {low(r_words[chunk * 2]), low(r_words[chunk * 2 + 1]), high(r_words[chunk * 2]),
-                                      high(r_words[chunk * 2 + 1])};
-        }
-      } else {
-        r_rows[pair] = {r_words[0], r_words[1], r_words[2], r_words[3]};
-      }
+      for (int step = 0; step < kSteps / 2; ++step) r_rows[pair * (kSteps / 2) + step] = Operands::rows(r_words, step);
     }
   }
 
   __device__ __forceinline__ void add_step(float* r_sum, const uint32_t (&r_tokens)[4], int step) const {
-    if constexpr (kIsFp8) {
-      ptx::mma_m16n8k16_f16(r_sum, r_rows[step], low(r_tokens[step]), high(r_tokens[step]));
-    } else {
-      ptx::mma_m16n8k16_bf16(r_sum, r_rows[step], r_tokens[step * 2], r_tokens[step * 2 + 1]);
+    Operands::multiply(r_sum, r_rows[step], Operands::tokens(r_tokens, step));
+  }
+};
+
+template <GemmElement kElement, int kFragments, int kGroups>
+struct MmaChunkPair {
+  using Operands = MmaOperands<kElement>;
+  static constexpr int kSteps = 2 / Operands::kStepChunks;
+  static constexpr int kTokenMatrices = (kGroups + 1) / 2;
+
+  uint32_t r_rows[kFragments][4];
+  uint32_t r_tokens[kTokenMatrices][4];
+
+  static __device__ __forceinline__ uint32_t lane_of_tokens(uint32_t tokens) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t token = lane / 16 * kFragmentTokens + lane % 8;
+    return tokens + token * kGemmTileK + (lane / 8 % 2 ^ lane % 8) * kChunkBytes;
+  }
+
+  __device__ __forceinline__ void load(uint32_t lane_rows, uint32_t lane_tokens) {
+#pragma unroll
+    for (int fragment = 0; fragment < kFragments; ++fragment) {
+      ptx::ldmatrix_x4(r_rows[fragment], lane_rows + fragment * 2 * kCoreMatrixBytes);
+    }
+#pragma unroll
+    for (int matrix = 0; matrix < kTokenMatrices; ++matrix) {
+      ptx::ldmatrix_x4(r_tokens[matrix], lane_tokens + matrix * 2 * kFragmentTokens * kGemmTileK);
+    }
+  }
+
+  __device__ __forceinline__ void add_step(float (&r_sum)[kFragments * kGroups * 4], int step) const {
+    ptx::FragmentA r_fragments[kFragments];
+#pragma unroll
+    for (int fragment = 0; fragment < kFragments; ++fragment) {
+      r_fragments[fragment] = Operands::rows(r_rows[fragment], step);
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const ptx::FragmentB tokens = Operands::tokens(r_tokens[group / 2] + group % 2 * 2, step);
+#pragma unroll
+      for (int fragment = 0; fragment < kFragments; ++fragment) {
+        Operands::multiply(r_sum + (fragment * kGroups + group) * 4, r_fragments[fragment], tokens);
+      }
     }
   }
 };
