@@ -64,9 +64,10 @@ struct MmaQuad : MmaOperands<kElement> {
 
   ptx::FragmentA r_rows[kSteps];
 
-  __device__ __forceinline__ void load_rows(uint32_t lane_rows, uint32_t chunk_stride) {
+  __device__ __forceinline__ void load_rows(uint32_t lane_rows, uint32_t chunk_stride, int chunks = kQuadChunks) {
 #pragma unroll
     for (int pair = 0; pair < kQuadChunks / 2; ++pair) {
+      if (pair * 2 >= chunks) break;
       uint32_t r_words[4];
       ptx::ldmatrix_x4(r_words, lane_rows + pair * 2 * chunk_stride);
 #pragma unroll
@@ -189,71 +190,194 @@ struct StepMultiply<Multiply::kMmaSync, kElement, kTokens> {
   static __device__ __forceinline__ void wait(float (&)[kTokens / 2]) {}
 };
 
+template <int kBytesOfK>
+struct WgmmaSteps {
+  static constexpr int kSteps = kBytesOfK / 32;
+  static constexpr int kParts = (kBytesOfK + 127) / 128;
+  static constexpr int kPartSteps = (kSteps + kParts - 1) / kParts;
+  static_assert(kBytesOfK % 32 == 0, "K is made of steps of 32 bytes");
+
+  static constexpr __device__ bool starts_part(int step) { return step % kPartSteps == 0; }
+  static constexpr __device__ bool is_odd_part(int step) { return step / kPartSteps % 2 != 0; }
+  static constexpr __device__ bool is_first_pair(int step) { return step < 2 * kPartSteps; }
+  static constexpr __device__ bool is_last(int step) { return step + 1 == kSteps; }
+  static constexpr __device__ bool ends_pair(int step) {
+    return is_last(step) || (is_odd_part(step) && starts_part(step + 1));
+  }
+};
+
+template <int kCount>
+struct WgmmaParts {
+  float r_even[kCount];
+  float r_odd[kCount];
+
+  __device__ __forceinline__ void wait(bool has_odd) {
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::pin_registers(r_even);
+    if (has_odd) ptx::pin_registers(r_odd);
+  }
+
+  __device__ __forceinline__ void add_to(float (&r_sum)[kCount], bool is_first, bool has_odd) const {
+#pragma unroll
+    for (int index = 0; index < kCount; ++index) {
+      const float sum = is_first ? r_even[index] : __fadd_rn(r_sum[index], r_even[index]);
+      r_sum[index] = has_odd ? __fadd_rn(sum, r_odd[index]) : sum;
+    }
+  }
+};
+
+template <int kBytesOfK>
+struct MmaChunks {
+  static constexpr int kChunks = kBytesOfK / kChunkBytes;
+  static constexpr int kQuads = (kChunks + kQuadChunks - 1) / kQuadChunks;
+  static_assert(kChunks % 2 == 0, "ldmatrix loads pairs of chunks");
+
+  static constexpr __device__ int of_quad(int quad) {
+    return kChunks - quad * kQuadChunks < kQuadChunks ? kChunks - quad * kQuadChunks : kQuadChunks;
+  }
+};
+
 template <Multiply kMultiply, int kTokens, int kRows, int kBytesOfK>
-struct HalvesMultiply;
+struct TileMultiply;
 
 template <int kTokens, int kRows, int kBytesOfK>
-struct HalvesMultiply<Multiply::kWgmma, kTokens, kRows, kBytesOfK> {
-  static constexpr int kSteps = kBytesOfK / 32;
+struct TileMultiply<Multiply::kWgmma, kTokens, kRows, kBytesOfK> {
+  using Steps = WgmmaSteps<kBytesOfK>;
 
   static __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t units) {
     return (descriptor & ~uint64_t{0xffffffffU}) | (static_cast<uint32_t>(descriptor) + units);
   }
 
-  static __device__ __forceinline__ void run(float (&r_first)[kTokens / 2], float (&r_second)[kTokens / 2],
-                                             const uint8_t* s_rows, const uint8_t* s_tokens, int count) {
+  static __device__ __forceinline__ void add(float (&r_sum)[kTokens / 2], const uint8_t* s_rows,
+                                             const uint8_t* s_tokens, int count) {
     using Wgmma = ptx::WgmmaE4m3<kTokens>;
     const uint64_t rows = ptx::wgmma_descriptor(ptx::shared_address(s_rows), kRows * kChunkBytes, kCoreMatrixBytes);
     const uint64_t tokens = ptx::wgmma_descriptor(ptx::shared_address(s_tokens), count * kChunkBytes, kCoreMatrixBytes);
+    WgmmaParts<kTokens / 2> parts;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint64_t row_part = advance(rows, step * 2 * kRows);
-      const uint64_t token_part = advance(tokens, step * count * 2);
-      if (step < kSteps / 2) {
-        Wgmma::mma_async(r_first, row_part, token_part, step == 0 ? 0 : 1);
-      } else {
-        Wgmma::mma_async(r_second, row_part, token_part, step == kSteps / 2 ? 0 : 1);
-      }
+    for (int step = 0; step < Steps::kSteps; ++step) {
+      const bool is_odd = Steps::is_odd_part(step);
+      Wgmma::mma_async(is_odd ? parts.r_odd : parts.r_even, advance(rows, step * 2 * kRows),
+                       advance(tokens, step * count * 2), Steps::starts_part(step) ? 0 : 1);
+      if (!Steps::ends_pair(step)) continue;
+      parts.wait(is_odd);
+      parts.add_to(r_sum, false, is_odd);
+      if (!Steps::is_last(step)) ptx::wgmma_fence();
     }
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
-    ptx::pin_registers(r_first);
-    ptx::pin_registers(r_second);
   }
 };
 
 template <int kTokens, int kRows, int kBytesOfK>
-struct HalvesMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
-  static constexpr int kChunks = kBytesOfK / kChunkBytes;
-  static_assert(kChunks % kQuadChunks == 0, "K is made of quads of chunks");
+struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
+  using Chunks = MmaChunks<kBytesOfK>;
+  using Quad = MmaQuad<GemmElement::kE4m3>;
 
-  static __device__ __forceinline__ void run(float (&r_first)[kTokens / 2], float (&r_second)[kTokens / 2],
-                                             const uint8_t* s_rows, const uint8_t* s_tokens, int count) {
+  static __device__ __forceinline__ void add(float (&r_sum)[kTokens / 2], const uint8_t* s_rows,
+                                             const uint8_t* s_tokens, int count) {
     constexpr int kChunkStride = kRows * kChunkBytes;
-    using Quad = MmaQuad<GemmElement::kE4m3>;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warp = threadIdx.x / 32 % 4;
-    clear_registers(r_first);
-    clear_registers(r_second);
     if (warp * kFragmentRows >= kRows) return;
     const uint32_t rows = Quad::lane_of_rows(ptx::shared_address(s_rows) + warp * 2 * kCoreMatrixBytes, kChunkStride);
-    const uint32_t tokens = ptx::shared_address(s_tokens) + lane / 8 * count * kChunkBytes + lane % 8 * kChunkBytes;
+    const uint32_t tokens = ptx::shared_address(s_tokens) + lane % 8 * kChunkBytes;
 #pragma unroll
-    for (int quad = 0; quad < kChunks / kQuadChunks; ++quad) {
+    for (int quad = 0; quad < Chunks::kQuads; ++quad) {
+      const int chunks = Chunks::of_quad(quad);
+      const uint32_t columns = tokens + (quad * kQuadChunks + lane / 8 % chunks) * count * kChunkBytes;
       Quad multiply;
-      multiply.load_rows(rows + quad * kQuadChunks * kChunkStride, kChunkStride);
+      multiply.load_rows(rows + quad * kQuadChunks * kChunkStride, kChunkStride, chunks);
 #pragma unroll
       for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
         uint32_t r_tokens[4];
-        ptx::ldmatrix_x4(r_tokens, tokens + (quad * kQuadChunks * count + group * kFragmentTokens) * kChunkBytes);
+        ptx::ldmatrix_x4(r_tokens, columns + group * kFragmentTokens * kChunkBytes);
 #pragma unroll
         for (int step = 0; step < Quad::kSteps; ++step) {
-          const bool is_first = quad * kQuadChunks + step < kChunks / 2;
-          multiply.add_step((is_first ? r_first : r_second) + group * 4, r_tokens, step);
+          if (step < chunks) multiply.add_step(r_sum + group * 4, r_tokens, step);
         }
       }
     }
+    __syncwarp();
+  }
+};
+
+template <Multiply kMultiply, int kRows, int kBytesOfK>
+struct TokenFragmentsMultiply;
+
+template <int kRows, int kBytesOfK>
+struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK> {
+  using Steps = WgmmaSteps<kBytesOfK>;
+
+  template <class Released>
+  static __device__ __forceinline__ void run(float (&r_sum)[kRows / 2], bool is_first, bool,
+                                             const uint4 (&r_tokens)[Steps::kSteps], uint32_t s_rows,
+                                             const Released& when_released) {
+    using Wgmma = ptx::WgmmaRegisterE4m3<kRows>;
+    constexpr int kColumnBytes = kRows * kChunkBytes;
+    const auto low = static_cast<uint32_t>(ptx::wgmma_descriptor(s_rows, kColumnBytes, kCoreMatrixBytes));
+    WgmmaParts<kRows / 2> parts;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Steps::kSteps; ++step) {
+      const bool is_odd = Steps::is_odd_part(step);
+      const uint64_t columns = uint64_t{kCoreMatrixBytes / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
+      Wgmma::mma_async(is_odd ? parts.r_odd : parts.r_even, r_tokens[step], columns, Steps::starts_part(step) ? 0 : 1);
+      if (!Steps::ends_pair(step)) continue;
+      parts.wait(is_odd);
+      if (Steps::is_last(step)) when_released();
+      parts.add_to(r_sum, is_first && Steps::is_first_pair(step), is_odd);
+      if (!Steps::is_last(step)) ptx::wgmma_fence();
+    }
+  }
+};
+
+template <int kRows, int kBytesOfK>
+struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
+  using Chunks = MmaChunks<kBytesOfK>;
+  using Quad = MmaQuad<GemmElement::kE4m3>;
+  static constexpr int kSteps = kBytesOfK / 32;
+
+  static __device__ __forceinline__ ptx::FragmentA fragment(const uint4& r_step, int chunk) {
+    const uint32_t above = chunk % 2 == 0 ? r_step.x : r_step.z;
+    const uint32_t below = chunk % 2 == 0 ? r_step.y : r_step.w;
+    return {Quad::low(above), Quad::low(below), Quad::high(above), Quad::high(below)};
+  }
+
+  static __device__ __forceinline__ void add(float (&r_sum)[kRows / 2], const uint4 (&r_tokens)[kSteps],
+                                             uint32_t s_rows) {
+    constexpr int kChunkStride = kRows * kChunkBytes;
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int quad = 0; quad < Chunks::kQuads; ++quad) {
+      const int chunks = Chunks::of_quad(quad);
+      const uint32_t columns =
+          s_rows + (quad * kQuadChunks + lane / 8 % chunks) * kChunkStride + lane % 8 * kChunkBytes;
+      Quad multiply;
+#pragma unroll
+      for (int step = 0; step < Quad::kSteps; ++step) {
+        if (step < chunks) multiply.r_rows[step] = fragment(r_tokens[quad * 2 + step / 2], step);
+      }
+#pragma unroll
+      for (int group = 0; group < kRows / 8; ++group) {
+        uint32_t r_weights[4];
+        ptx::ldmatrix_x4(r_weights, columns + group * kCoreMatrixBytes);
+#pragma unroll
+        for (int step = 0; step < Quad::kSteps; ++step) {
+          if (step < chunks) multiply.add_step(r_sum + group * 4, r_weights, step);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  template <class Released>
+  static __device__ __forceinline__ void run(float (&r_sum)[kRows / 2], bool is_first, bool has_tokens,
+                                             const uint4 (&r_tokens)[kSteps], uint32_t s_rows,
+                                             const Released& when_released) {
+    if (is_first) clear_registers(r_sum);
+    if (has_tokens) add(r_sum, r_tokens, s_rows);
+    when_released();
   }
 };
 

@@ -63,12 +63,10 @@ void launch_expert_down_with(const DownCall& call, cudaStream_t stream) {
     launch_few<kMultiply, kStreamedTileTokens, kStreamedTokens, true>(inputs, stream);
   } else if (plan.down_tokens == 32) {
     launch_few<kMultiply, 32, 256, false>(inputs, stream);
-  } else if constexpr (kMultiply == Multiply::kWgmma) {
-    if (inputs.num_steps == 1) {
-      launch_many<ManyDownShape<kMultiply, true>>(inputs, stream);
-    } else {
-      launch_many<ManyDownShape<kMultiply, false>>(inputs, stream);
-    }
+  } else if (inputs.num_steps == 1) {
+    launch_many<ManyDownShape<kMultiply, true>>(inputs, stream);
+  } else {
+    launch_many<ManyDownShape<kMultiply, false>>(inputs, stream);
   }
 }
 

@@ -223,16 +223,9 @@ __device__ __forceinline__ void load_streamed_tiles(DownStorage<Shape>& s_storag
 template <class Shape, int kTokens>
 __device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownStorage<Shape>& s_storage,
                                                     int stage, int count) {
-  using Tiles = CoreMatrixTiles<Shape::kMaxTokens>;
-  using Halves = HalvesMultiply<Shape::kMultiply, kTokens, kDownTileRows, kDownTileK>;
-  float r_first[kTokens / 2];
-  float r_second[kTokens / 2];
-  Halves::run(r_first, r_second, s_storage.weights[stage], s_storage.packed_tiles[stage] + Tiles::values_offset(count),
-              count);
-#pragma unroll
-  for (int index = 0; index < kTokens / 2; ++index) {
-    r_sum[index] = __fadd_rn(__fadd_rn(r_sum[index], r_first[index]), r_second[index]);
-  }
+  const uint8_t* s_tokens = s_storage.packed_tiles[stage] + CoreMatrixTiles<Shape::kMaxTokens>::values_offset(count);
+  TileMultiply<Shape::kMultiply, kTokens, kDownTileRows, kDownTileK>::add(r_sum, s_storage.weights[stage], s_tokens,
+                                                                          count);
 }
 
 template <class Shape, int kTokens>

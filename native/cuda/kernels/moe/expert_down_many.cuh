@@ -341,37 +341,18 @@ class ManyDown {
     weights_.advance(inputs_);
   }
 
-  __device__ __forceinline__ void multiply(float (&r_first)[kManyRegisters], float (&r_second)[kManyRegisters]) const {
-    constexpr int kHalf = kManyFragments / 2;
-    constexpr int kColumnBytes = kDownTileRows * 16;
-    const uint64_t rows = ptx::wgmma_descriptor(s_weights_ + ring_.stage * kDownTileBytes, kColumnBytes, 128);
-    const auto low = static_cast<uint32_t>(rows);
-    ptx::mbarrier_wait_suspended(s_storage_.arrived[group_][ring_.stage], ring_.phase);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kManyFragments; ++step) {
-      const uint64_t part = uint64_t{128 / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
-      ptx::wgmma_m64n40k32_e4m3(step < kHalf ? r_first : r_second, fp8_.r_fp8[step], part, step % kHalf == 0 ? 0 : 1);
-    }
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
-    ptx::pin_registers(r_first);
-    ptx::pin_registers(r_second);
-  }
+  __device__ __forceinline__ bool has_rows() const { return thread_ / 32 % 4 * kFragmentRows < fp8_.count; }
 
   __device__ __forceinline__ void multiply_and_load(float (&r_sum)[kManyRegisters], bool is_first, int owner) {
-    float r_first[kManyRegisters];
-    float r_second[kManyRegisters];
-    multiply(r_first, r_second);
-    fp8_.load_fp8();
-    ptx::bar_sync(kFirstGroup + group_, 128);
-    load_weights(ring_.stage, owner);
-    ring_.advance();
-#pragma unroll
-    for (int index = 0; index < kManyRegisters; ++index) {
-      const float before = is_first ? r_first[index] : __fadd_rn(r_sum[index], r_first[index]);
-      r_sum[index] = __fadd_rn(before, r_second[index]);
-    }
+    ptx::mbarrier_wait_suspended(s_storage_.arrived[group_][ring_.stage], ring_.phase);
+    const uint32_t s_tile = s_weights_ + ring_.stage * kDownTileBytes;
+    TokenFragmentsMultiply<Shape::kMultiply, kDownTileRows, kDownTileK>::run(r_sum, is_first, has_rows(), fp8_.r_fp8,
+                                                                             s_tile, [&] {
+                                                                               fp8_.load_fp8();
+                                                                               ptx::bar_sync(kFirstGroup + group_, 128);
+                                                                               load_weights(ring_.stage, owner);
+                                                                               ring_.advance();
+                                                                             });
   }
 
   __device__ __forceinline__ void add_tile(int owner) {
@@ -383,12 +364,12 @@ class ManyDown {
     }
     fp8_.scale(r_sum);
     const TokenAdd tokens(fp8_, s_sums_, thread_);
-    const bool has_rows = thread_ / 32 % 4 * kFragmentRows < fp8_.count;
+    const bool is_added = has_rows();
     fp8_.load_metadata();
     fp8_.advance();
     tokens.swap_chunks_of_odd_quads(r_sum);
     ptx::bar_sync(kFirstTurn + group_, 256);
-    if (has_rows) tokens.add(r_sum);
+    if (is_added) tokens.add(r_sum);
     ptx::bar_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
   }
 

@@ -318,17 +318,36 @@ __device__ __forceinline__ void wgmma_m64n128k16_trans_bf16(float (&r_sums)[64],
       : "r"(r_left[0]), "r"(r_left[1]), "r"(r_left[2]), "r"(r_left[3]), "l"(right), "r"(accumulates));
 }
 
-__device__ __forceinline__ void wgmma_m64n40k32_e4m3(float (&r)[20], const uint4& left, uint64_t right,
-                                                     int accumulates) {
-  asm volatile(
-      "{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %25, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n40k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19"
-      "}, {%20, %21, %22, %23}, %24, accumulates, 1, 1;\n}\n"
-      : "+f"(r[0]), "+f"(r[1]), "+f"(r[2]), "+f"(r[3]), "+f"(r[4]), "+f"(r[5]), "+f"(r[6]), "+f"(r[7]), "+f"(r[8]),
-        "+f"(r[9]), "+f"(r[10]), "+f"(r[11]), "+f"(r[12]), "+f"(r[13]), "+f"(r[14]), "+f"(r[15]), "+f"(r[16]),
-        "+f"(r[17]), "+f"(r[18]), "+f"(r[19])
-      : "r"(left.x), "r"(left.y), "r"(left.z), "r"(left.w), "l"(right), "r"(accumulates));
-}
+template <int kColumns>
+struct WgmmaRegisterE4m3;
+
+template <>
+struct WgmmaRegisterE4m3<32> {
+  static __device__ __forceinline__ void mma_async(float (&r)[16], const uint4& left, uint64_t right, int accumulates) {
+    asm volatile(
+        "{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, accumulates, 1, 1;\n}\n"
+        : "+f"(r[0]), "+f"(r[1]), "+f"(r[2]), "+f"(r[3]), "+f"(r[4]), "+f"(r[5]), "+f"(r[6]), "+f"(r[7]), "+f"(r[8]),
+          "+f"(r[9]), "+f"(r[10]), "+f"(r[11]), "+f"(r[12]), "+f"(r[13]), "+f"(r[14]), "+f"(r[15])
+        : "r"(left.x), "r"(left.y), "r"(left.z), "r"(left.w), "l"(right), "r"(accumulates));
+  }
+};
+
+template <>
+struct WgmmaRegisterE4m3<40> {
+  static __device__ __forceinline__ void mma_async(float (&r)[20], const uint4& left, uint64_t right, int accumulates) {
+    asm volatile(
+        "{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %25, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n40k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19"
+        "}, {%20, %21, %22, %23}, %24, accumulates, 1, 1;\n}\n"
+        : "+f"(r[0]), "+f"(r[1]), "+f"(r[2]), "+f"(r[3]), "+f"(r[4]), "+f"(r[5]), "+f"(r[6]), "+f"(r[7]), "+f"(r[8]),
+          "+f"(r[9]), "+f"(r[10]), "+f"(r[11]), "+f"(r[12]), "+f"(r[13]), "+f"(r[14]), "+f"(r[15]), "+f"(r[16]),
+          "+f"(r[17]), "+f"(r[18]), "+f"(r[19])
+        : "r"(left.x), "r"(left.y), "r"(left.z), "r"(left.w), "l"(right), "r"(accumulates));
+  }
+};
 
 }
