@@ -126,9 +126,10 @@ LAYOUTS = TILED_LAYOUTS | FALLBACK_LAYOUTS
 
 
 def gemm_runs() -> list[tuple[GemmShape, Family, tuple[int, ...]]]:
-    """Every GEMM with every family that takes it and the row counts to run; of the many ranks no fallback beside it."""
-    runs = [(shape, family, COUNTS) for shape in GEMMS.values() for family in families_of(shape, ALL_FAMILIES)]
-    runs += [(shape, family, RANK_COUNTS) for shape in RANK_GEMMS.values() for family in families_of(shape, TILED)]
+    """Every GEMM with its families and row counts; of those of ranks the fallback runs only what the others refuse."""
+    runs: list[tuple[GemmShape, Family, tuple[int, ...]]] = []
+    for shapes, families, counts in ((GEMMS, ALL_FAMILIES, COUNTS), (RANK_GEMMS, TILED, RANK_COUNTS)):
+        runs += [(shape, family, counts) for shape in shapes.values() for family in families_of(shape, families)]
     return runs
 
 
