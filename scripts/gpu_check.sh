@@ -130,11 +130,18 @@ check_all() {
   for file in tests/gpu/test_*.py; do
     case "$file" in
       */test_life.py | */test_ranks.py | */test_collectives.py | */test_capture.py) alone+=("$file") ;;
+      */test_determinism.py)
+        for shape in small rank- rank_air; do
+          start "test_determinism-$shape" run_pytest "$file" -k "$shape"
+        done
+        ;;
       *) start "$(basename "$file" .py)" run_pytest "$file" ;;
     esac
   done
   finish
-  sed -n '/^operation .*bound/,/^$/p' "$results/correct-test_operations.log"
+  for file in operations gemms experts; do
+    sed -n '/^operation .*bound/,/^$/p' "$results/correct-test_$file.log"
+  done
   for file in "${alone[@]}"; do
     start "$(basename "$file" .py)" run_pytest "$file"
     finish
@@ -145,20 +152,27 @@ sanitize_all() {
   local memcheck=(compute-sanitizer --tool memcheck --error-exitcode 1)
   local racecheck=(compute-sanitizer --tool racecheck --error-exitcode 1)
   local pytest=("$python" -m pytest -q -x -o filterwarnings=default -p no:cacheprovider)
-  local odd='(test_products and odd) or (test_experts and odd) or (test_attend and (odd or glm47)) or test_rotate'
+  local attend='(test_attend and (odd or glm47)) or test_rope'
   local rows='(test_norm and 37) or (quantise_and_swiglu and (37 or 200)) or test_router_ties or (test_sampler and 64)'
-  local edges='ties or bf16 or outside or alone or not_finite or (odd_sizes and 7)'
+  local edges='ties or bf16 or outside or alone or not_finite'
+  local gemms='(test_gemms and odd and not odd_sizes) or (odd_sizes and 7)'
   local attention='(every_group_size and (7 or 16)) or position or e4m3 or bfloat16'
   export GLINT_TEST_REPEATS=2
   start edges "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operation_edges.py -k "$edges"
   start attention-edges "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_attention_edges.py -k "$attention"
-  start operations "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k "$odd or $rows"
-  start hopper-experts "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k 'test_experts and ep8'
+  start operations "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k "$attend or $rows"
+  start gemms "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_gemms.py -k "$gemms"
+  start odd-experts "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_experts.py -k 'test_experts and odd'
+  for kernels in hopper portable; do
+    start "experts-$kernels" "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_experts.py \
+      -k "$kernels and not few_tokens and ((4.7 and ep8) or (air and tp8))"
+  done
   start engine "${memcheck[@]}" "${pytest[@]}" tests/gpu/test_determinism.py \
-    -k 'two_steps and (small-fp8_channel or rank-fp8_channel-hopper)'
+    -k 'two_steps and (small-fp8_channel or rank-fp8_channel)'
   start race-edges "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operation_edges.py -k 'near_ties or alone or not_finite'
-  start race-operations "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py \
-    -k "$rows or (test_products and odd and portable) or (test_grouping and odd and 65)"
+  start race-operations "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_operations.py -k "$rows"
+  start race-gemms "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_gemms.py -k 'odd and not odd_sizes and fallback'
+  start race-grouping "${racecheck[@]}" "${pytest[@]}" tests/gpu/test_experts.py -k 'test_grouping and odd and 65'
   finish
 }
 

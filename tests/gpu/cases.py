@@ -1,8 +1,8 @@
 """Checkpoints for the GPU tests, and what the exact CPU path and the reference compute on them.
 
-Besides the small families of the CPU tests there is `rank`: a model with the matrix shapes of one of eight ranks of
-GLM-4.7 (hidden 5120, 12 heads on one KV head, experts of width 192), few layers and experts, on which the Hopper
-kernels run.
+Besides the small families of the CPU tests there are `rank` and `rank_air`: models with the matrix shapes of one of
+eight ranks of GLM-4.7 (hidden 5120, 12 heads on one KV head, experts of width 192) and of GLM-4.5-Air (hidden 4096,
+experts of width 176, no norms of query and key), few layers and experts, on which the tiled kernels run.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tests.cpu.tapped_engine import Answer, FloatArray, TappedEngine
 from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
 from tests.reference.transformers_reference import Reference
 
-Shape = Literal["glm47", "air", "tied", "rank"]
+Shape = Literal["glm47", "air", "tied", "rank", "rank_air"]
 Key = tuple[Shape, Weights]
 
 NUM_TOKENS = 192
@@ -41,8 +41,19 @@ RANK_SHAPE: dict[str, Any] = {
     "n_routed_experts": 24,
     "vocab_size": 1003,
 }
+AIR_RANK_SHAPE = RANK_SHAPE | {
+    "hidden_size": 4096,
+    "intermediate_size": 1368,
+    "moe_intermediate_size": 176,
+    "num_experts_per_tok": 8,
+}
+FAMILY_AND_CHANGES: dict[Shape, tuple[Family, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "rank": ("glm47", RANK_SHAPE),
+    "rank_air": ("air", AIR_RANK_SHAPE),
+}
 SMALL_KEYS: list[Key] = [(family, weights) for family in FAMILIES for weights in WEIGHTS]
-RANK_KEYS: list[Key] = [("rank", "fp8_channel"), ("rank", "fp8_tensor"), ("rank", "bf16")]
+RANK_KEYS: list[Key] = [("rank", "fp8_channel"), ("rank", "fp8_tensor"), ("rank", "bf16"), ("rank_air", "fp8_channel")]
 BF16_KEYS: list[Key] = [key for key in SMALL_KEYS + RANK_KEYS if key[1] == "bf16"]
 FP8_KEYS: list[Key] = [key for key in SMALL_KEYS + RANK_KEYS if key[1] != "bf16"]
 
@@ -88,8 +99,7 @@ class CaseStore:
         """The checkpoint of a shape and a kind of weights."""
         if key not in self._cases:
             shape, weights = key
-            family: Family = "glm47" if shape == "rank" else shape
-            changes = RANK_SHAPE if shape == "rank" else {}
+            family, changes = FAMILY_AND_CHANGES[shape]
             folder = make_checkpoint(self._root / "-".join(key), family, weights, **changes)
             self._cases[key] = Case(folder, open_checkpoint(folder).config.vocab_size)
         return self._cases[key]

@@ -10,6 +10,7 @@ from tests.cpu.operations import Operations
 from tests.gpu.cases import CaseStore
 from tests.gpu.operations_cases import CPU_THREADS, REPEATS
 from tests.gpu.operations_cuda import CudaOperations
+from tests.gpu.operations_inputs import ErrorRecord
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,16 @@ def cpu() -> Iterator[Operations]:
     """The exact operations of the CPU."""
     with Operations("exact", CPU_THREADS) as operations:
         yield operations
+
+
+@pytest.fixture(scope="module")
+def record(request: pytest.FixtureRequest) -> Iterator[ErrorRecord]:
+    """The errors of all tests of a file beside its BOUNDS, printed at the end."""
+    errors = ErrorRecord(request.module.BOUNDS)
+    yield errors
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{errors.table()}\n")
 
 
 @pytest.fixture(scope="module", params=["hopper", "portable"])

@@ -3,12 +3,21 @@
 A figure is the median of 21 launches between two CUDA events, each after a read of 1 GiB that leaves nothing of the
 operation in the L2 cache. The share is that of the read bandwidth measured first in the same run. An operation of
 several kernels is timed as a whole; a kernel that does nothing shows what a launch alone takes.
+
+GEMMs and experts stand side by side with both multiplies. Where an H200 needs longer for the products than for the
+bytes they show TFLOP/s, and the share is that of PRODUCT_PEAKS, an H200's rates by its data sheet: E4M3 products for
+wgmma, FP16 products for mma.sync. The factor at the end is the portable time over the Hopper time.
+
+`python -m tests.gpu.kernel_times PART` runs the named parts alone.
 """
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from ctypes import POINTER, c_double, c_int32, c_void_p
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +26,26 @@ from glint.engine.args import Kernels
 from tests.cpu.operations import GemmCase, PageCache, PagedRequest
 from tests.cpu.sampling_rows import Row
 from tests.cpu.testing_library import declare
-from tests.gpu.operations_cases import GEMMS, HEADS, LAYOUTS, RULES
-from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
-from tests.gpu.operations_experts import make_case, make_weights, new_grouping, run_experts
+from tests.gpu.operations_cases import HEADS, RULES
+from tests.gpu.operations_cuda import CudaOperations, Family, NormCase, RouteCase
+from tests.gpu.operations_experts import make_case, make_choices, make_weights, new_grouping, run_experts
 from tests.gpu.operations_inputs import PAGE_TOKENS, normal_rows
+from tests.gpu.product_cases import GEMMS, TILED_LAYOUTS
 from tests.reference.numpy_ops import FloatArray, bf16_bits, round_bf16
 
 MOST_TIMES = 8
 BLOCK_PAGES = 256
 VOCAB_SIZE = 151552
-GEMM_NAMES = ("qkv", "o", "dense gate and up", "shared gate and up", "lm_head")
-GEMM_COUNTS = (1, 16, 64, 128, 256, 4096)
-EXPERT_COUNTS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+PRODUCT_COUNTS = (1, 8, 64, 256, 4096)
+GEMM_COUNTS = {"qkv": PRODUCT_COUNTS, "o": PRODUCT_COUNTS, "dense gate and up": PRODUCT_COUNTS, "lm_head": (1, 64)}
+LAYOUT_NAMES = ("glm-4.7 tp8", "glm-4.7 ep8")
+LEAST_MICROSECONDS = 0.01
+PRODUCT_PEAKS: dict[tuple[str, Kernels], float] = {
+    ("E4M3", "hopper"): 1979e12,
+    ("E4M3", "portable"): 989e12,
+    ("BF16", "hopper"): 989e12,
+    ("BF16", "portable"): 989e12,
+}
 ROW_COUNTS = (1, 8, 64, 256, 4096)
 DECODE = ((1, 128), (1, 512), (1, 1024), (1, 8192), (64, 512), (1, 32768), (64, 4096), (8, 32768), (256, 4096))
 DECODE_E4M3 = ((1, 4096), (64, 512), (64, 4096))
@@ -62,10 +79,37 @@ class Timing:
         return text
 
 
+@dataclass(frozen=True)
+class ProductTiming:
+    """What a product took with each kernel set that runs here, and its bytes and operations."""
+
+    name: str
+    element: Literal["E4M3", "BF16"]
+    times: dict[Kernels, float]
+    byte_count: float
+    flops: float
+
+    def line(self, peak: float) -> str:
+        """All times with the share of what limits them, and how many times as long the portable one takes."""
+        sides = [self._side(kernels, peak) for kernels in self.times]
+        if len(self.times) == 2:
+            sides.append(f"{self.times['portable'] / self.times['hopper']:5.2f}x")
+        return f"{self.name:42} {' | '.join(sides)}"
+
+    def _side(self, kernels: Kernels, peak: float) -> str:
+        microseconds, product_peak = self.times[kernels], PRODUCT_PEAKS[self.element, kernels]
+        text = f"{kernels} {microseconds:9.2f} us"
+        if self.flops / PRODUCT_PEAKS[self.element, "portable"] < self.byte_count / peak:
+            rate = self.byte_count / microseconds * 1e6
+            return f"{text} {rate / 1e9:6.0f} GB/s    {100 * rate / peak:5.1f}%"
+        rate = self.flops / microseconds * 1e6
+        return f"{text} {rate / 1e12:6.1f} TFLOP/s {100 * rate / product_peak:5.1f}%"
+
+
 class TimedOperations(CudaOperations):
     """The operations with one set of kernels, which take times instead of comparing runs."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Family) -> None:
         super().__init__(kernels, 1)
         self._check(declare("glint_testing_start_timing", c_int32, c_void_p, device="cuda")(self._backend), "a timer")
 
@@ -92,39 +136,61 @@ class TimedOperations(CudaOperations):
         return rate.value
 
 
+KernelSets = dict[Kernels, TimedOperations]
+
+
 def numbers() -> np.random.Generator:
     """The same random numbers in every run."""
     return np.random.default_rng(1)
 
 
-def time_gemms(cuda: TimedOperations) -> Iterator[Timing]:
+def time_gemms(sets: KernelSets) -> Iterator[ProductTiming]:
     """Dense GEMMs; the bytes are those of the weight."""
-    for name in GEMM_NAMES:
+    for name, counts in GEMM_COUNTS.items():
         shape = GEMMS[name]
-        whole = shape.case(max(GEMM_COUNTS))
-        for count in GEMM_COUNTS:
-            cuda.gemm(GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias), 0)
+        whole = shape.case(max(counts))
+        for count in counts:
+            case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
+            times: dict[Kernels, float] = {}
+            for kernels, cuda in sets.items():
+                cuda.gemm(case, 0)
+                times[kernels] = cuda.time()
             flops = 2.0 * count * shape.rows * shape.cols
-            yield Timing(f"{name}, {count} tokens", cuda.time(), whole.weight.data.nbytes, flops)
+            element = "BF16" if shape.kind is None else "E4M3"
+            yield ProductTiming(f"{name}, {count} tokens", element, times, whole.weight.data.nbytes, flops)
 
 
-def time_experts(cuda: TimedOperations) -> Iterator[Timing]:
-    """Routed experts with the shared one; the bytes are those of the weights of the experts that tokens chose."""
-    for name in ("tp8", "ep8"):
-        layout = LAYOUTS[name]
+def time_experts(sets: KernelSets) -> Iterator[ProductTiming]:
+    """Routed experts with the shared one; the bytes are those of the weights of the experts that tokens chose.
+
+    Tokens are grouped first each time. Down is the difference between all and gate and up, which it overlaps.
+    """
+    for name in LAYOUT_NAMES:
+        layout = TILED_LAYOUTS[name]
         weights = make_weights(layout)
-        for count in EXPERT_COUNTS:
+        for count in PRODUCT_COUNTS:
             case = make_case(layout, weights, count, count)
             grouped = case.choices.grouped(layout)
             matrix_bytes = layout.width * layout.hidden_size * len(np.unique(grouped.experts))
             flops = 2.0 * len(grouped.tokens) * layout.width * layout.hidden_size
-            grouping = new_grouping(layout, case.choices)
-            cuda.call("glint_testing_group_tokens", grouping.native)
+            gate_up: dict[Kernels, float] = {}
+            down, whole = gate_up.copy(), gate_up.copy()
+            for kernels, cuda in sets.items():
+                run_experts(cuda, case)
+                gate_up[kernels], whole[kernels] = cuda.times()
+                down[kernels] = max(whole[kernels] - gate_up[kernels], LEAST_MICROSECONDS)
+            for part, times, matrices in (("gate_up", gate_up, 2), ("down", down, 1), ("gate_up and down", whole, 3)):
+                label = f"{part} {name}, {count} tokens"
+                yield ProductTiming(label, "E4M3", times, matrices * matrix_bytes, matrices * flops)
+
+
+def time_grouping(cuda: TimedOperations) -> Iterator[Timing]:
+    """The grouping of tokens by expert."""
+    for name in LAYOUT_NAMES:
+        layout = TILED_LAYOUTS[name]
+        for count in PRODUCT_COUNTS:
+            cuda.call("glint_testing_group_tokens", new_grouping(layout, make_choices(layout, count, count)).native)
             yield Timing(f"group tokens {name}, {count} tokens", cuda.time())
-            run_experts(cuda, case)
-            gate_up, whole = cuda.times()
-            yield Timing(f"group, gate and up {name}, {count} tokens", gate_up, 2 * matrix_bytes, 2 * flops)
-            yield Timing(f"group, gate, up and down {name}, {count} tokens", whole, 3 * matrix_bytes, 3 * flops)
 
 
 def time_rows(cuda: TimedOperations) -> Iterator[Timing]:
@@ -226,35 +292,51 @@ def time_sampler(cuda: TimedOperations) -> Iterator[Timing]:
             yield Timing(f"sampler {name}, {count} rows", cuda.time(), logits.nbytes)
 
 
-def time_all(hopper: TimedOperations, portable: TimedOperations) -> tuple[Iterator[Timing], ...]:
-    """Every part of the bench; each is measured as it is iterated."""
-    return (
-        time_gemms(hopper),
-        time_experts(hopper),
-        time_rows(hopper),
-        time_rotation(hopper),
-        time_decode(hopper),
-        time_prefill(hopper, "hopper"),
-        time_prefill(portable, "portable"),
-        time_sampler(hopper),
-    )
+def time_all(sets: KernelSets) -> dict[str, Iterator[Timing | ProductTiming]]:
+    """Every part of the bench by name; each is measured as it is iterated."""
+    first = next(iter(sets.values()))
+    return {
+        "gemms": time_gemms(sets),
+        "experts": time_experts(sets),
+        "grouping": time_grouping(first),
+        "rows": time_rows(first),
+        "rotation": time_rotation(first),
+        "decode": time_decode(first),
+        "prefill": chain.from_iterable(time_prefill(cuda, kernels) for kernels, cuda in sets.items()),
+        "sampler": time_sampler(first),
+    }
 
 
-def run() -> None:
-    """Print every figure as it comes."""
-    with TimedOperations("hopper") as hopper, TimedOperations("portable") as portable:
-        peak = hopper.peak()
-        print(f"measured peak read bandwidth {peak / 1e9:.0f} GB/s", flush=True)
-        print(Timing("a kernel that does nothing", hopper.time_nothing()).line(peak), flush=True)
-        for part in time_all(hopper, portable):
-            for timing in part:
+@contextmanager
+def open_sets() -> Iterator[KernelSets]:
+    """Both kernel sets, or the portable one alone where the GPU is not of the Hopper generation."""
+    with ExitStack() as stack:
+        sets: KernelSets = {}
+        with suppress(LookupError):
+            sets["hopper"] = stack.enter_context(TimedOperations("hopper"))
+        sets["portable"] = stack.enter_context(TimedOperations("portable"))
+        yield sets
+
+
+def run(names: list[str]) -> None:
+    """Print every figure of the named parts as it comes, of all parts where none is named."""
+    with open_sets() as sets:
+        parts = time_all(sets)
+        unknown = [name for name in names if name not in parts]
+        if unknown:
+            raise LookupError(f"{unknown[0]!r} is no part of the bench; its parts are {', '.join(parts)}")
+        peak = sets["portable"].peak()
+        print(f"kernel sets {', '.join(sets)}; measured peak read bandwidth {peak / 1e9:.0f} GB/s", flush=True)
+        print(Timing("a kernel that does nothing", sets["portable"].time_nothing()).line(peak), flush=True)
+        for name in names or parts:
+            for timing in parts[name]:
                 print(timing.line(peak), flush=True)
 
 
 def main() -> int:
-    """Run all; the exit code is 1 where the library or the GPU is not fit for it."""
+    """Run what the arguments name; the exit code is 1 where the library or the GPU is not fit for it."""
     try:
-        run()
+        run(sys.argv[1:])
     except (LookupError, OSError) as problem:
         print(f"glint: {problem}", file=sys.stderr)
         return 1

@@ -6,12 +6,11 @@ for from the same inputs; bytes that differ between two runs fail the call.
 
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint16, c_void_p
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glint.engine.args import Kernels
 from glint.native import abi
 from tests.cpu.operations import (
     GemmCase,
@@ -26,7 +25,14 @@ from tests.cpu.sampling_rows import Row, TestResult, TestRow
 from tests.cpu.testing_library import declare
 from tests.reference.numpy_ops import FloatArray, RouterRule
 
+Family = Literal["hopper", "portable", "fallback"]
+
 FP8_ROW_BYTES = 128
+FAMILY_NUMBERS: dict[Family, int] = {
+    "hopper": abi.KERNELS_HOPPER,
+    "portable": abi.KERNELS_PORTABLE,
+    "fallback": -1,
+}
 _FLOATS = POINTER(c_float)
 _INTS = POINTER(c_int32)
 
@@ -119,12 +125,13 @@ def padded_width(width: int) -> int:
 class CudaOperations:
     """The operations with one set of kernels, each run `repeats` times; a context that frees what the library holds.
 
-    Raises LookupError with the library's words where the kernels do not run here.
+    The fallback is the portable set with the GEMM of the shapes that the tiled family refuses. Raises LookupError with
+    the library's words where the kernels do not run here.
     """
 
-    def __init__(self, kernels: Kernels, repeats: int) -> None:
+    def __init__(self, kernels: Family, repeats: int) -> None:
         new = declare("glint_testing_backend_new", c_void_p, c_int32, c_int32, device="cuda")
-        self._backend = new(getattr(abi, f"KERNELS_{kernels.upper()}"), repeats)
+        self._backend = new(FAMILY_NUMBERS[kernels], repeats)
         self.repeats = repeats
         if self._backend is None:
             raise LookupError(self._error())

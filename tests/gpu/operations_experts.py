@@ -47,7 +47,7 @@ class _Experts(Structure):
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Experts first to last of all on one rank; for the Hopper kernels the shared expert is one more matrix."""
+    """Experts first to last of all on one rank; for the tiled family the shared expert is one more matrix."""
 
     num_experts: int
     first: int
@@ -55,7 +55,7 @@ class ExpertLayout:
     hidden_size: int
     width: int
     experts_per_token: int
-    is_hopper: bool
+    is_tiled: bool
     kind: ScaleKind | None = "channel"
 
     @property
@@ -66,7 +66,7 @@ class ExpertLayout:
     @property
     def num_matrices(self) -> int:
         """Matrices of each kind."""
-        return self.num_local + int(self.is_hopper)
+        return self.num_local + int(self.is_tiled)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Choices:
         tokens, experts, weights = tokens[kept], experts[kept], weights[kept]
         order = np.lexsort((tokens, experts))
         rows = GroupedRows(tokens[order], experts[order].astype(np.int32), weights[order])
-        if not layout.is_hopper:
+        if not layout.is_tiled:
             return rows
         shared = np.arange(self.num_real, dtype=np.int32)
         return GroupedRows(
@@ -176,7 +176,7 @@ def new_grouping(layout: ExpertLayout, choices: Choices) -> Grouping:
         experts_per_token=per_token,
         expert_first=layout.first,
         expert_last=layout.last,
-        has_shared=layout.is_hopper,
+        has_shared=layout.is_tiled,
         num_real_tokens=choices.num_real,
     )
     most = declare("glint_testing_most_tiles", c_int64, POINTER(_Grouping), device="cuda")(byref(native))
@@ -212,8 +212,8 @@ class ExpertCase:
 class ExpertResult:
     """What CUDA computed: grouped rows of gate, up, SwiGLU (`inputs`, as down takes them) and down, and the sum.
 
-    `fp8` and `fp8_scales` are those of the inputs, none for BF16. `touched` is the number of experts that the Hopper
-    kernels say they read.
+    `fp8` and `fp8_scales` are those of the inputs, none for BF16. `touched` is the number of experts that the tiled
+    family says it read.
     """
 
     gate: FloatArray
@@ -240,7 +240,7 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
     layout, count = case.layout, len(case.rows)
     pairs = count * layout.experts_per_token
     width, hidden = layout.width, layout.hidden_size
-    fp8_shape = (pairs + count, width) if layout.is_hopper else (pairs, padded_width(width))
+    fp8_shape = (pairs + count, width) if layout.is_tiled else (pairs, padded_width(width))
     arrays = {
         "hidden": poisoned(pairs + count, width),
         "gate": poisoned(pairs, width),
@@ -263,12 +263,12 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
         dtype=CACHE_DTYPES["bf16"] if layout.kind is None else E4M3_DTYPE,
         scale_kind=0 if layout.kind is None else SCALE_KINDS[layout.kind],
     )
-    family = "hopper" if layout.is_hopper else "portable"
+    family = "tiled" if layout.is_tiled else "portable"
     cuda.call(f"glint_testing_{family}_expert_row_counts" if row_counts else f"glint_testing_{family}_experts", native)
     inputs = arrays["hidden"]
-    if not layout.is_hopper and layout.kind is None:
+    if not layout.is_tiled and layout.kind is None:
         inputs = arrays["gate"]
-    elif not layout.is_hopper:
+    elif not layout.is_tiled:
         inputs = arrays["fp8"][:, :width] * arrays["fp8_scales"][:, None]
     touched = int(grouping.counts[2])
     kept = {name: arrays[name] for name in ("gate", "up", "fp8", "fp8_scales", "routed", "out")}
@@ -321,7 +321,7 @@ def expect_experts(operations: Operations, case: ExpertCase, tokens: IntArray, i
             if layout.first <= expert < layout.last:
                 routed_rows[index, choice] = row_of[by_pair[expert - layout.first, token]]
     shared = case.shared[tokens]
-    if layout.is_hopper:
+    if layout.is_tiled:
         shared = routed[[row_of[by_pair[layout.num_local, token]] for token in tokens.tolist()]]
     weights = np.ascontiguousarray(case.choices.weights[tokens])
     out = operations.combine(routed, routed_rows, weights, experts, shared, (layout.first, layout.last))

@@ -17,6 +17,7 @@ SEED_VARIABLE = "GLINT_TEST_SEED"
 SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
 FP8_TABLE = encode_e4m3(np.array([128 * NormalDist().inv_cdf((index + 0.5) / 256) for index in range(256)]))
 ELEMENT_SPREAD = 128.0
+TILE_BYTES = 128
 
 
 def source(*key: int) -> np.random.Generator:
@@ -50,6 +51,11 @@ class GemmShape:
     kind: ScaleKind | None
     has_bias: bool = False
     margin: int = 0
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the tiled family takes it: no scales by tile, and rows of whole steps of 128 bytes."""
+        return self.kind != "tile" and self.cols * (2 if self.kind is None else 1) % TILE_BYTES == 0
 
     def case(self, count: int) -> GemmCase:
         """Fresh rows, weight and bias; rows of a bfloat16 weight are bfloat16 numbers, as CUDA takes them."""
@@ -147,6 +153,11 @@ def make_scene(operations: Operations, heads: Heads, spans: tuple[tuple[int, int
         [np.arange(row_firsts[i] + first, row_firsts[i + 1]) for i, (first, _) in enumerate(spans)]
     )
     return Scene(cache, step, rotated[step_rows], whole, rotated, (query, key, value), norms, table)
+
+
+def same_bits(left: FloatArray, right: FloatArray) -> bool:
+    """Whether two arrays hold the same bits, the sign of a zero among them."""
+    return np.ascontiguousarray(left).tobytes() == np.ascontiguousarray(right).tobytes()
 
 
 def row_errors(seen: FloatArray, expected: FloatArray) -> NDArray[np.float64]:

@@ -25,6 +25,9 @@ PATHS = [
     "rank-fp8_channel-hopper",
     "rank-fp8_channel-portable",
     "rank-bf16-hopper",
+    "rank-bf16-portable",
+    "rank_air-fp8_channel-hopper",
+    "rank_air-fp8_channel-portable",
 ]
 
 

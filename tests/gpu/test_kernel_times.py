@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.gpu.kernel_times import TimedOperations, Timing, time_all, time_prefill, time_rows
+from tests.gpu.kernel_times import ProductTiming, TimedOperations, Timing, open_sets, time_all, time_rows
 from tests.gpu.operations_cuda import NormCase
 
 LEAST_PEAK = 1e11
@@ -29,20 +29,14 @@ def test_times_beside_the_peak() -> None:
 
 def test_every_part_begins() -> None:
     """The first three figures of each part; the bench itself takes a minute."""
-    with TimedOperations("hopper") as hopper, TimedOperations("portable") as portable:
-        for part in time_all(hopper, portable):
+    with open_sets() as sets:
+        assert list(sets) == ["hopper", "portable"]
+        for name, part in time_all(sets).items():
             timings = list(islice(part, 3))
-            assert timings and all(timing.microseconds > 0 for timing in timings)
-
-
-def test_each_kernel_set_attends_prompts_with_its_own_kernel() -> None:
-    """Both give the same bits, so that only their times tell them apart; wgmma is the faster multiply."""
-    taken = {}
-    with TimedOperations("hopper") as hopper, TimedOperations("portable") as portable:
-        for timing in (*time_prefill(hopper, "hopper"), *time_prefill(portable, "portable")):
-            taken[timing.name] = timing.microseconds
-    long = "attention prefill, 4096 behind 28672"
-    assert taken[f"{long}, portable"] > 1.1 * taken[f"{long}, hopper"]
+            assert timings, name
+            for timing in timings:
+                times = timing.times.values() if isinstance(timing, ProductTiming) else [timing.microseconds]
+                assert min(times) > 0, timing
 
 
 def test_what_is_timed_is_computed() -> None:
@@ -60,3 +54,18 @@ def test_a_line_has_the_figures_that_count(byte_count: float, flops: float) -> N
     assert line.split()[:4] == ["a", "kernel", "2.00", "us"]
     assert ("1000 GB/s  25.0% of the peak" in line) == (byte_count > 0)
     assert ("2.0 TFLOP/s" in line) == (flops > 0)
+
+
+@pytest.mark.parametrize(
+    ("flops", "hopper", "portable"),
+    [
+        (1e6, "hopper      2.00 us   1000 GB/s     25.0%", "portable      4.00 us    500 GB/s     12.5%"),
+        (989e6, "hopper      2.00 us  494.5 TFLOP/s  25.0%", "portable      4.00 us  247.2 TFLOP/s  25.0%"),
+    ],
+)
+def test_a_pair_has_the_share_of_what_limits_it(flops: float, hopper: str, portable: str) -> None:
+    line = ProductTiming("a product", "E4M3", {"hopper": 2.0, "portable": 4.0}, 2e6, flops).line(4e12)
+    assert line.split(" | ")[0].endswith(hopper)
+    assert line.split(" | ")[1:] == [portable, " 2.00x"]
+    alone = ProductTiming("a product", "E4M3", {"portable": 4.0}, 2e6, flops).line(4e12)
+    assert alone.endswith(portable) and "|" not in alone

@@ -42,6 +42,7 @@ PATHS = [
     "rank-fp8_channel-hopper",
     "rank-fp8_channel-portable",
     "rank-bf16-hopper",
+    "rank-bf16-portable",
 ]
 LOSSES: dict[Key, float] = {
     ("glm47", "fp8_channel"): 0.29,

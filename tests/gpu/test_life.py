@@ -8,12 +8,13 @@ import pytest
 
 from glint import SamplingParams
 from glint.checkpoint.table import open_checkpoint
+from glint.engine.args import Kernels
 from glint.native import abi
 from glint.native.library import InvalidArgument, OutOfMemory, Unsupported, load_library, plan_engine
 from tests.cpu.small_engine import VOCAB_SIZE, Session, answer_all, engine_options, make_ask, small_model
 from tests.cpu.testing_library import load_testing_library
 from tests.gpu.cases import CaseStore, cuda_engine
-from tests.gpu.sessions import CUDA_OPTIONS, open_cuda
+from tests.gpu.sessions import CUDA_OPTIONS, kernels_of, open_cuda
 
 LEAK_STEPS = 10_000
 
@@ -24,10 +25,10 @@ def free_bytes() -> int:
     return int(plan_engine(library, engine_options(small_model(), **CUDA_OPTIONS)).memory_free)
 
 
-def test_ten_thousand_steps_leave_nothing_behind() -> None:
+def test_ten_thousand_steps_leave_nothing_behind(kernels: Kernels) -> None:
     source = random.Random(1)
     control = make_ask(range(30), 12)
-    with open_cuda(small_model(), num_pages=64) as engine:
+    with open_cuda(small_model(), num_pages=64, kernels=kernels_of(kernels)) as engine:
         (expected,) = answer_all(engine, [control])
         session = Session(engine)
         before = free_bytes()
@@ -51,9 +52,9 @@ def test_ten_thousand_steps_leave_nothing_behind() -> None:
         assert answer_all(engine, [control]) == [expected]
 
 
-def test_engines_give_their_memory_back() -> None:
+def test_engines_give_their_memory_back(kernels: Kernels) -> None:
     def use() -> None:
-        with open_cuda(small_model()) as engine:
+        with open_cuda(small_model(), kernels=kernels_of(kernels)) as engine:
             answer_all(engine, [make_ask(range(100), 4)])
 
     use()
@@ -94,11 +95,11 @@ def test_an_fp8_nan_in_the_file_is_refused(tmp_path: Path) -> None:
         open_cuda(open_checkpoint(folder))
 
 
-def test_a_poisoned_row_fails_alone(cases: CaseStore) -> None:
+def test_a_poisoned_row_fails_alone(cases: CaseStore, kernels: Kernels) -> None:
     case = cases.case(("air", "fp8_tensor"))
     prompts = [list(range(3, 200)), list(range(5, 150))]
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    with cuda_engine(case.folder, "portable") as engine:
+    with cuda_engine(case.folder, kernels) as engine:
         first, other = engine.llm.generate(prompt_token_ids=prompts, sampling_params=params)
         engine.poison_pages()
         fresh = [900 - token for token in prompts[1]]

@@ -1,40 +1,23 @@
-"""Operations at the edges of what they take: ties of E4M3 values, odd sizes, rows that are not finite, padded steps."""
+"""Operations at the edges of what they take: ties of E4M3 values, odd sizes, rows that are not finite.
+
+Those of GEMMs and experts: `test_gemms.py`, `test_expert_edges.py`.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.cpu.operations import GemmCase, Operations
+from tests.cpu.operations import Operations
 from tests.cpu.sampling_rows import Row, random_row
-from tests.gpu.operations_cases import LAYOUTS, REPEATS, RULES
+from tests.gpu.operations_cases import REPEATS, RULES
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
-from tests.gpu.operations_experts import (
-    UNUSABLE_EXPERTS,
-    Choices,
-    ExpertCase,
-    make_case,
-    make_choices,
-    make_weights,
-    run_experts,
-)
-from tests.gpu.operations_inputs import GemmShape, normal_rows, source
-from tests.reference.numpy_ops import E4M3_MAX, E4M3_VALUES, FloatArray, ScaleKind, bf16_bits, round_bf16
+from tests.gpu.operations_inputs import normal_rows, same_bits, source
+from tests.reference.numpy_ops import E4M3_MAX, E4M3_VALUES, FloatArray, bf16_bits, round_bf16
 
 FEW_REPEATS = min(REPEATS, 3)
-FP32_ERROR = 5e-6
 LOGPROB_ERROR = 2e-6
-ODD_ROWS = (1, 7, 192, 1003)
-ODD_COLS = (16, 80, 96, 160, 192, 320, 576, 1536, 5120)
-ODD_COUNTS = (1, 2, 7, 8, 9, 16, 24, 33, 64, 130)
-MOST_TOKENS = 1024
-PADDED_STEPS = ((1, 0), (1, 1), (8, 5), (64, 0), (64, 1), (64, 40), (64, 1000), (64, -5), (256, 0), (256, 100))
 BAD_NUMBERS = np.array([np.nan, np.inf, -np.inf, 3e38], np.float32)
-
-
-def same_bits(left: FloatArray, right: FloatArray) -> bool:
-    """Whether two arrays hold the same bits, the sign of a zero among them."""
-    return np.ascontiguousarray(left).tobytes() == np.ascontiguousarray(right).tobytes()
 
 
 def rows_near_ties(width: int) -> FloatArray:
@@ -152,62 +135,3 @@ def test_sampler_of_ties_and_failures(portable: CudaOperations, vocab_size: int)
         assert (seen.token, seen.tops()[0]) == (expected.token, expected.tops()[0])
         values = [np.array([result.logprob, *result.tops()[1]]) for result in (seen, expected)]
         assert np.max(np.abs(values[0] - values[1]) / (1 + np.abs(values[1]))) <= LOGPROB_ERROR
-
-
-@pytest.mark.parametrize("rows", ODD_ROWS)
-@pytest.mark.parametrize("kind", ["channel", "tensor", "tile", None], ids=str)
-def test_portable_gemms_of_odd_sizes(cpu: Operations, kind: ScaleKind | None, rows: int) -> None:
-    """Near the CPU at most rows of the input; with fewer rows each keeps its bits, and nothing beside it is written."""
-    for cols in ODD_COLS:
-        whole = GemmShape("odd", rows, cols, kind, has_bias=rows % 2 == 1).case(max(ODD_COUNTS))
-        expected = cpu.gemm(whole)
-        with CudaOperations("portable", FEW_REPEATS) as cuda:
-            most = cuda.gemm(whole, 3)
-            for count in ODD_COUNTS:
-                case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
-                assert same_bits(cuda.gemm(case, 3), most[:count]), f"{cols} columns, {count} rows"
-        gap, size = (float(np.linalg.norm(part.astype(np.float64))) for part in (most - expected, expected))
-        assert gap <= FP32_ERROR * size, f"{cols} columns"
-
-
-def padded(case: ExpertCase, count: int, num_real: int, is_counted: bool) -> ExpertCase:
-    """The first tokens of a case; no expert of those behind the real ones is usable, counted as padding or not."""
-    numbers = source(count, abs(num_real))
-    real = min(max(num_real, 0), count)
-    experts, weights = case.choices.experts[:count].copy(), case.choices.weights[:count].copy()
-    unusable = np.array([*UNUSABLE_EXPERTS, case.layout.num_experts], np.int32)
-    experts[real:] = numbers.choice(unusable, experts[real:].shape)
-    weights[real:] = np.nan
-    choices = Choices(experts, weights, num_real if is_counted else count)
-    return replace(case, rows=case.rows[:count].copy(), shared=case.shared[:count].copy(), choices=choices)
-
-
-@pytest.mark.parametrize("name", ["tp8", "ep8"])
-def test_padded_steps_of_the_experts(name: str) -> None:
-    """Real rows have the bits that they have among others, the rest is finite, and only experts of real rows count."""
-    layout = LAYOUTS[name]
-    case = make_case(layout, make_weights(layout), MOST_TOKENS, MOST_TOKENS)
-    with CudaOperations("hopper", FEW_REPEATS) as cuda:
-        whole = run_experts(cuda, case).out
-        for count, num_real in PADDED_STEPS:
-            real = min(max(num_real, 0), count)
-            used = case.choices.experts[:real]
-            num_touched = len(np.unique(used[(used >= layout.first) & (used < layout.last)]))
-            for is_counted in (True, False):
-                seen = run_experts(cuda, padded(case, count, num_real, is_counted))
-                assert same_bits(seen.out[:real], whole[:real]), (count, num_real, is_counted)
-                assert np.isfinite(seen.out).all(), (count, num_real, is_counted)
-                assert seen.touched == num_touched, (count, num_real, is_counted)
-
-
-@pytest.mark.parametrize("name", ["tp8", "ep8"])
-@pytest.mark.parametrize("count", [1, 17, 64, 65, 200, 300, 700])
-def test_fp8_of_the_experts(cpu: Operations, name: str, count: int) -> None:
-    """Down takes exactly the FP8 values and scales of what gate and up gave."""
-    layout = LAYOUTS[name]
-    with CudaOperations("hopper", FEW_REPEATS) as cuda:
-        seen = run_experts(cuda, make_case(layout, make_weights(layout), count, count))
-    num_rows = len(make_choices(layout, count, count).grouped(layout).tokens)
-    fp8, scales = cpu.prepare(seen.inputs[:num_rows], 1, True)
-    assert same_bits(seen.fp8_scales[:num_rows], scales[:, 0])
-    assert same_bits(seen.fp8[:num_rows], fp8[:, 0, : layout.width])

@@ -1,9 +1,9 @@
-"""Every operation of the CUDA library against the same operation of the CPU library, on fresh random inputs.
+"""Every operation of the CUDA library but GEMMs and experts against that of the CPU library, on fresh random inputs.
 
 The exact CPU kernels compute in FP64. Shapes are those of one of eight ranks of GLM-4.7, and odd ones. An error is the
 largest difference over the largest number of a row; BOUNDS has what is allowed per operation, and the largest error
 seen is printed at the end with the seed that makes the inputs again. REPEATS runs of an operation give the same bits;
-GLINT_TEST_REPEATS changes their number, for compute-sanitizer.
+GLINT_TEST_REPEATS changes their number, for compute-sanitizer. GEMMs and experts: `test_gemms.py`, `test_experts.py`.
 """
 
 from collections.abc import Iterator
@@ -18,31 +18,16 @@ from tests.gpu.operations_cases import (
     COUNTS,
     DECODE,
     FEW_COUNTS,
-    GEMMS,
     HEADS,
-    LAYOUTS,
     MIXED,
     PREFILL,
-    REPEATED_COUNTS,
     REPEATS,
-    ROW_COUNT_GEMMS,
     RULES,
-    expected_gemm,
     is_close_call,
+    open_for,
     sampler_rows,
 )
 from tests.gpu.operations_cuda import CudaOperations, NormCase, RouteCase
-from tests.gpu.operations_experts import (
-    FEW_TOKENS,
-    ExpertCase,
-    ExpertResult,
-    expect_experts,
-    make_case,
-    make_choices,
-    make_weights,
-    new_grouping,
-    run_experts,
-)
 from tests.gpu.operations_inputs import (
     ErrorRecord,
     Scene,
@@ -62,10 +47,6 @@ BOUNDS = {
     "norm": 3e-7,
     "quantise": 0.0,
     "swiglu": 5e-7,
-    "GEMM E4M3, hopper": 1e-3,
-    "GEMM E4M3, portable": 1e-6,
-    "GEMM BF16, hopper": 1e-6,
-    "GEMM BF16, portable": 1e-6,
     "rotary table": 1e-7,
     "rotate: query, key": 2.0**-7,
     "rotate: share rounded otherwise": 1e-3,
@@ -75,23 +56,9 @@ BOUNDS = {
     "attention step: scale": 2.0**-7,
     "attention step: FP8": 16 / 448 + 2.0**-6,
     "router weights": 2e-6,
-    "experts gate, up, hopper": 1e-3,
-    "experts gate, up, portable": 1e-6,
-    "experts down, combine, hopper": 1e-3,
-    "experts down, combine, portable": 1e-6,
     "sampler log-probabilities": 2e-6,
 }
 ROW_COUNTS = 4096
-
-
-@pytest.fixture(scope="module")
-def record(request: pytest.FixtureRequest) -> Iterator[ErrorRecord]:
-    """The errors of all tests, printed at the end."""
-    errors = ErrorRecord(BOUNDS)
-    yield errors
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print(f"\n{errors.table()}\n")
 
 
 @pytest.fixture
@@ -99,11 +66,6 @@ def cuda(kernels: Kernels) -> Iterator[CudaOperations]:
     """The operations on the GPU, each run REPEATS times."""
     with CudaOperations(kernels, REPEATS) as operations:
         yield operations
-
-
-def open_for(count: int, kernels: Kernels = "portable") -> CudaOperations:
-    """Operations that run REPEATS times for a few of the row counts and 3 times for the others."""
-    return CudaOperations(kernels, REPEATS if count in REPEATED_COUNTS else 3)
 
 
 @pytest.mark.parametrize("width", [5120, 576, 37])
@@ -173,30 +135,6 @@ def test_quantise_and_swiglu(record: ErrorRecord, cpu: Operations, width: int, s
         expected, expected_scales = cpu.prepare(gated, slices, True)
         record.compare("quantise", fp8[:, :, :part], expected[:, :, :part], f"swiglu, {what}")
         record.compare("quantise", gated_scales, expected_scales, f"swiglu, {what}")
-
-
-@pytest.mark.parametrize("name", GEMMS)
-def test_gemms(record: ErrorRecord, kernels: Kernels, name: str) -> None:
-    shape = GEMMS[name]
-    expected = expected_gemm(shape)
-    bound = f"GEMM {'BF16' if shape.kind is None else 'E4M3'}, {kernels}"
-    is_hopper = shape.kind != "tile" and shape.cols * (2 if shape.kind is None else 1) % 128 == 0
-    if kernels == "hopper" and not is_hopper:
-        bound = bound.replace("hopper", "portable")
-    for count in COUNTS:
-        whole = expected.case
-        case = GemmCase(np.ascontiguousarray(whole.rows[:count]), whole.weight, whole.bias)
-        with open_for(count, kernels) as cuda:
-            seen = cuda.gemm(case, shape.margin)
-        is_there = expected.chosen < count
-        assert np.isfinite(seen).all()
-        record.compare(bound, seen[expected.chosen[is_there]], expected.rows[is_there], f"{name}, {count} rows")
-
-
-@pytest.mark.parametrize("name", ROW_COUNT_GEMMS)
-def test_row_of_a_gemm_is_the_same_for_every_row_count(kernels: Kernels, name: str) -> None:
-    with CudaOperations(kernels, 1) as cuda:
-        cuda.gemm_row_counts(ROW_COUNT_GEMMS[name].case(ROW_COUNTS))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -326,94 +264,6 @@ def test_router_row_is_the_same_for_every_row_count() -> None:
     rows = numbers.standard_normal((ROW_COUNTS, width)).astype(np.float32)
     with CudaOperations("portable", 1) as cuda:
         cuda.route_row_counts(RouteCase(rows, weight, bias, rule))
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("count", [1, 3, 64, 65, 256, 257, 1000, 2049])
-def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
-    layout = LAYOUTS[name]
-    for num_real in {0, count // 3, count}:
-        choices = make_choices(layout, count, num_real)
-        expected = choices.grouped(layout)
-        room = new_grouping(layout, choices)
-        portable.call("glint_testing_group_tokens", room.native)
-        num_tiles, num_rows, touched = room.counts.tolist()
-        assert num_rows == len(expected.tokens)
-        assert (room.row_tokens[:num_rows] == expected.tokens).all()
-        assert (room.row_weights[:num_rows] == expected.weights).all()
-        assert touched == len(np.unique(expected.experts[expected.experts < layout.num_local]))
-        for tiles in (room.gate_up_tiles[:num_tiles], room.down_tiles[room.down_tiles[:, 2] > 0]):
-            rows = [np.arange(first, first + size) for _, first, size, _ in tiles.tolist()]
-            experts = np.repeat(tiles[:, 0], tiles[:, 2])
-            order = np.concatenate(rows) if rows else np.empty(0, np.int64)
-            assert (np.sort(order) == np.arange(num_rows)).all()
-            assert (expected.experts[order] == experts).all()
-        if count <= FEW_TOKENS:
-            places = [(tile << 16) + (slot << 8) + size for _, _, size, tile in tiles.tolist() for slot in range(size)]
-            assert room.row_places[:num_rows].tolist() == places
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_experts(record: ErrorRecord, cpu: Operations, name: str) -> None:
-    layout = LAYOUTS[name]
-    weights = make_weights(layout)
-    for count, num_real in ((1, 1), (64, 64), (64, 40), (65, 65), (256, 256), (1000, 1000)):
-        case = make_case(layout, weights, count, num_real)
-        with open_for(count, "hopper" if layout.is_hopper else "portable") as cuda:
-            seen = run_experts(cuda, case)
-        compare_results(record, cpu, case, seen, f"{name}, {num_real} of {count} tokens")
-
-
-def compare_results(record: ErrorRecord, cpu: Operations, case: ExpertCase, seen: ExpertResult, what: str) -> None:
-    """Every stage of some tokens with the CPU's; the sums of all real tokens are finite."""
-    layout, num_real = case.layout, case.choices.num_real
-    family = "hopper" if layout.is_hopper else "portable"
-    tokens = np.unique(np.append(source(num_real).integers(0, num_real, 10), num_real - 1)).astype(np.int32)
-    expected = expect_experts(cpu, case, tokens, seen.inputs)
-    if layout.is_hopper or layout.kind is None:
-        record.compare(f"experts gate, up, {family}", seen.inputs[expected.places], expected.gated, what)
-    else:
-        record.compare(f"experts gate, up, {family}", seen.gate[expected.places], expected.gate, f"{what}, gate")
-        record.compare(f"experts gate, up, {family}", seen.up[expected.places], expected.up, f"{what}, up")
-    if not layout.is_hopper:
-        down = f"experts down, combine, {family}"
-        record.compare(down, seen.routed[expected.places], expected.routed, f"{what}, down")
-    record.compare(f"experts down, combine, {family}", seen.out[tokens], expected.out, what)
-    assert np.isfinite(seen.out[:num_real]).all()
-
-
-@pytest.mark.parametrize("name", ["tp8", "ep8"])
-def test_experts_of_rows_that_are_zero(name: str) -> None:
-    """Gate+up tells down by values other than zero that a row is there; a row of zeros arrives too."""
-    layout = LAYOUTS[name]
-    for count in (1, 17, 64):
-        case = make_case(layout, make_weights(layout), count, count)
-        case.rows[::3] = 0.0
-        with open_for(count, "hopper") as cuda:
-            seen = run_experts(cuda, case)
-        assert (seen.out[::3] == 0.0).all()
-        assert np.isfinite(seen.out).all()
-
-
-@pytest.mark.parametrize("name", ["tp8", "ep8"])
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 31, 32, 33, 63])
-def test_experts_of_few_tokens(record: ErrorRecord, cpu: Operations, name: str, count: int) -> None:
-    layout = LAYOUTS[name]
-    for num_real in {1, count // 3 or 1, count}:
-        case = make_case(layout, make_weights(layout), count, num_real)
-        with open_for(count, "hopper") as cuda:
-            seen = run_experts(cuda, case)
-        grouped = case.choices.grouped(layout)
-        assert seen.touched == len(np.unique(grouped.experts[grouped.experts < layout.num_local]))
-        compare_results(record, cpu, case, seen, f"{name}, {num_real} of {count} tokens")
-
-
-@pytest.mark.parametrize("name", ["tp8", "ep8", "odd"])
-def test_row_of_the_experts_is_the_same_for_every_row_count(name: str) -> None:
-    layout = LAYOUTS[name]
-    case = make_case(layout, make_weights(layout), ROW_COUNTS, ROW_COUNTS)
-    with CudaOperations("hopper" if layout.is_hopper else "portable", 1) as cuda:
-        run_experts(cuda, case, row_counts=True)
 
 
 @pytest.mark.parametrize("vocab_size", [151552, 1003, 64])

@@ -71,7 +71,8 @@ def open_ranks(checkpoint: Checkpoint, num_ranks: int, layout: str, **changes: i
     shared = {"num_ranks": num_ranks, "row_slices": num_ranks, "shares_devices": 1, "expert_layout": LAYOUTS[layout]}
     if num_ranks == 1:
         shared["shares_devices"] = 0
-    return open_cuda(checkpoint, kernels=abi.KERNELS_PORTABLE, max_step_tokens=2048, **(shared | changes))
+    fixed = {"kernels": abi.KERNELS_PORTABLE, "max_step_tokens": 2048}
+    return open_cuda(checkpoint, **(fixed | shared | changes))
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -24,9 +24,13 @@ const TestGemm& checked(const TestGemm& test) {
   return test;
 }
 
-bool is_tiled(const TestGemm& test) {
+bool runs_tiled(const Runner& runner, const TestGemm& test) {
   const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
-  return test.scale_kind != GLINT_SCALE_TILE && test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
+  const bool is_taken =
+      test.scale_kind != GLINT_SCALE_TILE && test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
+  glint::require_argument(is_taken || runner.is_fallback(), "the tiled GEMM refuses ", test.weight_cols,
+                          " columns with scales of kind ", test.scale_kind, "; run the fallback");
+  return !runner.is_fallback();
 }
 
 std::vector<float> device_scales(const TestGemm& test) {
@@ -43,7 +47,7 @@ class Gemm {
       : test_(checked(test)),
         element_(test.dtype == GLINT_DTYPE_BF16 ? GemmElement::kBf16 : GemmElement::kE4m3),
         multiply_(runner.multiply()),
-        is_tiled_(is_tiled(test)),
+        is_tiled_(runs_tiled(runner, test)),
         row_bytes_(test.weight_cols * (test.dtype == GLINT_DTYPE_BF16 ? 2 : 1)),
         operand_({.out = nullptr,
                   .scales = nullptr,

@@ -46,14 +46,17 @@ void DeviceBytes::check_margin() const {
 }
 
 Runner::Runner(int32_t kernels, int32_t num_repeats)
-    : is_hopper_(kernels == GLINT_KERNELS_HOPPER), num_repeats_(num_repeats) {
+    : is_hopper_(kernels == GLINT_KERNELS_HOPPER),
+      is_fallback_(kernels == kFallbackKernels),
+      num_repeats_(num_repeats) {
   constexpr int kHopperMajor = 9;
   int device = 0;
   int major = 0;
   GLINT_CHECK_CUDA(cudaGetDevice(&device));
   GLINT_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  require_argument(kernels == GLINT_KERNELS_PORTABLE || (is_hopper_ && major == kHopperMajor), "kernels is ", kernels,
-                   " on a GPU of compute capability ", major, ": portable runs from 9 on, hopper on 9 alone");
+  require_argument(kernels == GLINT_KERNELS_PORTABLE || is_fallback_ || (is_hopper_ && major == kHopperMajor),
+                   "kernels is ", kernels, " on a GPU of compute capability ", major,
+                   ": portable and the fallback run from 9 on, hopper on 9 alone");
 }
 
 void Runner::run(const std::function<void()>& launch, std::initializer_list<const DeviceBytes*> outputs) {

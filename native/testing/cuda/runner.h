@@ -59,6 +59,8 @@ class DeviceArray : public DeviceBytes {
   bool is_there_ = true;
 };
 
+constexpr int32_t kFallbackKernels = -1;
+
 class Runner {
  public:
   Runner(int32_t kernels, int32_t num_repeats);
@@ -66,6 +68,7 @@ class Runner {
   void run(const std::function<void()>& launch, std::initializer_list<const DeviceBytes*> outputs);
   void run_row_counts(const std::function<void(int64_t)>& launch, const DeviceBytes& out, int64_t count);
   bool is_hopper() const { return is_hopper_; }
+  bool is_fallback() const { return is_fallback_; }
   cuda::Multiply multiply() const { return is_hopper_ ? cuda::Multiply::kWgmma : cuda::Multiply::kMmaSync; }
   int64_t num_different_bytes() const { return num_different_bytes_; }
 
@@ -76,6 +79,7 @@ class Runner {
 
  private:
   bool is_hopper_;
+  bool is_fallback_;
   int32_t num_repeats_;
   int64_t num_different_bytes_ = 0;
   std::unique_ptr<Timer> timer_;
