@@ -17,7 +17,8 @@ and their test builds into build-cuda (needs nvcc 13, cmake and g++) and runs th
             microseconds, GB/s, TFLOP/s and the share of the peak bandwidth measured in the same run (glint bench kernels)
   serve     the sample model behind the real server: the smoke questions, the server's tests, then output tok/s at
             concurrency 1, 8 and 64
-  build     only build, and check that both libraries export the same symbols; needs no GPU
+  build     only build, and check that both libraries export the same symbols and that no kernel has code for Hopper alone
+            (scripts/kernel_code.py); needs no GPU
 
 Environment:
   PYTHON      runs the Python parts (default: python3)
@@ -166,6 +167,7 @@ mkdir -p "$results"
 if [[ "${SKIP_BUILD:-}" != 1 ]]; then
   build
   compare_symbols
+  "$python" scripts/kernel_code.py build-cuda/libglint_cuda.so
   unpack_bundle
 fi
 export GLINT_TEST_LIBRARY="$PWD/build-cuda/libglint_cpu_test.so"
