@@ -46,12 +46,13 @@ NEW_TOKENS = 6
 NUM_LOGPROBS = 20
 STEP_TOKENS = 4096
 LONGEST = 1200
+NUM_SHORT_PROMPTS = 10
 BATCHES = (8, 64, 200)
 CHUNKS = (7, 200)
 GREEDY = SamplingParams(temperature=0.0, logprobs=NUM_LOGPROBS, prompt_logprobs=NUM_LOGPROBS)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, top_k=60, min_p=0.01, repetition_penalty=1.1)
 LEAST_SHARE = 0.9
-ONE_LAYER = {"bf16": (0.4, 0.6), "fp8": (0.55, 0.9)}
+ONE_LAYER = {"bf16": (0.4, 0.6), "fp8": (0.55, 1.4)}
 ONE_BF16_LAYER = {"bf16": (0.25, 0.4), "fp8": (0.3, 0.5)}
 TWO_LAYERS = {"bf16": (0.65, 1.3), "fp8": (0.8, 1.6)}
 
@@ -187,7 +188,8 @@ def check_model(
     libraries: Libraries, model: CheckedModel, checkpoint: Checkpoint, say: Callable[[str], None]
 ) -> Iterator[Row]:
     """The checks of one model."""
-    prompts = [make_prompt(model, index, length) for index, length in enumerate(model.prompt_lengths)]
+    lengths = (*model.prompt_lengths, *range(2, 2 + NUM_SHORT_PROMPTS))
+    prompts = [make_prompt(model, index, length) for index, length in enumerate(lengths)]
     with open_engine(libraries.cpu, checkpoint, EngineArgs(device="cpu", kernels="auto", tp=model.tp)) as cpu:
         kinds: tuple[KvCacheDtype, ...] = ("bf16", "fp8") if model.has_fp8_pages else ("bf16",)
         for pages in kinds:
