@@ -134,10 +134,10 @@ def _add_chat(commands: Any) -> None:
 
 
 def _add_check(commands: Any) -> None:
-    summary = "say what a model folder holds, how much memory it takes, and every problem at once, without loading it"
+    summary = "say what a model folder holds and every problem at once, without loading it; with --gpu, test the GPUs"
     parser = _add_command(commands, "check", run_check, summary)
     parser.add_argument(
-        "model_dir", metavar="MODEL_DIR", type=path, help="folder with config.json and safetensors files"
+        "model_dir", metavar="MODEL_DIR", type=path, nargs="?", help="folder with config.json and safetensors files"
     )
     parser.add_argument(
         "--tp",
@@ -149,9 +149,18 @@ def _add_check(commands: Any) -> None:
     )
     parser.epilog = (
         "Exit code 0: no problems; 1: problems, all listed. Only headers are read, so 362 GB take seconds. Sizes are "
-        "bytes of one rank: weights, and key/value bytes per token."
+        "bytes of one rank: weights, and key/value bytes per token. --gpu needs no model."
     )
     add_engine_args(parser, "expert_layout")
+    gpu = parser.add_argument_group("GPUs")
+    gpu.add_argument(
+        "--gpu",
+        action="store_true",
+        help="print the GPUs, driver, kernels and peers, and compare the CUDA engine with the CPU engine, in a minute",
+    )
+    gpu.add_argument("--engine", metavar="FILE", type=path, help="with --gpu: the libglint_cuda.so to test")
+    add_engine_args(gpu, "kernels")
+    parser.set_defaults(refuse=parser.error)
 
 
 def _add_sample_model(commands: Any) -> None:
@@ -307,11 +316,19 @@ def run_chat(chosen: argparse.Namespace) -> int:
 
 
 def run_check(chosen: argparse.Namespace) -> int:
-    """Prints what a model folder holds; exit code 1 if it cannot be used."""
+    """Prints what a model folder holds, tests the GPUs with --gpu; exit code 1 if either cannot be used."""
     from glint.checkpoint.report import run_check as inspect
 
-    text, is_usable = inspect(chosen.model_dir, chosen.tp, chosen.expert_layout)
-    print(text, end="")
+    if chosen.model_dir is None and not chosen.gpu:
+        chosen.refuse("give a MODEL_DIR to inspect, or --gpu to test the GPUs")
+    is_usable = True
+    if chosen.model_dir is not None:
+        text, is_usable = inspect(chosen.model_dir, chosen.tp, chosen.expert_layout)
+        print(text, end="", flush=True)
+    if chosen.gpu:
+        from glint.gpu import check
+
+        is_usable = check.run(chosen.engine, chosen.kernels) == 0 and is_usable
     return 0 if is_usable else EXIT_FAILED
 
 

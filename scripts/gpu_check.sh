@@ -3,21 +3,26 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/gpu_check.sh correct|sanitize|speed|serve|build [PYTEST ARGUMENTS]
+usage: scripts/gpu_check.sh correct|ptx|sanitize|speed|serve|build [PYTEST ARGUMENTS]
 
 What must pass on a machine with an NVIDIA GPU; each part takes under 8 minutes. Builds libglint_cpu.so, libglint_cuda.so
 and their test builds into build-cuda (needs nvcc 13, cmake and g++) and runs them. Figures belong in docs/results.md.
 
   correct   tests/gpu: every operation against the CPU operation, whole models against the exact CPU path and torch, the
             determinism contract, leaks and failures, ranks and their collectives (needs pytest, torch, transformers and
-            NCCL 2.32.3 in $PYTHON); with PYTEST ARGUMENTS only those tests
+            NCCL 2.32.3 in $PYTHON), and the self-test of glint check --gpu with both kernel sets; with PYTEST ARGUMENTS
+            only those tests
+  ptx       what a GPU meets that the library has no machine code for: the driver compiles the PTX of the portable kernels
+            (CUDA_FORCE_PTX_JIT=1), then glint check --gpu, the tests of operations and those of determinism; what needs
+            wgmma is skipped
   sanitize  the operations at odd sizes and at their edges and an engine's steps under compute-sanitizer (memcheck), and
             the kernels that share memory between threads under racecheck
   speed     one rank of eight of GLM-4.7 at true size with both expert layouts (glint bench rank), then every operation:
             microseconds, GB/s, TFLOP/s and the share of the peak bandwidth measured in the same run (glint bench kernels)
   serve     the sample model behind the real server: the smoke questions, the server's tests, then output tok/s at
             concurrency 1, 8 and 64
-  build     only build, and check that both libraries export the same symbols; needs no GPU
+  build     only build, and check that both libraries export the same symbols and that no kernel has code for Hopper alone
+            (scripts/kernel_code.py); needs no GPU
 
 Environment:
   PYTHON      runs the Python parts (default: python3)
@@ -30,7 +35,7 @@ TEXT
 
 part="${1:-}"
 case "$part" in
-  correct | sanitize | speed | serve | build) shift ;;
+  correct | ptx | sanitize | speed | serve | build) shift ;;
   -h | --help) usage; exit 0 ;;
   *) usage >&2; echo "gpu_check.sh: unknown part '$part'" >&2; exit 2 ;;
 esac
@@ -146,6 +151,25 @@ check_all() {
     start "$(basename "$file" .py)" run_pytest "$file"
     finish
   done
+  for kernels in auto portable; do
+    start "check-$kernels" check_gpu "$kernels"
+    finish
+  done
+}
+
+check_gpu() {
+  glint check --gpu --engine build-cuda/libglint_cuda.so --kernels "$1"
+}
+
+check_ptx() {
+  export CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_PATH="$PWD/build-cuda/ptx-cache" CUDA_CACHE_MAXSIZE=4294967296
+  export GLINT_TEST_REPEATS="${GLINT_TEST_REPEATS:-20}"
+  start check check_gpu portable
+  finish
+  for name in test_operations test_operation_edges test_attention_edges test_determinism; do
+    start "$name" run_pytest -rs "tests/gpu/$name.py"
+  done
+  finish
 }
 
 sanitize_all() {
@@ -180,6 +204,7 @@ mkdir -p "$results"
 if [[ "${SKIP_BUILD:-}" != 1 ]]; then
   build
   compare_symbols
+  "$python" scripts/kernel_code.py build-cuda/libglint_cuda.so
   unpack_bundle
 fi
 export GLINT_TEST_LIBRARY="$PWD/build-cuda/libglint_cpu_test.so"
@@ -195,6 +220,7 @@ case "$part" in
       check_all
     fi
     ;;
+  ptx) check_ptx ;;
   sanitize) sanitize_all ;;
   speed)
     glint bench rank --engine build-cuda/libglint_cuda.so --json "$results/rank-tp.json"

@@ -11,7 +11,7 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MAX_LOGPROBS = 20
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -190,6 +190,36 @@ class EngineOptions(Structure):
         ("synthetic_seed", c_uint64),
         ("model", POINTER(Model)),
         ("files", POINTER(File)),
+    ]
+
+
+class Device(Structure):
+    """A device that the library sees, and the kernels that it would run there.
+
+    Versions are CUDA's: 13000 is 13.0. `shared_bytes` is the shared memory of a thread block. Bit i of `peers` says
+    that the device reaches the memory of device i. `driver` is the version of the driver's package, empty where the
+    machine does not tell. `kernels_reason`, `code` and `nccl` are sentences; on the CPU all but name, kernels and
+    memory is empty. Texts end in NUL.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("num_devices", c_int32),
+        ("compute_major", c_int32),
+        ("compute_minor", c_int32),
+        ("driver_version", c_int32),
+        ("runtime_version", c_int32),
+        ("kernels", c_int32),
+        ("num_multiprocessors", c_int32),
+        ("shared_bytes", c_uint64),
+        ("memory_total", c_uint64),
+        ("memory_free", c_uint64),
+        ("peers", c_uint64),
+        ("name", c_char * 64),
+        ("driver", c_char * 64),
+        ("kernels_reason", c_char * 128),
+        ("code", c_char * 128),
+        ("nccl", c_char * 512),
     ]
 
 
@@ -394,6 +424,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "glint_abi_version": (c_uint32, ()),
     "glint_backend_name": (c_char_p, ()),
     "glint_last_error": (c_char_p, ()),
+    "glint_describe_device": (c_int32, (c_int32, c_int32, POINTER(Device))),
     "glint_plan_engine": (c_int32, (POINTER(EngineOptions), POINTER(EnginePlan))),
     "glint_load_progress": (c_int32, (POINTER(LoadState),)),
     "glint_init_engine": (

@@ -164,6 +164,13 @@ def _check(library: ctypes.CDLL, call: str, status: int) -> None:
         raise _EXCEPTIONS.get(status, InternalFailure)(f"{call}: {text or f'status {status}'}")
 
 
+def describe_device(library: ctypes.CDLL, index: int = 0, kernels: int = abi.KERNELS_AUTO) -> abi.Device:
+    """What the library says of a device and of the kernels that it would run there; one it cannot use is refused."""
+    device = abi.sized(abi.Device)
+    _check(library, "glint_describe_device", library.glint_describe_device(index, kernels, ctypes.byref(device)))
+    return device
+
+
 def plan_engine(library: ctypes.CDLL, options: abi.EngineOptions) -> abi.EnginePlan:
     """The memory that an engine with these options would take, and its device. Makes nothing and opens no file."""
     plan = abi.sized(abi.EnginePlan)

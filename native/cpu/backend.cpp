@@ -126,6 +126,18 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   return plan;
 }
 
+glint_device describe_backend_device(int32_t index, int32_t kernels) {
+  require_argument(index == 0, "the device index is ", index, ", and the CPU is device 0 alone");
+  glint_device device{};
+  device.struct_bytes = sizeof(glint_device);
+  device.num_devices = 1;
+  device.kernels = choose_kernels(kernels).id;
+  device.memory_total = cpu::machine_memory();
+  device.memory_free = cpu::available_memory();
+  cpu::processor_name().copy(device.name, sizeof(device.name) - 1);
+  return device;
+}
+
 const char* backend_name() { return "cpu"; }
 
 bool backend_checks_fp8_values() { return false; }

@@ -319,6 +319,13 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   return plan;
 }
 
+glint_device describe_backend_device(int32_t index, int32_t kernels) {
+  glint_device device{};
+  device.struct_bytes = sizeof(glint_device);
+  cuda::describe_device(index, kernels, device);
+  return device;
+}
+
 const char* backend_name() { return "cuda"; }
 
 bool backend_checks_fp8_values() { return true; }

@@ -66,6 +66,13 @@ const char* glint_backend_name(void) { return glint::backend_name(); }
 
 const char* glint_last_error(void) { return last_error.c_str(); }
 
+glint_status glint_describe_device(int32_t index, int32_t kernels, glint_device* device) {
+  return guarded([&] {
+    require_struct(device, "device");
+    *device = glint::describe_backend_device(index, kernels);
+  });
+}
+
 glint_status glint_plan_engine(const glint_engine_options* options, glint_engine_plan* plan) {
   return guarded([&] {
     require_struct(options, "options");

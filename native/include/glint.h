@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 4
+#define GLINT_ABI_VERSION 5
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
 
@@ -175,6 +175,26 @@ typedef struct glint_engine_plan {
   uint64_t bytes_per_page;
 } glint_engine_plan;
 
+typedef struct glint_device {
+  uint32_t struct_bytes;
+  int32_t num_devices;
+  int32_t compute_major;
+  int32_t compute_minor;
+  int32_t driver_version;
+  int32_t runtime_version;
+  int32_t kernels;
+  int32_t num_multiprocessors;
+  uint64_t shared_bytes;
+  uint64_t memory_total;
+  uint64_t memory_free;
+  uint64_t peers;
+  char name[64];
+  char driver[64];
+  char kernels_reason[128];
+  char code[128];
+  char nccl[512];
+} glint_device;
+
 typedef struct glint_load_state {
   uint32_t struct_bytes;
   int32_t is_loading;
@@ -299,6 +319,7 @@ typedef struct glint_engine_stats {
 GLINT_API uint32_t glint_abi_version(void);
 GLINT_API const char* glint_backend_name(void);
 GLINT_API const char* glint_last_error(void);
+GLINT_API glint_status glint_describe_device(int32_t index, int32_t kernels, glint_device* device);
 GLINT_API glint_status glint_plan_engine(const glint_engine_options* options, glint_engine_plan* plan);
 GLINT_API glint_status glint_load_progress(glint_load_state* state);
 GLINT_API glint_status glint_init_engine(const glint_engine_options* options, const glint_tensor* tensors,

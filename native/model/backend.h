@@ -43,6 +43,7 @@ BackendOwner make_backend(const glint_model& model, const glint_engine_options& 
 void join_world(Backend& backend);
 StepOwner make_step();
 glint_engine_plan plan_backend(const glint_model& model, const glint_engine_options& options);
+glint_device describe_backend_device(int32_t index, int32_t kernels);
 const char* backend_name();
 bool backend_checks_fp8_values();
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats);

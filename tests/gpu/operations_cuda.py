@@ -23,6 +23,7 @@ from tests.cpu.operations import (
 )
 from tests.cpu.sampling_rows import Row, TestResult, TestRow
 from tests.cpu.testing_library import declare
+from tests.gpu.forced_ptx import skip_without_ptx
 from tests.reference.numpy_ops import FloatArray, RouterRule
 
 Family = Literal["hopper", "portable", "fallback"]
@@ -130,6 +131,7 @@ class CudaOperations:
     """
 
     def __init__(self, kernels: Family, repeats: int) -> None:
+        skip_without_ptx(kernels)
         new = declare("glint_testing_backend_new", c_void_p, c_int32, c_int32, device="cuda")
         self._backend = new(FAMILY_NUMBERS[kernels], repeats)
         self.repeats = repeats

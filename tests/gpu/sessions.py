@@ -10,6 +10,7 @@ from glint.native import abi
 from glint.native.library import NativeEngine, load_library
 from tests.cpu.small_engine import Answer, Ask, answer_all, open_engine
 from tests.cpu.testing_library import load_testing_library
+from tests.gpu.forced_ptx import skip_without_ptx
 
 PAGE_TOKENS = 64
 CUDA_OPTIONS: dict[str, int] = {"page_tokens": PAGE_TOKENS, "num_pages": 256, "max_context_tokens": 2048}
@@ -46,4 +47,5 @@ class Alone:
 @cache
 def kernels_of(name: str) -> int:
     """The number of a kernel set."""
+    skip_without_ptx(name)
     return int(getattr(abi, f"KERNELS_{name.upper()}"))
