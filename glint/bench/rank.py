@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from glint.bench.machine import check_writable
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, project, show, write_json
 from glint.bench.rank_shapes import BF16_BYTES, RankShape, find_model, shape_rank
 from glint.bench.rank_target import TargetGpu, project_target, show_target, target_json
+from glint.bench.synthetic import SYNTHETIC_SEED
 from glint.checkpoint.table import NATIVE_TENSOR
 from glint.engine.loading import shown_loading
 from glint.engine.memory_plan import plan_gpu
@@ -28,7 +29,6 @@ from glint.native import abi
 from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
 from glint.sampling import SamplingParams
 
-SYNTHETIC_SEED = 1
 PEAK_READ_BYTES = 2**30
 PREFILL_REPEATS = 5
 DecodeShape = tuple[int, int]
@@ -195,6 +195,28 @@ def open_rank(
         return NativeEngine(library, options, np.zeros(0, NATIVE_TENSOR))
 
 
+@dataclass(frozen=True)
+class StepLoad:
+    """What the steps of a load took, without a server: those of the prompts, and those of decode."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    decode_steps: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the whole time."""
+        return self.requests * self.output_tokens / (self.prefill_seconds + self.decode_seconds)
+
+    @property
+    def decode_ms(self) -> float | None:
+        """The mean decode step; None where the prompts brought all tokens."""
+        return 1e3 * self.decode_seconds / self.decode_steps if self.decode_steps else None
+
+
 class RankBench:
     """Times steps of an engine. Prompts are random and never repeat, so nothing is found in the prefix cache."""
 
@@ -239,6 +261,27 @@ class RankBench:
             seconds.append(time.perf_counter() - started)
             self._free([request])
         return PrefillRow(tokens=tokens, cached=cached, median_ms=1e3 * statistics.median(seconds[1:]))
+
+    def measure_load(self, requests: int, prompt_tokens: int, output_tokens: int) -> StepLoad:
+        """Time a load of equal requests that come together: all prompts in full steps, then decode steps to the end.
+
+        The steps of the prompts bring the first tokens.
+        """
+        ids = [self._add(prompt_tokens, output_tokens) for _ in range(requests)]
+        started = time.perf_counter()
+        self._fill(ids, prompt_tokens)
+        filled = time.perf_counter()
+        collected_at = self._decode(ids, output_tokens - 1) if output_tokens > 1 else []
+        ended = time.perf_counter()
+        self._free(ids)
+        return StepLoad(
+            requests=requests,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            prefill_seconds=filled - started,
+            decode_seconds=ended - filled,
+            decode_steps=len(collected_at),
+        )
 
     def _add(self, prompt_tokens: int, max_new_tokens: int) -> int:
         request = ActiveRequest(

@@ -2,7 +2,8 @@
 
 Every figure here is projected. A part of a step takes the longer of its bytes at the target's bandwidth and its
 operations at the target's product rate, each ceiling being reached by the share that was measured here. Collectives
-are added as stated.
+are added as stated. Waiting that neither ceiling explains is part of the share, so that small batches, which mostly
+wait, are projected rather too fast.
 """
 
 from collections.abc import Iterator
