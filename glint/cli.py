@@ -39,12 +39,17 @@ Begin with 'glint chat': without --model it talks to a small sample model, which
 
 
 def command() -> int:
-    """Runs the command line of this process. PyTorch, where it is installed, cannot be loaded into it.
+    """Runs the command line of this process."""
+    leave_torch_out()
+    return main()
+
+
+def leave_torch_out() -> None:
+    """Keeps PyTorch, where it is installed, from being loaded into this process.
 
     glint computes by itself; transformers would otherwise load PyTorch beside its tokenizers, for seconds.
     """
     cast("dict[str, object]", sys.modules).setdefault("torch", None)
-    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.run is None:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
+    return execute(chosen)
+
+
+def execute(chosen: argparse.Namespace) -> int:
+    """Runs the chosen command and gives its exit code."""
     try:
         code = int(chosen.run(chosen))
         sys.stdout.flush()
@@ -255,8 +265,11 @@ def read_prompt(chosen: argparse.Namespace) -> str:
         raise RequestError(f"the prompt cannot be read from {source}: {problem}; give a UTF-8 text file") from problem
 
 
-def run_serve(chosen: argparse.Namespace) -> int:
-    """Serves until SIGTERM or Ctrl-C: as a supervisor, as the server under one, or alone."""
+def run_serve(chosen: argparse.Namespace, **changes: Any) -> int:
+    """Serves until SIGTERM or Ctrl-C: as a supervisor, as the server under one, or alone.
+
+    `changes` are further arguments of `glint.server.serve.serve`, which no flag sets.
+    """
     from glint.server.process.link import inherited_link
     from glint.server.process.logs import log_refusal, set_up_logging
 
@@ -272,7 +285,7 @@ def run_serve(chosen: argparse.Namespace) -> int:
         settings = read_settings(chosen)
         from glint.server.serve import serve
 
-        return serve(settings, link)
+        return serve(settings, link, **changes)
     except GlintError as problem:
         if link is not None:
             link.send("refused")

@@ -17,12 +17,15 @@ POLL_SECONDS = 0.05
 
 
 @contextmanager
-def own_server(flags: Sequence[str]) -> Iterator[str]:
-    """Run `glint serve` with these flags on a free port of this machine; gives its address once it is ready."""
+def own_server(flags: Sequence[str], entry: Sequence[str] = ("glint", "serve")) -> Iterator[str]:
+    """Run `glint serve` with these flags on a free port of this machine; gives its address once it is ready.
+
+    `entry` is the module that serves and its first arguments.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "glint", "serve", "--port", str(port), *flags]
+    command = [sys.executable, "-m", *entry, "--port", str(port), *flags]
     process = subprocess.Popen(command)
     try:
         _wait_until_ready(process, f"http://127.0.0.1:{port}")

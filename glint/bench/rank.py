@@ -6,15 +6,17 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from glint.bench.machine import check_writable
-from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, project, show, write_json
+from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, project, show, write_json
 from glint.bench.rank_shapes import BF16_BYTES, RankShape, find_model, shape_rank
+from glint.bench.rank_target import TargetGpu, project_target, show_target, target_json
+from glint.bench.synthetic import SYNTHETIC_SEED
 from glint.checkpoint.table import NATIVE_TENSOR
 from glint.engine.loading import shown_loading
 from glint.engine.memory_plan import plan_gpu
@@ -27,25 +29,25 @@ from glint.native import abi
 from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
 from glint.sampling import SamplingParams
 
-SYNTHETIC_SEED = 1
 PEAK_READ_BYTES = 2**30
 PREFILL_REPEATS = 5
+DecodeShape = tuple[int, int]
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measures every row, prints the tables, and writes JSON where asked."""
+    """Measures every row that fits, prints the tables, and writes JSON where asked."""
     if chosen.json is not None:
         check_writable(chosen.json)
     shape = shape_rank(find_model(chosen.model), chosen.tp, chosen.expert_layout)
-    settings = rank_settings(chosen, shape)
+    rows, left_out = fit_rows(chosen, shape)
+    settings = rank_settings(chosen, shape, rows)
     with open_rank(chosen, shape, settings) as native:
         peak = native.measure_read(PEAK_READ_BYTES)
         bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
         decodes = []
-        for context in chosen.context:
-            for batch in chosen.batch:
-                say(f"decode of {batch} requests at context {context}")
-                decodes.append(bench.measure_decode(batch, context, chosen.warm_up, chosen.steps, shape.num_moe_layers))
+        for batch, context in rows:
+            say(f"decode of {batch} requests at context {context}")
+            decodes.append(bench.measure_decode(batch, context, chosen.warm_up, chosen.steps, shape.num_moe_layers))
         stats = native.stats()
     with open_rank(chosen, shape, settings, shards_rows=True) as native:
         bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
@@ -66,12 +68,30 @@ def run(chosen: argparse.Namespace) -> int:
         all_reduce_us=chosen.all_reduce_us,
         collective_gbs=chosen.collective_gbs,
         page_element_bytes=1 if settings.kv_cache_dtype == "fp8" else BF16_BYTES,
+        left_out=left_out,
     )
-    projection = project(report, chosen.requests, chosen.prompt_len, chosen.gen_len)
+    load = (chosen.requests, chosen.prompt_len, chosen.gen_len)
+    projection = project(report, *load)
+    target = target_gpu(chosen)
+    on_target = project_target(report, target, *load)
     show(report, projection)
+    show_target(report, target, on_target)
     if chosen.json is not None:
-        write_json(chosen.json, report, projection)
+        document = as_json(report, projection) | {f"projected_{target.name.lower()}": target_json(target, on_target)}
+        write_json(chosen.json, document)
     return 0
+
+
+def target_gpu(chosen: argparse.Namespace) -> TargetGpu:
+    """The GPU that is not at hand, as the command line assumes it."""
+    return TargetGpu(
+        name="B200",
+        terabytes_per_second=chosen.b200_tbs,
+        product_tflops=chosen.b200_tflops,
+        all_reduce_us=chosen.b200_all_reduce_us,
+        collective_gbs=chosen.b200_collective_gbs,
+        measured_product_tflops=chosen.mma_tflops,
+    )
 
 
 def say(text: str) -> None:
@@ -79,33 +99,78 @@ def say(text: str) -> None:
     print(f"glint: {text}", file=sys.stderr, flush=True)
 
 
-def rank_settings(chosen: argparse.Namespace, shape: RankShape) -> EngineSettings:
-    """Settings with room for the largest row, and steps as long as the longest prefill."""
+def fit_rows(chosen: argparse.Namespace, shape: RankShape) -> tuple[list[DecodeShape], tuple[str, ...]]:
+    """The decode rows whose pages fit beside the weights, and in a sentence each those that do not.
+
+    A whole model leaves less room for pages than one of eight ranks does. Without any row that fits it is refused.
+    """
+    asked = [(batch, context) for context in chosen.context for batch in chosen.batch]
+    settings = rank_settings(chosen, shape, asked)
+    library = open_library(settings.device, chosen.engine)
+    plan = plan_gpu(library, settings, rank_options(shape, settings), chosen.gpu_memory_utilization)
+    pages = {row: row_pages(chosen, *row) for row in asked}
+    rows = [row for row in asked if pages[row] <= plan.fitting_pages]
+    if not rows:
+        raise plan.refuse(
+            f"the rank and the {min(pages.values()):,} pages of the smallest --batch and --context do not fit:",
+            "lower --batch or --context",
+        )
+    left_out = tuple(
+        f"decode of {batch} at {context:,} needs {pages[batch, context]:,} pages, {plan.fitting_pages:,} fit"
+        for batch, context in asked
+        if (batch, context) not in rows
+    )
+    for sentence in left_out:
+        say(f"{sentence}: left out")
+    return rows, left_out
+
+
+def new_tokens(chosen: argparse.Namespace) -> int:
+    """Tokens that a decode row adds to its prompts."""
+    return int(chosen.warm_up + chosen.steps + 3)
+
+
+def row_pages(chosen: argparse.Namespace, batch: int, context: int) -> int:
+    """Pages that a decode row holds at its end."""
+    return batch * (-(-(context + new_tokens(chosen)) // DEFAULT_PAGE_TOKENS[chosen.device]) + 1)
+
+
+def rank_settings(chosen: argparse.Namespace, shape: RankShape, rows: Sequence[DecodeShape]) -> EngineSettings:
+    """Settings with room for the largest of the rows, and steps as long as the longest prefill."""
     if chosen.device == "cpu":
         raise RequestError(
             "--device cpu cannot measure a rank: random weights are made on a GPU only; use --device cuda"
         )
-    page_tokens = DEFAULT_PAGE_TOKENS[chosen.device]
-    new_tokens = chosen.warm_up + chosen.steps + 3
-    longest = max(max(chosen.context) + new_tokens, max(chosen.prefill) + max(chosen.cached) + 1)
+    longest_row = max(context for _, context in rows) + new_tokens(chosen)
+    longest = max(longest_row, max(chosen.prefill) + max(chosen.cached) + 1)
     if longest > shape.model.max_positions:
         raise RequestError(
             f"--context, --cached and --prefill need up to {longest} positions, the model knows "
             f"{shape.model.max_positions}; lower the largest"
         )
-    decode_pages = max(chosen.batch) * (-(-(max(chosen.context) + new_tokens) // page_tokens) + 1)
+    decode_pages = max(row_pages(chosen, *row) for row in rows)
+    most = max(batch for batch, _ in rows)
     return EngineSettings.resolve(
         Path(chosen.model),
         shape.model,
         replace(
             engine_args(chosen),
             tp=1,
-            num_pages=max(decode_pages, -(-longest // page_tokens) + 1),
-            max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, *chosen.batch),
-            max_num_seqs=max(chosen.batch),
+            num_pages=max(decode_pages, -(-longest // DEFAULT_PAGE_TOKENS[chosen.device]) + 1),
+            max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, most),
+            max_num_seqs=most,
             max_model_len=longest,
         ),
     )
+
+
+def rank_options(shape: RankShape, settings: EngineSettings, shards_rows: bool = False) -> abi.EngineOptions:
+    """The options of the engine of one rank with synthetic weights."""
+    options = native_options(settings, shape.model, ())
+    options.synthetic_seed = SYNTHETIC_SEED
+    options.local_experts = shape.local_experts if shape.expert_layout == "ep" else 0
+    options.emulated_ranks = shape.tp if shards_rows and shape.tp > 1 else 0
+    return options
 
 
 def open_rank(
@@ -117,20 +182,39 @@ def open_rank(
     That makes tokens alike, so the prompts of decode rows are computed by one that does not.
     """
     library = open_library(settings.device, chosen.engine)
-    options = native_options(settings, shape.model, ())
-    options.synthetic_seed = SYNTHETIC_SEED
-    options.local_experts = shape.local_experts if shape.expert_layout == "ep" else 0
-    options.emulated_ranks = shape.tp if shards_rows and settings.device == "cuda" and shape.tp > 1 else 0
+    options = rank_options(shape, settings, shards_rows)
     plan = plan_gpu(library, settings, options, chosen.gpu_memory_utilization)
     if plan.fitting_pages < settings.num_pages:
         raise plan.refuse(
-            f"the rank and {settings.num_pages:,} pages for the largest --batch and --context do not fit:",
-            "lower --batch or --context",
+            f"the rank and {settings.num_pages:,} pages for the largest row of decode or prefill do not fit:",
+            "lower --batch, --context, --prefill or --cached",
         )
     if not shards_rows:
         plan.show(settings)
     with shown_loading(lambda: load_progress(library), say):
         return NativeEngine(library, options, np.zeros(0, NATIVE_TENSOR))
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """What the steps of a load took, without a server: those of the prompts, and those of decode."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    decode_steps: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the whole time."""
+        return self.requests * self.output_tokens / (self.prefill_seconds + self.decode_seconds)
+
+    @property
+    def decode_ms(self) -> float | None:
+        """The mean decode step; None where the prompts brought all tokens."""
+        return 1e3 * self.decode_seconds / self.decode_steps if self.decode_steps else None
 
 
 class RankBench:
@@ -177,6 +261,27 @@ class RankBench:
             seconds.append(time.perf_counter() - started)
             self._free([request])
         return PrefillRow(tokens=tokens, cached=cached, median_ms=1e3 * statistics.median(seconds[1:]))
+
+    def measure_load(self, requests: int, prompt_tokens: int, output_tokens: int) -> StepLoad:
+        """Time a load of equal requests that come together: all prompts in full steps, then decode steps to the end.
+
+        The steps of the prompts bring the first tokens.
+        """
+        ids = [self._add(prompt_tokens, output_tokens) for _ in range(requests)]
+        started = time.perf_counter()
+        self._fill(ids, prompt_tokens)
+        filled = time.perf_counter()
+        collected_at = self._decode(ids, output_tokens - 1) if output_tokens > 1 else []
+        ended = time.perf_counter()
+        self._free(ids)
+        return StepLoad(
+            requests=requests,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            prefill_seconds=filled - started,
+            decode_seconds=ended - filled,
+            decode_steps=len(collected_at),
+        )
 
     def _add(self, prompt_tokens: int, max_new_tokens: int) -> int:
         request = ActiveRequest(

@@ -2,6 +2,7 @@
 
 import argparse
 
+from glint.bench.rank_shapes import KNOWN_MODELS
 from glint.bench.serving_flags import count, counts, natural, positive
 from glint.flags import add_engine_args, path
 
@@ -13,9 +14,17 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         default="glm-4.7",
-        help="shapes to measure: glm-4.7, or a folder whose config.json says them (default: glm-4.7)",
+        help=f"shapes to measure: {', '.join(KNOWN_MODELS)}, in FP8, also as a hub writes them, such as "
+        "zai-org/GLM-4.5-Air; or a folder whose config.json says them (default: glm-4.7)",
     )
-    model.add_argument("--tp", metavar="N", type=count, default=8, help="ranks, one of which is measured (default: 8)")
+    model.add_argument(
+        "--tp",
+        metavar="N",
+        type=count,
+        default=8,
+        help="ranks, one of which is measured; 1 measures the whole model, as glm-4.5-air fits into one H200 "
+        "(default: 8)",
+    )
     add_engine_args(model, "expert_layout")
     model.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
     add_engine_args(model, "device", "kernels", "kv_cache_dtype", device="cuda")
@@ -31,6 +40,13 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_measured(parser.add_argument_group("what is measured"))
     _add_projected(parser.add_argument_group("what is projected"))
+    _add_b200(
+        parser.add_argument_group(
+            "what is projected for B200",
+            "With --kernels portable, the set that a B200 runs: bytes and operations of each part of a step over the "
+            "ceilings of a B200, each reached by the share that the kernels reach here.",
+        )
+    )
     parser.add_argument("--json", metavar="FILE", type=path, help="also write the figures to this file as JSON")
 
 
@@ -91,6 +107,34 @@ def _add_projected(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--requests", metavar="N", type=count, default=64, help="requests at once (default: 64)")
     group.add_argument("--prompt-len", metavar="N", type=count, default=256, help="tokens of a prompt (default: 256)")
     group.add_argument("--gen-len", metavar="N", type=count, default=256, help="tokens of an answer (default: 256)")
+
+
+def _add_b200(group: argparse._ArgumentGroup) -> None:
+    for flag, unit, default, text in (
+        ("--b200-tbs", "TB/S", 7.67, "its memory bandwidth, from pytorch/ao issue 4002; NVIDIA's data sheet says 7.7"),
+        (
+            "--b200-tflops",
+            "TFLOP/S",
+            409.0,
+            "its product rate with mma.sync: what a plain BF16 kernel of gau-nernst/learn-cuda reaches, so rather low",
+        ),
+        (
+            "--mma-tflops",
+            "TFLOP/S",
+            622.0,
+            "the product rate of mma.sync on the measured GPU: 62.9%% of the 989 of an H100 or H200, from arXiv "
+            "2402.13499",
+        ),
+        ("--b200-all-reduce-us", "US", 10.0, "microseconds of each collective of a decode step, assumed as here"),
+        (
+            "--b200-collective-gbs",
+            "GB/S",
+            600.0,
+            "GB/s that a GPU sends in a prefill step: twice that of here, as NVLink 5 is to NVLink 4",
+        ),
+    ):
+        help_text = f"{text} (default: {default:g})"
+        group.add_argument(flag, metavar=unit, type=positive, default=default, help=help_text)
 
 
 def add_kernels_flags(parser: argparse.ArgumentParser) -> None:

@@ -86,6 +86,7 @@ class RankReport:
     all_reduce_us: float
     collective_gbs: float
     page_element_bytes: int = BF16_BYTES
+    left_out: tuple[str, ...] = ()
 
     def bytes_of_parts(self, row: DecodeRow) -> dict[str, float]:
         """Bytes that a step of this row reads, by part."""
@@ -120,19 +121,25 @@ class RankReport:
         return prefill_operations(self.shape, row.tokens, row.cached) / row.median_ms * 1e-9
 
 
-def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens: int) -> ProjectedLoad | None:
-    """Project a load from the rows that fit it; None where they were not measured.
+def rows_of_load(report: RankReport, requests: int, longest: int) -> tuple[DecodeRow, PrefillRow] | None:
+    """The rows that a load of `requests` requests of up to `longest` tokens is projected from; None without them.
 
     The decode row is that of `requests` requests with the shortest context that holds a whole request, so that its
     steps are rather longer than those of the load; the prefill row is the longest step over no context.
     """
-    longest = prompt_tokens + output_tokens
     decodes = [row for row in report.decodes if row.batch == requests and row.context >= longest]
     prefills = [row for row in report.prefills if row.cached == 0]
     if not decodes or not prefills:
         return None
-    decode = min(decodes, key=lambda row: row.context)
-    prefill = max(prefills, key=lambda row: row.tokens)
+    return min(decodes, key=lambda row: row.context), max(prefills, key=lambda row: row.tokens)
+
+
+def project(report: RankReport, requests: int, prompt_tokens: int, output_tokens: int) -> ProjectedLoad | None:
+    """Project a load on GPUs like the measured one from the rows that fit it; None where they were not measured."""
+    rows = rows_of_load(report, requests, prompt_tokens + output_tokens)
+    if rows is None:
+        return None
+    decode, prefill = rows
     by_count, by_bytes = (
         project_load(
             requests,
@@ -155,6 +162,8 @@ def show(report: RankReport, projection: ProjectedLoad | None) -> None:
     print(f"peak read  {report.peak_bytes_per_second / 1e9:,.0f} GB/s read, measured in this run")
     for difference in shape.differences:
         print(f"difference {difference}")
+    for sentence in report.left_out:
+        print(f"left out   {sentence}")
     print(
         f"projected  for {shape.tp} such GPUs, not measured: {report.all_reduce_us:g} us for each collective of a "
         f"decode step, {report.collective_gbs:g} GB/s for the bytes that a rank sends in a prefill step\n"
@@ -235,6 +244,7 @@ def as_json(report: RankReport, projection: ProjectedLoad | None) -> dict[str, A
         "local_experts": shape.local_experts,
         "weights": "synthetic",
         "differences": list(shape.differences),
+        "left_out": list(report.left_out),
         "device": report.device,
         "kernels": report.kernels,
         "weight_bytes": report.weight_bytes,
@@ -277,7 +287,7 @@ def _decode_json(report: RankReport, row: DecodeRow) -> dict[str, Any]:
     )
 
 
-def write_json(path: Path, report: RankReport, projection: ProjectedLoad | None) -> None:
+def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write everything to a file."""
     with refusing_unwritable(path):
-        path.write_text(json.dumps(as_json(report, projection), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

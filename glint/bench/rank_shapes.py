@@ -6,7 +6,7 @@ All of it is arithmetic on shapes and measured times; nothing here runs.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glint.checkpoint.config import ModelConfig, read_config
+from glint.checkpoint.config import CONFIG_NAME, ModelConfig, read_config
 from glint.checkpoint.layout import ExpertLayout
 from glint.checkpoint.quantisation import TILE_SIZE, ScaleKind
 from glint.errors import RequestError
@@ -41,19 +41,39 @@ GLM_47 = ModelConfig(
     architecture="Glm4MoeForCausalLM",
     scale_suffix="weight_scale",
 )
-KNOWN_MODELS = {"glm-4.7": GLM_47}
+GLM_45 = replace(GLM_47, max_positions=131072)
+GLM_45_AIR = replace(
+    GLM_45,
+    hidden_size=4096,
+    num_layers=46,
+    num_dense_layers=1,
+    dense_width=10944,
+    expert_width=1408,
+    shared_width=1408,
+    num_experts=128,
+    has_qk_norm=False,
+    routed_scaling=1.0,
+)
+KNOWN_MODELS = {"glm-4.5": GLM_45, "glm-4.5-air": GLM_45_AIR, "glm-4.6": GLM_47, "glm-4.7": GLM_47}
 FLOAT_BYTES = 4
 BF16_BYTES = 2
 
 
-def find_model(name: str) -> ModelConfig:
-    """The shapes of a model that is known by name, or of a folder with a config.json."""
-    if name in KNOWN_MODELS:
-        return KNOWN_MODELS[name]
+def find_model(name: str, flag: str = "--model") -> ModelConfig:
+    """The shapes of a folder with a config.json, or in FP8 those of a model that is known by name.
+
+    A name may be written as a hub or a folder has it: zai-org/GLM-4.5-Air-FP8 is glm-4.5-air.
+    """
     folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise RequestError(f"--model {name} is neither {' nor '.join(KNOWN_MODELS)} nor a folder with a config.json")
-    return read_config(folder)
+    if (folder / CONFIG_NAME).is_file():
+        return read_config(folder)
+    known = KNOWN_MODELS.get(folder.name.lower().removesuffix("-fp8"))
+    if known is None:
+        raise RequestError(
+            f"{flag} {name} is neither a known model nor a folder with a {CONFIG_NAME}; known are "
+            f"{', '.join(KNOWN_MODELS)}"
+        )
+    return known
 
 
 @dataclass(frozen=True)
@@ -167,22 +187,36 @@ def step_bytes(
     }
 
 
-def prefill_operations(shape: RankShape, tokens: int, cached: int) -> float:
-    """Floating-point operations of one step of `tokens` tokens of one request after `cached` others.
+def step_operations(shape: RankShape, tokens: int, pairs: float, sampled: int) -> dict[str, float]:
+    """Floating-point operations of a step of `tokens` tokens, by the parts of `step_bytes` that compute.
 
-    Each token sees itself and all before it. Only the last row goes through lm_head. Experts of other ranks are left
-    out, every expert being equally likely.
+    `pairs` counts each token with each that it sees, itself included; `sampled` rows go through lm_head. Experts of
+    other ranks are left out, every expert being equally likely.
     """
     model = shape.model
     hidden = model.hidden_size
     heads_width = model.num_heads * model.head_dim
-    attention = hidden * (2 * heads_width + 2 * model.num_kv_heads * model.head_dim)
-    experts_per_token = model.experts_per_token * shape.local_experts / model.num_experts
-    moe = 3 * hidden * (experts_per_token * model.expert_width + model.shared_width) + hidden * model.num_experts
-    dense = 3 * hidden * model.dense_width
-    products = model.num_layers * attention + model.num_dense_layers * dense + shape.num_moe_layers * moe
+    projections = hidden * (2 * heads_width + 2 * model.num_kv_heads * model.head_dim)
+    routed = 3 * hidden * model.expert_width * model.experts_per_token * shape.local_experts / model.num_experts
+    moe_rows = shape.num_moe_layers * tokens
+    return {
+        "attention": 2 * model.num_layers * tokens * projections,
+        "dense layers": 2 * model.num_dense_layers * tokens * 3 * hidden * model.dense_width,
+        "shared experts": 2 * moe_rows * 3 * hidden * model.shared_width,
+        "routed experts": 2 * moe_rows * routed,
+        "router": 2 * moe_rows * hidden * model.num_experts,
+        "lm_head": 2 * sampled * model.vocab_size * hidden,
+        "keys and values": 4 * heads_width * pairs * model.num_layers,
+    }
+
+
+def prefill_operations(shape: RankShape, tokens: int, cached: int) -> float:
+    """Floating-point operations of one step of `tokens` tokens of one request after `cached` others.
+
+    Each token sees itself and all before it. Only the last row goes through lm_head.
+    """
     pairs = tokens * cached + tokens * (tokens + 1) / 2
-    return 2 * (tokens * products + model.vocab_size * hidden) + 4 * heads_width * pairs * model.num_layers
+    return sum(step_operations(shape, tokens, pairs, sampled=1).values())
 
 
 @dataclass(frozen=True)

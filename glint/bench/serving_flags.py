@@ -3,10 +3,15 @@
 import argparse
 from pathlib import Path
 
+from glint.bench.rank_shapes import KNOWN_MODELS
 from glint.flags import add_engine_flags
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
+CONCURRENCY = (64,)
+DURATION_SECONDS = 60.0
+SYNTHETIC_CONCURRENCY = (1, 8, 64, 128, 256)
+SYNTHETIC_WAVES = 4
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="also measure this server, in turns with the first, and print the ratios; may be repeated",
     )
     where.add_argument("--peer-api-key", metavar="KEY", help="key of the peers (default: none)")
+    where.add_argument(
+        "--synthetic",
+        metavar="NAME",
+        help="start the server on random weights in the shapes of a model, with --device cuda: "
+        f"{', '.join(KNOWN_MODELS)}, or a folder whose config.json has the shapes; its speed is that of the model, its "
+        "text means nothing; turns --engine-alone on",
+    )
+    where.add_argument(
+        "--engine-alone",
+        action="store_true",
+        help="before the server starts, measure the same load on the engine alone, as steps of prefill and decode "
+        "without scheduler, HTTP and text, and print the share of its tok/s that the server reaches",
+    )
     _add_load_flags(parser.add_argument_group("load"))
     out = parser.add_argument_group("figures")
     out.add_argument(
@@ -60,11 +78,15 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--concurrency",
         metavar="N[,N]",
         type=counts,
-        default=(64,),
-        help="requests in flight; several numbers are measured one after the other (default: 64)",
+        help="requests in flight; several numbers are measured one after the other (default: 64; with --synthetic "
+        f"{','.join(map(str, SYNTHETIC_CONCURRENCY))})",
     )
     group.add_argument(
-        "--duration", metavar="SECONDS", type=positive, default=60.0, help="length of the load (default: 60)"
+        "--duration",
+        metavar="SECONDS",
+        type=positive,
+        help=f"length of the load (default: {DURATION_SECONDS:g}; with --synthetic until each of the requests in "
+        f"flight was followed by {SYNTHETIC_WAVES - 1} more)",
     )
     group.add_argument(
         "--num-prompts", metavar="N", type=count, help="end after N requests instead of after --duration"

@@ -95,7 +95,10 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model folder without problems: every tensor is in `tensors` or in `skipped`."""
+    """A model folder without problems: every tensor is in `tensors` or in `skipped`.
+
+    With `synthetic_seed` other than 0 no file holds the weights: the CUDA library makes them at random, for benches.
+    """
 
     folder: Path
     config: ModelConfig
@@ -104,6 +107,7 @@ class Checkpoint:
     tensors: tuple[TableEntry, ...]
     skipped: tuple[SkippedTensor, ...]
     notes: tuple[str, ...]
+    synthetic_seed: int = 0
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

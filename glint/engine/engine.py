@@ -55,6 +55,7 @@ class Engine:
         self._tokenizer = tokenizer
         library = open_library(settings.device, library_path)
         options = native_options(settings, checkpoint.config, checkpoint.files)
+        options.synthetic_seed = checkpoint.synthetic_seed
         is_cuda = settings.device == "cuda"
         showing = nullcontext() if say is None else shown_loading(lambda: load_progress(library), say, is_cuda)
         try:

@@ -10,9 +10,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
 
@@ -50,8 +51,15 @@ EXIT_SECONDS = 4.0
 FAULTS = (RankFailed, InternalFailure, Problem)
 
 
-def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
-    """Serve until a signal. The exit code is 0 after a drain and 1 after a failure."""
+def serve(
+    settings: ServerSettings,
+    link: SupervisorLink | None = None,
+    open_model: Callable[[Path], Checkpoint] = open_checkpoint,
+) -> int:
+    """Serve until a signal. The exit code is 0 after a drain and 1 after a failure.
+
+    `open_model` gives the checkpoint of the model folder; a bench gives one without files.
+    """
     startup = Startup(None if link is None else link.inherited.began)
     startup.mark("python and imports")
     max_connections = _raise_file_limit() - SPARE_FILES
@@ -60,7 +68,8 @@ def serve(settings: ServerSettings, link: SupervisorLink | None = None) -> int:
     listener = listen(settings.host, settings.port) if link is None else link.listener
     startup.mark("listen")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(settings, startup, max_connections, link).run_to_end(listener))
+        server = Server(settings, startup, max_connections, link, open_model)
+        return runner.run(server.run_to_end(listener))
 
 
 def _raise_file_limit() -> int:
@@ -82,10 +91,12 @@ class Server(uvicorn.Server):
         startup: Startup,
         max_connections: int | None = None,
         link: SupervisorLink | None = None,
+        open_model: Callable[[Path], Checkpoint] = open_checkpoint,
     ) -> None:
         self._settings = settings
         self._startup = startup
         self._link = link
+        self._open_model = open_model
         self._lifecycle = Lifecycle(settings.health_seconds)
         self._lifecycle.restarts = 0 if link is None else link.inherited.restarts
         self.app = ReadinessGate(self._lifecycle)
@@ -250,7 +261,7 @@ class Server(uvicorn.Server):
         settings = self._settings
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
             reading = reader.submit(Tokenizer, settings.model_dir)
-            checkpoint = open_checkpoint(settings.model_dir)
+            checkpoint = self._open_model(settings.model_dir)
             self._startup.mark("checkpoint headers")
             sized = size_engine(
                 settings.model_dir,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from glint.bench.rank import RankBench
+from glint.bench.synthetic import synthetic_checkpoint
 from glint.engine.args import EngineArgs
+from glint.engine.engine import Engine
 from glint.engine.memory_plan import plan_gpu
 from glint.engine.native_options import native_options
 from glint.engine.settings import EngineSettings, read_free_memory, token_cache_bytes
@@ -81,6 +84,23 @@ def test_synthetic_weights_are_not_for_the_cpu() -> None:
     options.synthetic_seed = 1
     with pytest.raises(Unsupported, match="synthetic"):
         plan_engine(load_library(choose_library("cpu")), options)
+
+
+def test_an_engine_asks_for_the_random_weights_of_its_checkpoint() -> None:
+    with pytest.raises(Unsupported, match="synthetic_seed is 1: the CPU library"):
+        Engine(synthetic_checkpoint(SHAPE, Path("small")), settings(), None)
+
+
+def test_the_rank_bench_runs_a_load_to_its_end() -> None:
+    with open_engine(max_step_tokens=48, max_step_items=5) as engine:
+        bench = RankBench(engine, VOCAB_SIZE, 48)
+        load = bench.measure_load(5, 20, 9)
+        short = bench.measure_load(2, 20, 1)
+        stats = engine.stats()
+        engine.check()
+    assert (load.decode_steps, short.decode_steps, short.decode_ms) == (8, 0, None)
+    assert load.prefill_seconds > 0 and load.decode_ms is not None and load.decode_ms > 0
+    assert stats.pages_held == 0
 
 
 def test_the_rank_bench_times_every_step_and_leaves_nothing_behind() -> None:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from glint.bench.rank import percentile
+from glint.bench.rank import fit_rows, percentile, rank_settings, target_gpu
 from glint.bench.rank_collectives import count_collectives, projected_decode_ms, projected_prefill_ms
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, describe_projection, project, show
 from glint.bench.rank_shapes import (
+    GLM_45_AIR,
     GLM_47,
+    KNOWN_MODELS,
     expected_experts,
     find_model,
     prefill_operations,
     project_load,
     shape_rank,
     step_bytes,
+    step_operations,
     swiglu_bytes,
 )
+from glint.bench.rank_target import TargetGpu, project_target, show_target, target_json
 from glint.checkpoint.config import read_config
-from glint.cli import main
-from glint.errors import RequestError
+from glint.cli import main, make_parser
+from glint.engine.memory_plan import GpuPlan
+from glint.errors import EngineError, RequestError
 from tests.pure.checkpoint_files import small_folder
 
 CEILING = 4.55e12
@@ -61,6 +68,68 @@ def test_models_are_found_by_name_and_by_folder(tmp_path: Path) -> None:
     folder = small_folder(tmp_path)
     assert find_model("glm-4.7") is GLM_47
     assert find_model(str(folder)) == read_config(folder)
+    for name in ("glm-4.5-air", "GLM-4.5-Air", "zai-org/GLM-4.5-Air-FP8", "~/models/GLM-4.5-Air/"):
+        assert find_model(name) is GLM_45_AIR
+    assert find_model("zai-org/GLM-4.6").max_positions == 202752
+    assert find_model("GLM-4.5-FP8").max_positions == 131072
+    with pytest.raises(RequestError, match=r"--synthetic GLM-4.9 is neither .*glm-4.5, glm-4.5-air, glm-4.6, glm-4.7"):
+        find_model("GLM-4.9", "--synthetic")
+    with pytest.raises(RequestError, match="neither"):
+        find_model(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("layout", ["tp", "ep"])
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", KNOWN_MODELS)
+def test_every_known_model_is_cut_into_ranks(name: str, tp: int, layout: str) -> None:
+    whole = find_model(name)
+    shape = shape_rank(whole, tp, layout)
+    kept = {"tp": (whole.num_experts, whole.expert_width // tp), "ep": (whole.num_experts // tp, whole.expert_width)}
+    assert (shape.local_experts, shape.model.expert_width) == kept[layout]
+    assert shape.model.num_heads == 96 // tp and shape.model.num_kv_heads == 8 // tp
+
+
+def test_air_is_the_model_of_its_parameter_counts() -> None:
+    shape = shape_rank(GLM_45_AIR, 1, "tp")
+    parts = step_bytes(shape, 1, 0, 128)
+    scales = 4 * (46 * (14336 + 4096 + 14336) + (2 * 10944 + 4096) + 45 * 129 * (2 * 1408 + 4096))
+    assert parts["attention"] + parts["dense layers"] + parts["shared experts"] + parts["routed experts"] == (
+        46 * 109_051_904 + 134_479_872 + 45 * 129 * 17_301_504 + scales
+    )
+    embedding = 2 * 620_756_992
+    whole = sum(parts.values()) + embedding
+    assert 108.0e9 < whole < 108.5e9
+    assert GLM_45_AIR.has_qk_norm is False and GLM_45_AIR.routed_scaling == 1.0
+
+
+def rank_flags(*flags: str) -> Any:
+    """The command line of the bench."""
+    return make_parser().parse_args(["bench", "rank", *flags])
+
+
+def gpu_with_pages(pages: int, weight_bytes: int = 108_300_000_000) -> GpuPlan:
+    """A GPU that has room for so many pages of Air beside its weights."""
+    page_bytes = 64 * 188_416
+    taken = weight_bytes + pages * page_bytes
+    return GpuPlan("H200", taken, taken, 1.0, weight_bytes, 0, 0, page_bytes, 64, 4179, 256)
+
+
+def test_rows_that_do_not_fit_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = rank_flags("--model", "glm-4.5-air", "--tp", "1")
+    shape = shape_rank(GLM_45_AIR, 1, "tp")
+    monkeypatch.setattr("glint.bench.rank.open_library", lambda device, path: None)
+    monkeypatch.setattr("glint.bench.rank.plan_gpu", lambda *given: gpu_with_pages(2000))
+    rows, left_out = fit_rows(chosen, shape)
+    assert rows == [(1, 512), (8, 512), (64, 512), (1, 4096), (8, 4096)]
+    assert left_out[0] == "decode of 256 at 512 needs 2,816 pages, 2,000 fit" and len(left_out) == 3
+    assert "256 at 4,096 needs 17,152 pages, 2,000 fit: left out" in capsys.readouterr().err
+    settings = rank_settings(chosen, shape, rows)
+    assert (settings.max_num_seqs, settings.num_pages, settings.max_model_len) == (64, 704, 4179)
+    monkeypatch.setattr("glint.bench.rank.plan_gpu", lambda *given: gpu_with_pages(5))
+    with pytest.raises(EngineError, match="11 pages of the smallest --batch and --context do not fit"):
+        fit_rows(chosen, shape)
 
 
 @pytest.mark.parametrize(("batch", "experts"), [(1, 8.0), (8, 53.85), (64, 153.996), (256, 159.9997)])
@@ -184,6 +253,88 @@ def test_the_report_names_what_is_projected(capsys: pytest.CaptureFixture[str]) 
     assert document["projected"]["load_by_bytes"]["output_tokens_per_second"] == projection.by_bytes.tokens_per_second
     assert f"instead of 10 us a collective: {projection.by_bytes.tokens_per_second:,.0f}" in printed
     assert document["prefill"][0]["tflops_per_second"] == pytest.approx(38.11 / 0.050, rel=1e-3)
+
+
+B200 = TargetGpu("B200", 7.67, 400.0, 10.0, 600.0, measured_product_tflops=600.0)
+
+
+def portable(*decodes: DecodeRow, prefills: tuple[PrefillRow, ...]) -> RankReport:
+    """The same report, of the kernels that a B200 runs."""
+    return replace(report(*decodes, prefills=prefills), kernels="portable")
+
+
+def test_the_target_is_what_the_flags_say() -> None:
+    flags = ("--b200-tbs", "7", "--b200-tflops", "500", "--b200-all-reduce-us", "5", "--b200-collective-gbs", "700")
+    assert target_gpu(rank_flags(*flags, "--mma-tflops", "800")) == TargetGpu("B200", 7.0, 500.0, 5.0, 700.0, 800.0)
+    assert target_gpu(rank_flags()) == TargetGpu("B200", 7.67, 409.0, 10.0, 600.0, 622.0)
+
+
+def test_a_step_bound_by_its_bytes_goes_with_the_bandwidth() -> None:
+    prefill = PrefillRow(4096, 0, prefill_operations(TP, 4096, 0) / 600e12 * 1e3)
+    found = project_target(portable(decode_row(1, 512, 2.0), prefills=(prefill,)), B200, 64, 256, 256)
+    assert found is not None and found.load is None
+    decode, long = found.steps
+    assert decode.share_of_bandwidth == pytest.approx(0.96 / 2.0, rel=0.01)
+    assert decode.projected_ms_of_one_rank == pytest.approx(2.0 * CEILING / 7.67e12)
+    assert decode.projected_ms == pytest.approx(decode.projected_ms_of_one_rank + 1.86)
+    assert long.share_of_products == pytest.approx(1.0)
+    assert long.projected_ms_of_one_rank == pytest.approx(prefill.median_ms * 600 / 400)
+    sent = count_collectives(TP, 4096, 1).bytes_sent
+    assert long.projected_ms == pytest.approx(long.projected_ms_of_one_rank + sent / 600e9 * 1e3)
+
+
+def test_parts_of_a_large_batch_are_bound_by_their_operations() -> None:
+    share = 0.5
+    prefill = PrefillRow(4096, 0, prefill_operations(TP, 4096, 0) / (600e12 * share) * 1e3)
+    row = decode_row(256, 512, 20.0)
+    whole = portable(row, prefills=(prefill,))
+    found = project_target(whole, B200, 64, 256, 256)
+    assert found is not None
+    operations = step_operations(TP, 256, 256 * 512, 256)
+    parts = whole.bytes_of_parts(row)
+    reached = whole.touched_bytes(row) / 0.020 / CEILING * 7.67e12
+    by_operations = {part for part, count in operations.items() if count / (400e12 * share) > parts[part] / reached}
+    assert by_operations == {"attention", "dense layers", "shared experts", "router", "lm_head"}
+    seconds = sum(
+        operations[part] / (400e12 * share) if part in by_operations else count / reached
+        for part, count in parts.items()
+    )
+    assert found.steps[0].projected_ms_of_one_rank == pytest.approx(seconds * 1e3)
+
+
+def test_operations_of_a_decode_step() -> None:
+    parts = step_operations(TP, 64, 64 * 512, 64)
+    assert parts["attention"] == 2 * 64 * 92 * 5120 * (1792 + 1536)
+    assert parts["routed experts"] == 8 * parts["shared experts"] == 2 * 64 * 89 * 3 * 5120 * 192 * 8
+    assert parts["lm_head"] == 2 * 64 * 18944 * 5120
+    assert parts["keys and values"] == 4 * 1536 * 64 * 512 * 92
+
+
+def test_the_load_on_the_target_is_called_projected(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = portable(decode_row(64, 512, 14.0), prefills=(PrefillRow(4096, 0, 130.0),))
+    found = project_target(whole, B200, 64, 256, 256)
+    assert found is not None and found.load is not None
+    assert found.load.decode_seconds == pytest.approx(255 * found.steps[0].projected_ms * 1e-3)
+    assert found.load.prefill_seconds == pytest.approx(4 * found.steps[1].projected_ms * 1e-3)
+    show_target(whole, B200, found)
+    printed = capsys.readouterr().out
+    assert "projected for 8 x B200, not measured: 7.67 TB/s" in printed
+    assert (
+        f"projected load on 8 x B200, 64 requests of 256 + 256 tokens: {found.load.tokens_per_second:,.0f}" in printed
+    )
+    document = json.loads(json.dumps(target_json(B200, found)))
+    assert document["load"]["output_tokens_per_second"] == found.load.tokens_per_second
+    assert document["assumed"]["terabytes_per_second"] == 7.67
+    assert [step["step"] for step in document["steps"]] == ["decode 64 at 512", "prefill 4,096 over 0"]
+
+
+def test_other_kernels_than_those_of_a_b200_are_not_projected_onto_it(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = report(decode_row(64, 512, 11.0), prefills=(PrefillRow(4096, 0, 50.0),))
+    assert project_target(whole, B200, 64, 256, 256) is None
+    assert project_target(replace(whole, kernels="portable", prefills=()), B200, 64, 256, 256) is None
+    show_target(whole, B200, None)
+    assert "projected for B200: none" in capsys.readouterr().out
+    assert target_json(B200, None)["load"] is None
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

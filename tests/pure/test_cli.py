@@ -185,7 +185,7 @@ def test_a_gpu_without_its_library_says_how_to_build_it(
         (["cpu", "--device", "cuda"], "'glint bench rank' for one rank of GLM-4.7"),
         (["kernels", "--device", "cpu"], "'glint bench cpu' measures the CPU engine"),
         (["kernels", "--build-dir", "nowhere"], "nowhere/libglint_cuda_test.so is not there; build it with scripts/"),
-        (["rank", "--model", "glm-9"], "--model glm-9 is neither glm-4.7 nor a folder"),
+        (["rank", "--model", "glm-9"], "--model glm-9 is neither a known model nor a folder"),
         (["rank", "--tp", "7"], "--tp is 7, which does not divide num_attention_heads 96"),
         (["rank", "--context", "300000"], "the model knows 202752; lower the largest"),
         (["rank", "--json", "/nowhere/rank.json"], "--json /nowhere/rank.json cannot be written"),
