@@ -5,15 +5,18 @@ the same tokens at the same positions. The error of a position is the largest di
 An answer must also be the same, bit by bit, however the GPU computes it: alone, in batches, in chunks.
 
 FP8 activations are rounded, so the smallest difference grows to the size of a rounding within a few products, and
-bounds are on the median and on the 90th percentile of positions. Seen on the CPU with noise of 1.3e-4 in the scales,
-as large as that of Hopper's short accumulator; with keys and values rounded to E4M3; and with mistakes (experts
-weighted by 0.8, the wrong rotary base, 7 experts instead of 8, a sixteenth of the output projection lost, no bias):
+bounds are on the median and on the 95th percentile of positions. Seen on the CPU: with noise of 1.3e-4 in the scales,
+as large as that of Hopper's short accumulator; with keys and values rounded to E4M3; with a mistake in all positions
+(experts weighted by 0.8, the wrong rotary base, 7 experts instead of 8, a sixteenth of the output projection lost, no
+bias); and with one expert lost.
 
-| median and 90th percentile | noise | rounded pages | mistakes from |
-|---|---|---|---|
-| one layer, FP8 weights | 0.20, 0.29 | 0.38, 0.62 | 0.58, 0.84 |
-| one layer, BF16 weights | | 0.13, 0.21 | 0.43, 0.76 |
-| two layers, FP8 weights | 0.39, 1.0 | 0.56, 1.3 | 0.8, 1.3 |
+| median, 95th percentile | noise | rounded pages | mistake | one expert |
+|---|---|---|---|---|
+| one layer, FP8 weights | 0.23, 0.37 | 0.44, 1.3 | from 0.58 | 0, from 0.77 |
+| one layer, BF16 weights | | 0.08, 0.23 | from 0.43 | |
+| two layers, FP8 weights | 0.47, 1.2 | 0.70, 1.4 | from 0.51 | |
+
+A second layer doubles the noise, so models of two layers show only whether layers follow each other.
 """
 
 import tempfile
@@ -52,16 +55,16 @@ CHUNKS = (7, 200)
 GREEDY = SamplingParams(temperature=0.0, logprobs=NUM_LOGPROBS, prompt_logprobs=NUM_LOGPROBS)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, top_k=60, min_p=0.01, repetition_penalty=1.1)
 LEAST_SHARE = 0.9
-ONE_LAYER = {"bf16": (0.4, 0.6), "fp8": (0.55, 1.4)}
-ONE_BF16_LAYER = {"bf16": (0.25, 0.4), "fp8": (0.3, 0.5)}
-TWO_LAYERS = {"bf16": (0.65, 1.3), "fp8": (0.8, 1.6)}
+ONE_LAYER = {"bf16": (0.4, 0.6), "fp8": (0.7, 2.0)}
+ONE_BF16_LAYER = {"bf16": (0.25, 0.6), "fp8": (0.3, 1.2)}
+TWO_LAYERS = {"bf16": (0.7, 2.0)}
 
 
 @dataclass(frozen=True)
 class CheckedModel:
     """A model of the self-test: shapes, the lengths of the prompts that the CPU computes too, ranks.
 
-    `bounds` has, by what pages hold, the most that median and 90th percentile of the errors may be.
+    `bounds` has, by what pages hold, the most that median and 95th percentile of the errors may be.
     """
 
     name: str
@@ -227,7 +230,7 @@ def agreement(
             for position, found in answer.logprobs.items()
             if (position < len(prompts[index])) == is_prompt
         ]
-        for what, share, bound in zip(("median", "9 of 10"), (0.5, 0.9), bounds, strict=True):
+        for what, share, bound in zip(("median", "19 of 20"), (0.5, 0.95), bounds, strict=True):
             value = float(np.quantile(errors, share, method="higher"))
             yield f"{name}, error of log-probabilities, {what}", f"{value:.4f}", f"at most {bound}", value <= bound
     behind = [

@@ -28,12 +28,13 @@ int count_devices() {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
+  const char* reason = error == cudaSuccess ? "none is visible" : cudaGetErrorString(error);
   if (error == cudaErrorInsufficientDriver) {
     const Driver driver = find_driver();
     if (driver.cuda_version > 0) require_driver(driver);
+    reason = "no NVIDIA driver is installed";
   }
-  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED,
-          "no NVIDIA GPU can be used: ", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error),
+  require(error == cudaSuccess && count > 0, GLINT_STATUS_UNSUPPORTED, "no NVIDIA GPU can be used: ", reason,
           "; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU library");
   return count;
 }

@@ -34,6 +34,7 @@ LENGTHS = (40, 9, 1)
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few requests, which a processor computes in no time."""
+    monkeypatch.setattr(self_test, "NUM_SHORT_PROMPTS", 3)
     monkeypatch.setattr(self_test, "BATCHES", (2, 5, 7))
     monkeypatch.setattr(self_test, "CHUNKS", (7,))
 
