@@ -60,10 +60,10 @@ struct PersistentShape : PersistentTeams<kMultiplyValue> {
   static constexpr int kTeamRows = kGemmTileRows * Teams::kTeamThreads / (kConsumerWarps * 32);
   static constexpr int kTeamBoxes = kTeamRows / kStagedRows;
 
-  static __device__ __forceinline__ int consumer() {
-    return static_cast<int>(threadIdx.x) - (Teams::kThreads - kConsumerWarps * 32);
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - (Teams::kThreads / 32 - kConsumerWarps); }
+  static __device__ __forceinline__ int team() {
+    return threadIdx.x / Teams::kTeamThreads - (Teams::kThreads / 32 - kConsumerWarps) * 32 / Teams::kTeamThreads;
   }
-  static __device__ __forceinline__ int team() { return consumer() / Teams::kTeamThreads; }
 };
 
 template <class Shape, int kTokens>
@@ -72,10 +72,8 @@ struct ThreadTile {
   static constexpr int kFragments = kGemmTileRows * Shape::kTokenWarps / (kConsumerWarps * kFragmentRows);
   static constexpr int kRegisters = kFragments * kGroups * 4;
 
-  static __device__ __forceinline__ int fragment_first() {
-    return Shape::consumer() / 32 / Shape::kTokenWarps * kFragments;
-  }
-  static __device__ __forceinline__ int group_first() { return Shape::consumer() / 32 % Shape::kTokenWarps * kGroups; }
+  static __device__ __forceinline__ int fragment_first() { return Shape::warp() / Shape::kTokenWarps * kFragments; }
+  static __device__ __forceinline__ int group_first() { return threadIdx.x / 32 % Shape::kTokenWarps * kGroups; }
 };
 
 template <bool kHasValues>
@@ -436,7 +434,7 @@ struct RowsMetadata {
 
 template <class Shape>
 __device__ __forceinline__ bool is_storing_thread() {
-  return Shape::consumer() % Shape::kTeamThreads == 0;
+  return threadIdx.x % Shape::kTeamThreads == 0;
 }
 
 template <class Shape>
@@ -462,12 +460,12 @@ __device__ __forceinline__ void stage_values(PersistentStorage<Shape>& s_storage
     const float2 pair = scales.of_group(group);
 #pragma unroll
     for (int fragment = 0; fragment < Tile::kFragments; ++fragment) {
-      const int place = Tile::fragment_first() + fragment;
+      const uint32_t place = Tile::fragment_first() + fragment;
       float* s_group = s_storage.values.boxes[place / 2] +
                        (Tile::group_first() + group) * kFragmentTokens * kStagedRows + lane / 4 % 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int chunk = place % 2 * 4 + half * 2 + lane / 16;
+        const int chunk = static_cast<int>(place % 2) * 4 + half * 2 + lane / 16;
         const float* r_sums = r_total + (fragment * Tile::kGroups + group) * 4 + half * 2;
         const auto& metadata = rows.of_fragment[fragment];
         s_group[token * kStagedRows + (chunk ^ token) * 4] = epilogue.value(r_sums[0], pair.x, metadata, half);
@@ -617,7 +615,7 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
   }
 
   __device__ __forceinline__ float4* shared_totals() const {
-    return reinterpret_cast<float4*>(s_storage.values.boxes[Shape::team()]) + Shape::consumer() % Shape::kTeamThreads;
+    return reinterpret_cast<float4*>(s_storage.values.boxes[Shape::team()]) + threadIdx.x % Shape::kTeamThreads;
   }
 
   __device__ __forceinline__ void keep_total(const float (&r_total)[Tile::kRegisters]) const {
