@@ -22,9 +22,10 @@ struct GroupSizes {
 
 GroupSizes largest_group(const glint_model& model, const StepLimits& limits) {
   GroupSizes sizes;
+  const int64_t packed_width = plan_down_tile(model.expert_width).packed_width(model.expert_width);
   for (int64_t tokens = 1; tokens <= limits.max_tokens; ++tokens) {
     const int64_t tiles = max_token_tiles(tokens, model.experts_per_token, limits.num_local_experts);
-    const PackedTileShape shape = {plan_tiles(tokens).down_tokens, model.expert_width};
+    const PackedTileShape shape = {plan_tiles(tokens).down_tokens, packed_width};
     sizes.tiles = std::max(sizes.tiles, tiles);
     sizes.packed_tile_bytes = std::max(sizes.packed_tile_bytes, tiles * shape.bytes());
   }

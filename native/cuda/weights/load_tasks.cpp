@@ -274,7 +274,7 @@ class TaskPlanner {
 
   void add_down(const PlacedExperts& placed, int64_t matrix, const NamedWeight& down) {
     const int64_t row_bytes = down.weight->cols;
-    const int64_t most = task_rows(row_bytes, kDownTileRows, down.name);
+    const int64_t most = task_rows(row_bytes, plan_down_tile(row_bytes).rows, down.name);
     uint8_t* target = placed.packed_down + matrix * packed_down_bytes(down.weight->rows, row_bytes);
     PlacedWeight shape;
     shape.cols = row_bytes;

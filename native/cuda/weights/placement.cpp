@@ -143,9 +143,8 @@ class Placer {
   bool is_tiled_expert() const {
     const int64_t width = model_.expert_width;
     return !shares_device_ && layer_element_ == GemmElement::kE4m3 && is_tiled_gemm(hidden_, layer_element_) &&
-           plan_k_splits(hidden_).num_splits == kClusterSplits && hidden_ % kDownTileRows == 0 &&
-           hidden_ / kDownTileRows <= num_multiprocessors_ && width % kDownTileK == 0 &&
-           width <= kQuantisedWidthLimit && num_experts_ + 1 <= kMaxLocalExperts;
+           plan_k_splits(hidden_).num_splits == kClusterSplits && is_down_shape(hidden_, width) &&
+           hidden_ / plan_down_tile(width).rows <= num_multiprocessors_ && num_experts_ + 1 <= kMaxLocalExperts;
   }
 
   const glint_model& model_;

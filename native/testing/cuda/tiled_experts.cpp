@@ -15,13 +15,17 @@ using glint::testing::Operand;
 using glint::testing::Runner;
 using glint::testing::TestExperts;
 
+glint::cuda::PackedTileShape packed_tile_shape(const TestExperts& test, int64_t num_tokens) {
+  return {glint::cuda::plan_tiles(num_tokens).down_tokens,
+          glint::cuda::plan_down_tile(test.width).packed_width(test.width)};
+}
+
 int64_t packed_tile_bytes(const TestExperts& test) {
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= test.num_tokens(); ++tokens) {
-    const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(tokens).down_tokens, test.width};
     const int64_t tiles =
         glint::cuda::max_token_tiles(tokens, test.grouping->experts_per_token, test.grouping->num_local());
-    most = std::max(most, tiles * shape.bytes());
+    most = std::max(most, tiles * packed_tile_shape(test, tokens).bytes());
   }
   return most;
 }
@@ -143,7 +147,7 @@ class TiledExperts {
 
   void download_fp8() const {
     if (test_.num_tokens() > glint::cuda::kDownBlockTokens) return;
-    const glint::cuda::PackedTileShape shape = {glint::cuda::plan_tiles(test_.num_tokens()).down_tokens, test_.width};
+    const glint::cuda::PackedTileShape shape = packed_tile_shape(test_, test_.num_tokens());
     const std::vector<uint8_t> packed_tiles = packed_tiles_.to_host();
     const std::vector<glint::cuda::TokenTile> tiles = grouping_.down_tiles();
     for (size_t index = 0; index < tiles.size(); ++index) {

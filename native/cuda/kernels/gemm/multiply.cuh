@@ -26,6 +26,10 @@ struct MmaOperands {
   static __device__ __forceinline__ uint32_t low(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_low(word); }
   static __device__ __forceinline__ uint32_t high(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_high(word); }
 
+  static __device__ __forceinline__ ptx::FragmentA fragment(uint32_t above, uint32_t below) {
+    return {low(above), low(below), high(above), high(below)};
+  }
+
   static __device__ __forceinline__ uint32_t lane_of_rows(uint32_t rows, uint32_t chunk_stride) {
     const uint32_t lane = threadIdx.x % 32;
     return rows + lane / 16 * chunk_stride + lane / 8 % 2 * kCoreMatrixBytes + lane % 8 * kChunkBytes;
@@ -33,7 +37,7 @@ struct MmaOperands {
 
   static __device__ __forceinline__ ptx::FragmentA rows(const uint32_t (&r_words)[4], int step) {
     if constexpr (kIsFp8) {
-      return {low(r_words[step * 2]), low(r_words[step * 2 + 1]), high(r_words[step * 2]), high(r_words[step * 2 + 1])};
+      return fragment(r_words[step * 2], r_words[step * 2 + 1]);
     } else {
       return {r_words[0], r_words[1], r_words[2], r_words[3]};
     }
@@ -64,10 +68,9 @@ struct MmaQuad : MmaOperands<kElement> {
 
   ptx::FragmentA r_rows[kSteps];
 
-  __device__ __forceinline__ void load_rows(uint32_t lane_rows, uint32_t chunk_stride, int chunks = kQuadChunks) {
+  __device__ __forceinline__ void load_rows(uint32_t lane_rows, uint32_t chunk_stride) {
 #pragma unroll
     for (int pair = 0; pair < kQuadChunks / 2; ++pair) {
-      if (pair * 2 >= chunks) break;
       uint32_t r_words[4];
       ptx::ldmatrix_x4(r_words, lane_rows + pair * 2 * chunk_stride);
 #pragma unroll
@@ -227,17 +230,6 @@ struct WgmmaParts {
   }
 };
 
-template <int kBytesOfK>
-struct MmaChunks {
-  static constexpr int kChunks = kBytesOfK / kChunkBytes;
-  static constexpr int kQuads = (kChunks + kQuadChunks - 1) / kQuadChunks;
-  static_assert(kChunks % 2 == 0, "ldmatrix loads pairs of chunks");
-
-  static constexpr __device__ int of_quad(int quad) {
-    return kChunks - quad * kQuadChunks < kQuadChunks ? kChunks - quad * kQuadChunks : kQuadChunks;
-  }
-};
-
 template <Multiply kMultiply, int kTokens, int kRows, int kBytesOfK>
 struct TileMultiply;
 
@@ -271,8 +263,18 @@ struct TileMultiply<Multiply::kWgmma, kTokens, kRows, kBytesOfK> {
 
 template <int kTokens, int kRows, int kBytesOfK>
 struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
-  using Chunks = MmaChunks<kBytesOfK>;
   using Quad = MmaQuad<GemmElement::kE4m3>;
+  static constexpr int kGroupsAtOnce = kTokens < 16 ? 1 : 2;
+  static constexpr int kPairs = kBytesOfK / (2 * kChunkBytes);
+  static_assert(kBytesOfK % (2 * kChunkBytes) == 0, "ldmatrix loads pairs of chunks");
+
+  static __device__ __forceinline__ void load_tokens(uint32_t (&r_words)[2 * kGroupsAtOnce], uint32_t address) {
+    if constexpr (kGroupsAtOnce == 1) {
+      ptx::ldmatrix_x2(r_words, address);
+    } else {
+      ptx::ldmatrix_x4(r_words, address);
+    }
+  }
 
   static __device__ __forceinline__ void add(float (&r_sum)[kTokens / 2], const uint8_t* s_rows,
                                              const uint8_t* s_tokens, int count) {
@@ -280,23 +282,27 @@ struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warp = threadIdx.x / 32 % 4;
     if (warp * kFragmentRows >= kRows) return;
+    const uint32_t token = lane % (kGroupsAtOnce * kFragmentTokens);
+    const uint32_t chunk = lane / (kGroupsAtOnce * kFragmentTokens) % 2;
     const uint32_t rows = Quad::lane_of_rows(ptx::shared_address(s_rows) + warp * 2 * kCoreMatrixBytes, kChunkStride);
-    const uint32_t tokens = ptx::shared_address(s_tokens) + lane % 8 * kChunkBytes;
+    uint32_t tokens = ptx::shared_address(s_tokens) + (chunk * count + token) * kChunkBytes;
 #pragma unroll
-    for (int quad = 0; quad < Chunks::kQuads; ++quad) {
-      const int chunks = Chunks::of_quad(quad);
-      const uint32_t columns = tokens + (quad * kQuadChunks + lane / 8 % chunks) * count * kChunkBytes;
-      Quad multiply;
-      multiply.load_rows(rows + quad * kQuadChunks * kChunkStride, kChunkStride, chunks);
+    for (int pair = 0; pair < kPairs; ++pair) {
+      uint32_t r_words[4];
+      ptx::ldmatrix_x4(r_words, rows + pair * 2 * kChunkStride);
+      const ptx::FragmentA r_rows[2] = {Quad::fragment(r_words[0], r_words[1]), Quad::fragment(r_words[2], r_words[3])};
 #pragma unroll
-      for (int group = 0; group < kTokens / kFragmentTokens; ++group) {
-        uint32_t r_tokens[4];
-        ptx::ldmatrix_x4(r_tokens, columns + group * kFragmentTokens * kChunkBytes);
+      for (int first = 0; first < kTokens / kFragmentTokens; first += kGroupsAtOnce) {
+        uint32_t r_tokens[2 * kGroupsAtOnce];
+        load_tokens(r_tokens, tokens + first * kFragmentTokens * kChunkBytes);
 #pragma unroll
-        for (int step = 0; step < Quad::kSteps; ++step) {
-          if (step < chunks) multiply.add_step(r_sum + group * 4, r_tokens, step);
+        for (int index = 0; index < 2 * kGroupsAtOnce; ++index) {
+          const uint32_t word = r_tokens[index];
+          ptx::mma_m16n8k16_f16(r_sum + (first + index % kGroupsAtOnce) * 4, r_rows[index / kGroupsAtOnce],
+                                Quad::low(word), Quad::high(word));
         }
       }
+      tokens += 2 * count * kChunkBytes;
     }
     __syncwarp();
   }
@@ -334,41 +340,32 @@ struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK> {
 
 template <int kRows, int kBytesOfK>
 struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
-  using Chunks = MmaChunks<kBytesOfK>;
   using Quad = MmaQuad<GemmElement::kE4m3>;
   static constexpr int kSteps = kBytesOfK / 32;
+  static constexpr int kChunkStride = kRows * kChunkBytes;
 
-  static __device__ __forceinline__ ptx::FragmentA fragment(const uint4& r_step, int chunk) {
-    const uint32_t above = chunk % 2 == 0 ? r_step.x : r_step.z;
-    const uint32_t below = chunk % 2 == 0 ? r_step.y : r_step.w;
-    return {Quad::low(above), Quad::low(below), Quad::high(above), Quad::high(below)};
-  }
-
-  static __device__ __forceinline__ void add(float (&r_sum)[kRows / 2], const uint4 (&r_tokens)[kSteps],
-                                             uint32_t s_rows) {
-    constexpr int kChunkStride = kRows * kChunkBytes;
+  template <int kFirst>
+  static __device__ __forceinline__ void add_quad(float (&r_sum)[kRows / 2], const uint4 (&r_tokens)[kSteps],
+                                                  uint32_t s_rows) {
+    constexpr int kQuadSteps = kSteps - kFirst < 2 ? 1 : 2;
     const uint32_t lane = threadIdx.x % 32;
+    const uint32_t columns =
+        s_rows + (kFirst * 2 + lane / 8 % (2 * kQuadSteps)) * kChunkStride + lane % 8 * kChunkBytes;
+    Quad multiply;
 #pragma unroll
-    for (int quad = 0; quad < Chunks::kQuads; ++quad) {
-      const int chunks = Chunks::of_quad(quad);
-      const uint32_t columns =
-          s_rows + (quad * kQuadChunks + lane / 8 % chunks) * kChunkStride + lane % 8 * kChunkBytes;
-      Quad multiply;
-#pragma unroll
-      for (int step = 0; step < Quad::kSteps; ++step) {
-        if (step < chunks) multiply.r_rows[step] = fragment(r_tokens[quad * 2 + step / 2], step);
-      }
-#pragma unroll
-      for (int group = 0; group < kRows / 8; ++group) {
-        uint32_t r_weights[4];
-        ptx::ldmatrix_x4(r_weights, columns + group * kCoreMatrixBytes);
-#pragma unroll
-        for (int step = 0; step < Quad::kSteps; ++step) {
-          if (step < chunks) multiply.add_step(r_sum + group * 4, r_weights, step);
-        }
-      }
+    for (int step = 0; step < kQuadSteps; ++step) {
+      const uint4& words = r_tokens[kFirst + step];
+      multiply.r_rows[step * 2] = Quad::fragment(words.x, words.y);
+      multiply.r_rows[step * 2 + 1] = Quad::fragment(words.z, words.w);
     }
-    __syncwarp();
+#pragma unroll
+    for (int group = 0; group < kRows / 8; ++group) {
+      uint32_t r_weights[4];
+      ptx::ldmatrix_x4(r_weights, columns + group * kCoreMatrixBytes);
+#pragma unroll
+      for (int chunk = 0; chunk < 2 * kQuadSteps; ++chunk) multiply.add_step(r_sum + group * 4, r_weights, chunk);
+    }
+    if constexpr (kFirst + kQuadSteps < kSteps) add_quad<kFirst + kQuadSteps>(r_sum, r_tokens, s_rows);
   }
 
   template <class Released>
@@ -376,7 +373,8 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
                                              const uint4 (&r_tokens)[kSteps], uint32_t s_rows,
                                              const Released& when_released) {
     if (is_first) clear_registers(r_sum);
-    if (has_tokens) add(r_sum, r_tokens, s_rows);
+    if (has_tokens) add_quad<0>(r_sum, r_tokens, s_rows);
+    __syncwarp();
     when_released();
   }
 };

@@ -6,8 +6,10 @@ namespace glint::cuda {
 
 constexpr int kMostDownStages = 12;
 
-template <Multiply kMultiplyValue, int kMaxTokensValue, int kBlockTokensValue, bool kIsStreamedValue, bool kIsOneStep>
+template <Multiply kMultiplyValue, class TileType, int kMaxTokensValue, int kBlockTokensValue, bool kIsStreamedValue,
+          bool kIsOneStep>
 struct DownShape {
+  using Tile = TileType;
   static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kBlockTokens = kBlockTokensValue;
@@ -15,29 +17,35 @@ struct DownShape {
   static constexpr int kRings = 4;
   static constexpr int kConsumerThreads = kRings * 128;
   static constexpr int kThreads = 128 + kConsumerThreads;
-  static constexpr int kWeightColumnBytes = kDownTileRows * 16;
-  static constexpr int kPackedTileBytes = PackedTileShape{kMaxTokens, kDownTileK}.bytes();
-  static constexpr int kSumFloats = kBlockTokens * kDownTileRows;
-  static constexpr int kScaleBytes = kDownTileRows * 4;
-  static constexpr int kStageBytes = kDownTileBytes + kPackedTileBytes + kScaleBytes + 16;
+  static constexpr int kPackedTileBytes = PackedTileShape{kMaxTokens, Tile::kK}.bytes();
+  static constexpr int kSumStride = Tile::kRows % 32 == 0 ? Tile::kRows + 8 : Tile::kRows;
+  static constexpr int kSumFloats = kBlockTokens * kSumStride;
+  static constexpr int kScaleBytes = Tile::kRows * 4;
+  static constexpr int kStageBytes = Tile::kBytes + kPackedTileBytes + kScaleBytes + 16;
   static constexpr int kFittingBytes = kSharedLimitBytes - kSharedReserveBytes - kSumFloats * 4;
   static constexpr int kFittingStages = kFittingBytes / kStageBytes;
   static constexpr int kRingStages = (kFittingStages < kMostDownStages ? kFittingStages : kMostDownStages) / kRings;
   static constexpr int kStages = kRingStages * kRings;
   static_assert(kRingStages >= 2, "a ring needs two stages");
 
+  using Tiles = CoreMatrixTiles<kMaxTokens, kSumStride>;
+  static constexpr int kVectors = kIsOneStep ? kNarrowVectors<Tile> : kWideVectors;
+
   static __device__ __forceinline__ int width(const DownInputs& inputs) {
-    return kIsOneStep ? kDownTileK : inputs.width;
+    return kIsOneStep && !Tile::kIsPadded ? Tile::kK : inputs.width;
   }
-  static __device__ __forceinline__ int num_steps(const DownInputs& inputs) { return width(inputs) / kDownTileK; }
+  static __device__ __forceinline__ int packed_width(const DownInputs& inputs) {
+    return kIsOneStep ? Tile::kK : inputs.packed_width;
+  }
+  static __device__ __forceinline__ int num_steps(const DownInputs& inputs) { return packed_width(inputs) / Tile::kK; }
 };
 
 template <class Shape>
 struct DownStorage {
-  alignas(128) uint8_t weights[Shape::kStages][kDownTileBytes];
+  alignas(128) uint8_t weights[Shape::kStages][Shape::Tile::kBytes];
   alignas(16) uint8_t packed_tiles[Shape::kStages][Shape::kPackedTileBytes];
   alignas(16) float sums[Shape::kSumFloats];
-  alignas(16) float row_scales[Shape::kStages][kDownTileRows];
+  alignas(16) float row_scales[Shape::kStages][Shape::Tile::kRows];
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
 };
@@ -68,6 +76,8 @@ __device__ __forceinline__ void prepare_down(DownStorage<Shape>& s_storage) {
 template <class Shape>
 class DownStream {
  public:
+  using Tile = typename Shape::Tile;
+
   __device__ __forceinline__ DownStream(const DownInputs& inputs, int num_tiles)
       : inputs_(inputs), rows_{inputs.grouped}, num_tiles_(num_tiles), lane_(ptx::tid_x() % 32) {
     ring_first_ = ptx::tid_x() / 32 * Shape::kRingStages;
@@ -96,25 +106,25 @@ class DownStream {
     uint64_t& arrived = s_storage.stage_arrived[stage()];
     const bool has_scales = k_step_ == 0;
     const int64_t owner = int64_t{expert_} * inputs_.num_owners + blockIdx.x;
-    ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes + (has_scales ? Shape::kScaleBytes : 0));
+    ptx::mbarrier_arrive_expect_tx(arrived, Tile::kBytes + (has_scales ? Shape::kScaleBytes : 0));
     const int64_t tile = owner * Shape::num_steps(inputs_) + k_step_;
-    ptx::cp_async_bulk(s_storage.weights[stage()], inputs_.weights + tile * kDownTileBytes, kDownTileBytes, arrived,
+    ptx::cp_async_bulk(s_storage.weights[stage()], inputs_.weights + tile * Tile::kBytes, Tile::kBytes, arrived,
                        ptx::kEvictFirst);
     if (!has_scales) return;
-    ptx::cp_async_bulk(s_storage.row_scales[stage()], inputs_.row_scales + owner * kDownTileRows, Shape::kScaleBytes,
+    ptx::cp_async_bulk(s_storage.row_scales[stage()], inputs_.row_scales + owner * Tile::kRows, Shape::kScaleBytes,
                        arrived, ptx::kEvictNormal);
   }
 
   __device__ __forceinline__ void load_packed_tile(DownStorage<Shape>& s_storage) const {
     if (lane_ != 0) return;
     uint64_t& arrived = s_storage.stage_arrived[stage()];
-    const int values_offset = CoreMatrixTiles<Shape::kMaxTokens>::values_offset(count_);
-    const int fp8_bytes = count_ * kDownTileK;
+    const int values_offset = Shape::Tiles::values_offset(count_);
+    const int fp8_bytes = count_ * Tile::kK;
     const int target = k_step_ == 0 ? 0 : values_offset;
     const int source = k_step_ == 0 ? 0 : values_offset + k_step_ * fp8_bytes;
     const int bytes = values_offset + fp8_bytes - target;
     const uint8_t* g_packed =
-        inputs_.packed_tiles + index_ * PackedTileShape{Shape::kMaxTokens, Shape::width(inputs_)}.bytes();
+        inputs_.packed_tiles + index_ * PackedTileShape{Shape::kMaxTokens, Shape::packed_width(inputs_)}.bytes();
     ptx::mbarrier_arrive_expect_tx(arrived, bytes);
     ptx::cp_async_bulk(s_storage.packed_tiles[stage()] + target, g_packed + source, bytes, arrived, ptx::kEvictNormal);
   }
@@ -223,14 +233,15 @@ __device__ __forceinline__ void load_streamed_tiles(DownStorage<Shape>& s_storag
 template <class Shape, int kTokens>
 __device__ __forceinline__ void multiply_down_stage(float (&r_sum)[kTokens / 2], DownStorage<Shape>& s_storage,
                                                     int stage, int count) {
-  const uint8_t* s_tokens = s_storage.packed_tiles[stage] + CoreMatrixTiles<Shape::kMaxTokens>::values_offset(count);
-  TileMultiply<Shape::kMultiply, kTokens, kDownTileRows, kDownTileK>::add(r_sum, s_storage.weights[stage], s_tokens,
-                                                                          count);
+  using Tile = typename Shape::Tile;
+  const uint8_t* s_tokens = s_storage.packed_tiles[stage] + Shape::Tiles::values_offset(count);
+  TileMultiply<Shape::kMultiply, kTokens, Tile::kRows, Tile::kK>::add(r_sum, s_storage.weights[stage], s_tokens, count);
 }
 
 template <class Shape, int kTokens>
 struct WeightedSums {
   static constexpr int kColumns = kTokens / 4;
+  static constexpr int kRows = Shape::Tile::kRows;
 
   int row_first;
   float r_row_scales[2];
@@ -239,10 +250,10 @@ struct WeightedSums {
   int r_places[kColumns];
 
   __device__ __forceinline__ WeightedSums(DownStorage<Shape>& s_storage, int stage, int count, int thread) {
-    const TokenMetadata* s_metadata = CoreMatrixTiles<Shape::kMaxTokens>::metadata(s_storage.packed_tiles[stage]);
+    const TokenMetadata* s_metadata = Shape::Tiles::metadata(s_storage.packed_tiles[stage]);
     row_first = thread % 128 / 32 * kFragmentRows + thread % 32 / 4;
-    r_row_scales[0] = row_first < kDownTileRows ? s_storage.row_scales[stage][row_first] : 0.0F;
-    r_row_scales[1] = row_first + 8 < kDownTileRows ? s_storage.row_scales[stage][row_first + 8] : 0.0F;
+    r_row_scales[0] = row_first < kRows ? s_storage.row_scales[stage][row_first] : 0.0F;
+    r_row_scales[1] = row_first + 8 < kRows ? s_storage.row_scales[stage][row_first + 8] : 0.0F;
 #pragma unroll
     for (int item = 0; item < kColumns; ++item) {
       const int column = item / 2 * kFragmentTokens + thread % 4 * 2 + item % 2;
@@ -254,11 +265,11 @@ struct WeightedSums {
   }
 
   __device__ __forceinline__ bool is_stored(int item, int half) const {
-    return r_places[item] >= 0 && row_first + half * 8 < kDownTileRows;
+    return r_places[item] >= 0 && row_first + half * 8 < kRows;
   }
 
   __device__ __forceinline__ void add_to(float* s_sums, float (&r_sum)[kTokens / 2]) const {
-    if (row_first - row_first % kFragmentRows >= kDownTileRows) return;
+    if (row_first - row_first % kFragmentRows >= kRows) return;
     float r_old[kTokens / 2];
 #pragma unroll
     for (int index = 0; index < kTokens / 2; ++index) {
@@ -321,17 +332,17 @@ __device__ __forceinline__ void multiply_any_tile(DownStorage<Shape>& s_storage,
 template <class Shape>
 __device__ __forceinline__ void store_sums(const DownStorage<Shape>& s_storage, const DownInputs& inputs) {
   constexpr int kTilesDone = 8;
-  constexpr int kVectors = kDownTileRows / 4;
+  constexpr int kVectors = Shape::Tile::kRows / 4;
   ptx::bar_sync(kTilesDone, Shape::kConsumerThreads);
   for (int index = threadIdx.x - 128; index < inputs.num_tokens * kVectors; index += Shape::kConsumerThreads) {
-    float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * kDownTileRows;
-    reinterpret_cast<float4*>(g_out)[index % kVectors] = reinterpret_cast<const float4*>(s_storage.sums)[index];
+    float* g_out = inputs.out + int64_t{index / kVectors} * inputs.hidden_size + blockIdx.x * Shape::Tile::kRows;
+    const int place = index / kVectors * (Shape::kSumStride / 4) + index % kVectors;
+    reinterpret_cast<float4*>(g_out)[index % kVectors] = reinterpret_cast<const float4*>(s_storage.sums)[place];
   }
 }
 
 template <class Shape>
 __device__ __forceinline__ void multiply_down(DownStorage<Shape>& s_storage, const DownInputs& inputs, int num_tiles) {
-  using Tiles = CoreMatrixTiles<Shape::kMaxTokens>;
   const int thread = ptx::tid_x();
   const int warpgroup = thread / 128 - 1;
   const DownTurn turn = {thread, warpgroup, warpgroup * Shape::kRingStages, Shape::num_steps(inputs)};
@@ -340,13 +351,13 @@ __device__ __forceinline__ void multiply_down(DownStorage<Shape>& s_storage, con
   for (int index = warpgroup; index < num_tiles; index += Shape::kRings) {
     const int stage = turn.ring_first + place.stage;
     ptx::mbarrier_wait_suspended(s_storage.stage_arrived[stage], place.phase);
-    multiply_any_tile(s_storage, place, turn, Tiles::count(s_storage.packed_tiles[stage]));
+    multiply_any_tile(s_storage, place, turn, Shape::Tiles::count(s_storage.packed_tiles[stage]));
   }
 }
 
 template <class Shape>
 __device__ __forceinline__ void run_listed_down(DownStorage<Shape>& s_storage, const DownInputs& inputs) {
-  using Tiles = CoreMatrixTiles<Shape::kMaxTokens>;
+  using Tiles = typename Shape::Tiles;
   constexpr int kWriters = Shape::kConsumerThreads / 32;
   prepare_down(s_storage);
   ptx::griddepcontrol_launch_dependents();
@@ -356,22 +367,19 @@ __device__ __forceinline__ void run_listed_down(DownStorage<Shape>& s_storage, c
   const PackItem<Tiles> first(rows, num_tiles,
                               static_cast<int>(blockIdx.x) * kWriters + static_cast<int>(threadIdx.x) / 32 - 4);
   ptx::griddepcontrol_wait();
-  if (Shape::width(inputs) <= kNarrowVectors * 128) {
-    pack_tiles<Tiles, kWriters, kNarrowVectors, 1>(inputs, rows, num_tiles, first);
-  } else {
-    pack_tiles<Tiles, kWriters, kWideVectors, 1>(inputs, rows, num_tiles, first);
-  }
+  pack_tiles<Tiles, kWriters, Shape::kVectors, 1>(inputs, rows, num_tiles, first);
   ptx::fence_proxy_async_global();
   ptx::bar_arrive(kPackedBarrier, Shape::kThreads);
   multiply_down(s_storage, inputs, num_tiles);
   store_sums(s_storage, inputs);
 }
 
-template <class Shape, int kVectors>
+template <class Shape>
 __device__ __forceinline__ void pack_streamed_rows(const DownInputs& inputs) {
-  using Tiles = CoreMatrixTiles<Shape::kMaxTokens>;
+  using Tiles = typename Shape::Tiles;
   const int thread = ptx::tid_x() - 128;
   const int width = Shape::width(inputs);
+  const int packed_width = Shape::packed_width(inputs);
   const int num_blocks = static_cast<int>(gridDim.x);
   const int num_rows = __ldcg(inputs.grouped.num_rows);
   for (int row = thread / 32 * num_blocks + static_cast<int>(blockIdx.x); row < inputs.max_rows;
@@ -380,14 +388,14 @@ __device__ __forceinline__ void pack_streamed_rows(const DownInputs& inputs) {
     const RowPlace place = {__ldcg(&inputs.grouped.row_places[row].packed)};
     const int token = __ldcg(inputs.grouped.row_tokens + row);
     const float weight = __ldcg(inputs.grouped.row_weights + row);
-    HiddenRow<kVectors> r_row;
+    HiddenRow<Shape::kVectors> r_row;
     bool is_written = r_row.load_written(g_row, width);
     if (row >= num_rows) return;
     while (!is_written) is_written = r_row.load_written(g_row, width);
     r_row.mark_unwritten(g_row, width);
-    uint8_t* g_packed = inputs.packed_tiles + place.tile() * PackedTileShape{Tiles::kMaxTokens, width}.bytes();
+    uint8_t* g_packed = inputs.packed_tiles + place.tile() * PackedTileShape{Tiles::kMaxTokens, packed_width}.bytes();
     const typename Tiles::Row target = {g_packed, place.slot(), place.row_count()};
-    const float scale = r_row.quantise_by_converged_warp(target, width);
+    const float scale = r_row.quantise_by_converged_warp(target, packed_width);
     if (thread % 32 == 0) target.store({token * Tiles::kPlaceStride, weight, scale});
     ptx::fence_proxy_async_global();
     __syncwarp();
@@ -400,11 +408,7 @@ __device__ __forceinline__ void run_streamed_down(DownStorage<Shape>& s_storage,
   const int num_tiles = __ldcg(inputs.grouped.down_tile_ends);
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x < 128) return load_streamed_tiles(s_storage, inputs, num_tiles);
-  if (Shape::width(inputs) <= kNarrowVectors * 128) {
-    pack_streamed_rows<Shape, kNarrowVectors>(inputs);
-  } else {
-    pack_streamed_rows<Shape, kWideVectors>(inputs);
-  }
+  pack_streamed_rows<Shape>(inputs);
   clear_sums(s_storage, threadIdx.x - 128, Shape::kConsumerThreads);
   ptx::bar_sync(kPackedBarrier, Shape::kThreads);
   multiply_down(s_storage, inputs, num_tiles);

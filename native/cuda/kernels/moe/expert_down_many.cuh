@@ -5,28 +5,31 @@
 namespace glint::cuda {
 
 constexpr int kWideFloats = 32;
-constexpr int kNarrowFloats = kDownTileRows - kWideFloats;
 
+template <class Tile>
 struct TokenSums {
+  static constexpr int kNarrowFloats = Tile::kRows - kWideFloats;
+  static_assert(kNarrowFloats == 0 || kNarrowFloats == 8, "a place has 32 floats and, behind all of them, at most 8");
   static constexpr int kUnusedPlace = kDownBlockTokens;
   static constexpr int kPlaces = kDownBlockTokens + 1;
 
-  alignas(128) float values[kPlaces * kDownTileRows];
+  alignas(128) float values[kPlaces * Tile::kRows];
 
   __device__ __forceinline__ float* wide(int place) { return values + place * kWideFloats; }
 
   __device__ __forceinline__ float* narrow(int place) { return values + kPlaces * kWideFloats + place * kNarrowFloats; }
 };
 
+template <class Tile>
 struct StoredVector {
-  static constexpr int kVectors = kDownTileRows / 4;
+  static constexpr int kVectors = Tile::kRows / 4;
 
   int token;
   int vector;
   float2* s_low;
   float2* s_high;
 
-  __device__ __forceinline__ StoredVector(TokenSums& s_sums, int index)
+  __device__ __forceinline__ StoredVector(TokenSums<Tile>& s_sums, int index)
       : token(index / kVectors), vector(index % kVectors) {
     const int group = vector / 2;
     const bool is_wide = group < kWideFloats / 8;
@@ -37,20 +40,20 @@ struct StoredVector {
   }
 };
 
-template <int kThreads>
-__device__ __forceinline__ void store_and_clear(TokenSums& s_sums, const DownInputs& inputs, int token_block,
+template <class Tile, int kThreads>
+__device__ __forceinline__ void store_and_clear(TokenSums<Tile>& s_sums, const DownInputs& inputs, int token_block,
                                                 int owner) {
   constexpr int kBatch = 4;
   const int token_first = token_block * inputs.block_tokens;
-  const int num_vectors = min(inputs.block_tokens, inputs.num_tokens - token_first) * StoredVector::kVectors;
-  float* g_out = inputs.out + int64_t{token_first} * inputs.hidden_size + owner * kDownTileRows;
+  const int num_vectors = min(inputs.block_tokens, inputs.num_tokens - token_first) * StoredVector<Tile>::kVectors;
+  float* g_out = inputs.out + int64_t{token_first} * inputs.hidden_size + owner * Tile::kRows;
   __syncthreads();
   for (int first = threadIdx.x; first < num_vectors; first += kBatch * kThreads) {
     float2 r_low[kBatch];
     float2 r_high[kBatch];
 #pragma unroll
     for (int next = 0; next < kBatch; ++next) {
-      const StoredVector stored(s_sums, min(first + next * kThreads, num_vectors - 1));
+      const StoredVector<Tile> stored(s_sums, min(first + next * kThreads, num_vectors - 1));
       r_low[next] = *stored.s_low;
       r_high[next] = *stored.s_high;
     }
@@ -58,7 +61,7 @@ __device__ __forceinline__ void store_and_clear(TokenSums& s_sums, const DownInp
     for (int next = 0; next < kBatch; ++next) {
       const int index = first + next * kThreads;
       if (index >= num_vectors) break;
-      const StoredVector stored(s_sums, index);
+      const StoredVector<Tile> stored(s_sums, index);
       *stored.s_low = {};
       *stored.s_high = {};
       const float4 values = {r_low[next].x, r_low[next].y, r_high[next].x, r_high[next].y};
@@ -68,24 +71,24 @@ __device__ __forceinline__ void store_and_clear(TokenSums& s_sums, const DownInp
   __syncthreads();
 }
 
-constexpr int kManyRegisters = kDownTileRows / 2;
-constexpr int kManyFragments = kDownTileK / 32;
-
-template <Multiply kMultiplyValue, bool kIsOneStepValue>
+template <Multiply kMultiplyValue, class TileType, bool kIsOneStepValue>
 struct ManyDownShape {
+  using Tile = TileType;
   static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr bool kIsOneStep = kIsOneStepValue;
-  static constexpr int kGroups = 4;
+  static constexpr int kGroups = Tile::kK > 192 ? 3 : 4;
   static constexpr int kThreads = kGroups * 128;
   static constexpr int kRingStages = 2;
-  static constexpr int kVectors = kIsOneStep ? kNarrowVectors : kWideVectors;
+  static constexpr int kVectors = kIsOneStep ? kNarrowVectors<Tile> : kWideVectors;
   static constexpr int kRowsAtOnce = kIsOneStep ? 4 : 1;
+  static constexpr int kRegisters = Tile::kRows / 2;
+  static constexpr int kFragments = Tile::kK / 32;
 };
 
 template <class Shape>
 struct ManyDownStorage {
-  alignas(128) uint8_t weights[Shape::kGroups][Shape::kRingStages][kDownTileBytes];
-  TokenSums sums;
+  alignas(128) uint8_t weights[Shape::kGroups][Shape::kRingStages][Shape::Tile::kBytes];
+  TokenSums<typename Shape::Tile> sums;
   alignas(8) uint64_t arrived[Shape::kGroups][Shape::kRingStages];
 };
 
@@ -144,28 +147,30 @@ struct TileCursor {
 template <class Shape>
 class Fp8Stream {
  public:
-  uint4 r_fp8[kManyFragments] = {};
+  using Tile = typename Shape::Tile;
+
+  uint4 r_fp8[Shape::kFragments] = {};
   uint32_t r_places[2] = {};
   float r_weights[2] = {};
   float r_scales[2] = {};
-  float2 r_row_scales[kDownTileRows / 8] = {};
+  float2 r_row_scales[Tile::kRows / 8] = {};
   int32_t count = 0;
 
   __device__ __forceinline__ Fp8Stream(const DownInputs& inputs, int thread)
       : inputs_(inputs), slot_(thread / 32 % 4 * kFragmentRows + thread % 32 / 4) {
-    const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs.width};
-    const int fp8_first = thread / 32 % 4 * kFragmentRows * inputs.width + thread % 32 * 16;
+    const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs.packed_width};
+    const int fp8_first = thread / 32 % 4 * kFragmentRows * inputs.packed_width + thread % 32 * 16;
     metadata_step_ = static_cast<int32_t>(shape.metadata_offset() + kPackedTileHeadBytes) + slot_ * 4 - fp8_first;
     tile_stride_ = static_cast<int32_t>(shape.bytes()) * Shape::kGroups;
   }
 
   __device__ __forceinline__ void start(int first, int last, int owner) {
-    const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs_.width};
+    const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs_.packed_width};
     const int thread = ptx::tid_x();
     cursor_.start(inputs_, first, last);
-    g_fp8_ = inputs_.packed_tiles + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.width +
+    g_fp8_ = inputs_.packed_tiles + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.packed_width +
              thread % 32 * 16;
-    g_row_scales_ = inputs_.row_scales + owner * kDownTileRows + thread % 4 * 2;
+    g_row_scales_ = inputs_.row_scales + owner * Tile::kRows + thread % 4 * 2;
     load_fp8();
     load_metadata();
     advance();
@@ -173,9 +178,9 @@ class Fp8Stream {
 
   __device__ __forceinline__ void load_fp8() {
     const bool is_loaded = !cursor_.is_done() && slot_ < cursor_.count;
-    const uint8_t* g_fp8 = g_fp8_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * kDownTileK));
+    const uint8_t* g_fp8 = g_fp8_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * Tile::kK));
 #pragma unroll
-    for (int fragment = 0; fragment < kManyFragments; ++fragment) {
+    for (int fragment = 0; fragment < Shape::kFragments; ++fragment) {
       ptx::ld_global_cg_if(is_loaded, r_fp8[fragment], g_fp8 + fragment * 512);
     }
   }
@@ -194,7 +199,7 @@ class Fp8Stream {
     }
     const float* g_row_scales = g_row_scales_ + int64_t{cursor_.expert} * inputs_.hidden_size;
 #pragma unroll
-    for (int group = 0; group < kDownTileRows / 8; ++group) {
+    for (int group = 0; group < Tile::kRows / 8; ++group) {
       ptx::ld_global_nc_if(is_loaded, r_row_scales[group], g_row_scales + group * 8);
     }
   }
@@ -203,9 +208,9 @@ class Fp8Stream {
     if (cursor_.advance(inputs_)) g_fp8_ += tile_stride_;
   }
 
-  __device__ __forceinline__ void scale(float (&r_values)[kManyRegisters]) const {
+  __device__ __forceinline__ void scale(float (&r_values)[Shape::kRegisters]) const {
 #pragma unroll
-    for (int index = 0; index < kManyRegisters; ++index) {
+    for (int index = 0; index < Shape::kRegisters; ++index) {
       const float2& pair = r_row_scales[index / 4];
       const float row_scale = index % 2 == 0 ? pair.x : pair.y;
       r_values[index] = __fmul_rn(__fmul_rn(r_values[index], r_scales[index / 2 % 2]), row_scale);
@@ -213,7 +218,7 @@ class Fp8Stream {
   }
 
   __device__ __forceinline__ int place(int half) const {
-    return slot_ + half * 8 < count ? static_cast<int>(r_places[half]) : TokenSums::kUnusedPlace;
+    return slot_ + half * 8 < count ? static_cast<int>(r_places[half]) : TokenSums<Tile>::kUnusedPlace;
   }
 
  private:
@@ -232,8 +237,11 @@ class Fp8Stream {
   TileCursor<Shape> cursor_;
 };
 
+template <class Tile>
 struct TokenAdd {
   static constexpr uint32_t kChunkBytes = 64;
+  static constexpr int kRegisters = Tile::kRows / 2;
+  static constexpr int kNarrowFloats = TokenSums<Tile>::kNarrowFloats;
 
   bool is_odd;
   uint32_t wide[2];
@@ -244,7 +252,7 @@ struct TokenAdd {
   __device__ __forceinline__ TokenAdd(const Stream& stream, uint32_t s_sums, int thread)
       : is_odd(thread / 4 % 2 != 0), r_weights{stream.r_weights[0], stream.r_weights[1]} {
     const uint32_t first = s_sums + thread % 4 * 16 + (is_odd ? kChunkBytes : 0);
-    const uint32_t narrow_first = s_sums + TokenSums::kPlaces * kWideFloats * 4 + thread % 4 * 8;
+    const uint32_t narrow_first = s_sums + TokenSums<Tile>::kPlaces * kWideFloats * 4 + thread % 4 * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto place = static_cast<uint32_t>(stream.place(half));
@@ -257,7 +265,7 @@ struct TokenAdd {
     return (chunk * 2 + element / 2) * 4 + half * 2 + element % 2;
   }
 
-  __device__ __forceinline__ void swap_chunks_of_odd_quads(float (&r_values)[kManyRegisters]) const {
+  __device__ __forceinline__ void swap_chunks_of_odd_quads(float (&r_values)[kRegisters]) const {
 #pragma unroll
     for (int index = 0; index < 8; ++index) {
       float& first = r_values[register_of(index / 4, 0, index % 4)];
@@ -268,14 +276,14 @@ struct TokenAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const float (&r)[kManyRegisters]) const {
+  __device__ __forceinline__ void add(const float (&r)[kRegisters]) const {
     float4 r_wide[2][2];
     float2 r_narrow[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       r_wide[half][0] = ptx::ld_shared_v4(wide[half]);
       r_wide[half][1] = ptx::ld_shared_v4(wide[half] ^ kChunkBytes);
-      r_narrow[half] = ptx::ld_shared_v2(narrow[half]);
+      if constexpr (kNarrowFloats > 0) r_narrow[half] = ptx::ld_shared_v2(narrow[half]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -289,8 +297,10 @@ struct TokenAdd {
                             __fmaf_rn(weight, r[register_of(half, chunk, 3)], old.w)};
         ptx::st_shared_v4(wide[half] ^ (chunk * kChunkBytes), sum);
       }
-      ptx::st_shared_v2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
-                                       __fmaf_rn(weight, r[register_of(half, 2, 1)], r_narrow[half].y)});
+      if constexpr (kNarrowFloats > 0) {
+        ptx::st_shared_v2(narrow[half], {__fmaf_rn(weight, r[register_of(half, 2, 0)], r_narrow[half].x),
+                                         __fmaf_rn(weight, r[register_of(half, 2, 1)], r_narrow[half].y)});
+      }
     }
   }
 };
@@ -298,6 +308,8 @@ struct TokenAdd {
 template <class Shape>
 class ManyDown {
  public:
+  using Tile = typename Shape::Tile;
+
   __device__ __forceinline__ ManyDown(ManyDownStorage<Shape>& s_storage, const DownInputs& inputs)
       : s_storage_(s_storage),
         inputs_(inputs),
@@ -334,8 +346,8 @@ class ManyDown {
       const int64_t matrix_tile = int64_t{weights_.expert} * inputs_.num_owners + owner;
       const int64_t tile = matrix_tile * inputs_.num_steps + weights_.k_step;
       uint64_t& arrived = s_storage_.arrived[group_][stage];
-      ptx::mbarrier_arrive_expect_tx(arrived, kDownTileBytes);
-      ptx::cp_async_bulk(s_storage_.weights[group_][stage], inputs_.weights + tile * kDownTileBytes, kDownTileBytes,
+      ptx::mbarrier_arrive_expect_tx(arrived, Tile::kBytes);
+      ptx::cp_async_bulk(s_storage_.weights[group_][stage], inputs_.weights + tile * Tile::kBytes, Tile::kBytes,
                          arrived, ptx::kEvictFirst);
     }
     weights_.advance(inputs_);
@@ -343,27 +355,27 @@ class ManyDown {
 
   __device__ __forceinline__ bool has_rows() const { return thread_ / 32 % 4 * kFragmentRows < fp8_.count; }
 
-  __device__ __forceinline__ void multiply_and_load(float (&r_sum)[kManyRegisters], bool is_first, int owner) {
+  __device__ __forceinline__ void multiply_and_load(float (&r_sum)[Shape::kRegisters], bool is_first, int owner) {
     ptx::mbarrier_wait_suspended(s_storage_.arrived[group_][ring_.stage], ring_.phase);
-    const uint32_t s_tile = s_weights_ + ring_.stage * kDownTileBytes;
-    TokenFragmentsMultiply<Shape::kMultiply, kDownTileRows, kDownTileK>::run(r_sum, is_first, has_rows(), fp8_.r_fp8,
-                                                                             s_tile, [&] {
-                                                                               fp8_.load_fp8();
-                                                                               ptx::bar_sync(kFirstGroup + group_, 128);
-                                                                               load_weights(ring_.stage, owner);
-                                                                               ring_.advance();
-                                                                             });
+    const uint32_t s_tile = s_weights_ + ring_.stage * Tile::kBytes;
+    TokenFragmentsMultiply<Shape::kMultiply, Tile::kRows, Tile::kK>::run(r_sum, is_first, has_rows(), fp8_.r_fp8,
+                                                                         s_tile, [&] {
+                                                                           fp8_.load_fp8();
+                                                                           ptx::bar_sync(kFirstGroup + group_, 128);
+                                                                           load_weights(ring_.stage, owner);
+                                                                           ring_.advance();
+                                                                         });
   }
 
   __device__ __forceinline__ void add_tile(int owner) {
-    float r_sum[kManyRegisters];
+    float r_sum[Shape::kRegisters];
     multiply_and_load(r_sum, true, owner);
     for (int k_step = 1; !Shape::kIsOneStep && k_step < inputs_.num_steps; ++k_step) {
       fp8_.advance();
       multiply_and_load(r_sum, false, owner);
     }
     fp8_.scale(r_sum);
-    const TokenAdd tokens(fp8_, s_sums_, thread_);
+    const TokenAdd<Tile> tokens(fp8_, s_sums_, thread_);
     const bool is_added = has_rows();
     fp8_.load_metadata();
     fp8_.advance();
@@ -391,7 +403,7 @@ __device__ __forceinline__ void prepare_many_down(ManyDownStorage<Shape>& s_stor
     ptx::mbarrier_init((&s_storage.arrived[0][0])[threadIdx.x], 1);
     ptx::fence_mbarrier_init();
   }
-  constexpr int kVectors = TokenSums::kPlaces * kDownTileRows / 4;
+  constexpr int kVectors = sizeof(s_storage.sums) / 16;
   auto* s_sums = reinterpret_cast<float4*>(s_storage.sums.values);
   for (int index = threadIdx.x; index < kVectors; index += Shape::kThreads) s_sums[index] = {};
   __syncthreads();
@@ -428,7 +440,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       down.start_weights(unit);
       down.start_fp8(unit);
     }
-    store_and_clear<Shape::kThreads>(s_storage.sums, inputs, done.token_block, done.owner);
+    store_and_clear<typename Shape::Tile, Shape::kThreads>(s_storage.sums, inputs, done.token_block, done.owner);
   }
 }
 

@@ -8,9 +8,6 @@
 
 namespace glint::cuda {
 
-constexpr int32_t kDownTileRows = 40;
-constexpr int32_t kDownTileK = 192;
-constexpr int32_t kDownTileBytes = kDownTileRows * kDownTileK;
 constexpr int32_t kQuantisedWidthLimit = 1536;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
@@ -28,6 +25,37 @@ struct TilePlan {
 TilePlan plan_tiles(int64_t num_tokens);
 int64_t max_grouped_tokens(int64_t num_experts);
 int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t num_local_experts);
+
+template <int32_t kRowsValue, int32_t kBytesOfK, bool kIsPaddedValue>
+struct DownTile {
+  static constexpr int32_t kRows = kRowsValue;
+  static constexpr int32_t kK = kBytesOfK;
+  static constexpr int32_t kBytes = kRows * kK;
+  static constexpr bool kIsPadded = kIsPaddedValue;
+};
+
+using DownTile40 = DownTile<40, 192, false>;
+using DownTile32 = DownTile<32, 352, false>;
+using PaddedDownTile32 = DownTile<32, 192, true>;
+
+struct DownTilePlan {
+  int32_t rows;
+  int32_t k;
+
+  constexpr int64_t packed_width(int64_t width) const { return (width + k - 1) / k * k; }
+};
+
+constexpr DownTilePlan plan_down_tile(int64_t width) {
+  if (width % DownTile40::kK == 0) return {DownTile40::kRows, DownTile40::kK};
+  if (width % DownTile32::kK == 0) return {DownTile32::kRows, DownTile32::kK};
+  return {PaddedDownTile32::kRows, PaddedDownTile32::kK};
+}
+
+constexpr bool is_down_shape(int64_t hidden_size, int64_t width) {
+  const DownTilePlan tile = plan_down_tile(width);
+  return hidden_size % tile.rows == 0 && width % 16 == 0 && width <= kQuantisedWidthLimit &&
+         (width % tile.k == 0 || width < tile.k);
+}
 
 constexpr int64_t kPackedTileHeadBytes = 16;
 constexpr int64_t kTokenMetadataBytes = 16;

@@ -93,7 +93,7 @@ struct HiddenRow {
   }
 
   template <class Target>
-  __device__ __forceinline__ float quantise_by_converged_warp(const Target& target, int width) const {
+  __device__ __forceinline__ float quantise_by_converged_warp(const Target& target, int packed_width) const {
     float most = 0.0F;
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) most = largest_magnitude(most, r_values[vector]);
@@ -106,7 +106,7 @@ struct HiddenRow {
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
       const int unit = first_unit(vector);
-      if (unit >= width) continue;
+      if (unit >= packed_width) continue;
       *reinterpret_cast<uint32_t*>(target.place(unit)) = fp8_of(by_scale.divide(r_values[vector]));
     }
     return scale;
@@ -122,6 +122,7 @@ struct DownInputs {
   const float* row_scales;
   float* hidden;
   int32_t width;
+  int32_t packed_width;
   int32_t hidden_size;
   int32_t num_tokens;
   int32_t num_steps;
@@ -142,7 +143,8 @@ struct ListedRows {
   __device__ __forceinline__ float weight(int row) const { return __ldcg(grouped.row_weights + row); }
 };
 
-constexpr int kNarrowVectors = 2;
+template <class Tile>
+constexpr int kNarrowVectors = (Tile::kK + 127) / 128;
 constexpr int kWideVectors = kQuantisedWidthLimit / 128;
 
 struct PackedMetadata {
@@ -155,11 +157,11 @@ struct alignas(16) TokenMetadata : PackedMetadata {};
 
 static_assert(sizeof(TokenMetadata) == kTokenMetadataBytes, "the metadata of a token are one vector");
 
-template <int kMaxTokensValue>
+template <int kMaxTokensValue, int kPlaceStrideValue>
 struct CoreMatrixTiles {
   static constexpr int kMaxTokens = kMaxTokensValue;
   static constexpr int kItemsPerTile = 16;
-  static constexpr int kPlaceStride = kDownTileRows;
+  static constexpr int kPlaceStride = kPlaceStrideValue;
 
   static __device__ __forceinline__ int values_offset(int count) {
     return static_cast<int>(kPackedTileHeadBytes) + count * static_cast<int>(kTokenMetadataBytes);
@@ -221,7 +223,7 @@ struct FragmentTiles {
 template <class Tiles, int kVectors, int kRows>
 __device__ __forceinline__ void pack_tile_rows(const DownInputs& inputs, const ListedRows& rows, const TokenTile& tile,
                                                int index, int slot_first) {
-  uint8_t* g_packed = inputs.packed_tiles + index * PackedTileShape{Tiles::kMaxTokens, inputs.width}.bytes();
+  uint8_t* g_packed = inputs.packed_tiles + index * PackedTileShape{Tiles::kMaxTokens, inputs.packed_width}.bytes();
   HiddenRow<kVectors> r_rows[kRows];
   int r_tokens[kRows];
   float r_weights[kRows];
@@ -236,8 +238,8 @@ __device__ __forceinline__ void pack_tile_rows(const DownInputs& inputs, const L
   for (int next = 0; next < kRows; ++next) {
     const int slot = slot_first + next;
     if (slot >= tile.row_count) return;
-    const typename Tiles::Row target(g_packed, tile, slot, inputs.width);
-    const float scale = r_rows[next].quantise_by_converged_warp(target, inputs.width);
+    const typename Tiles::Row target(g_packed, tile, slot, inputs.packed_width);
+    const float scale = r_rows[next].quantise_by_converged_warp(target, inputs.packed_width);
     if (threadIdx.x % 32 == 0) {
       target.store({r_tokens[next] % inputs.block_tokens * Tiles::kPlaceStride, r_weights[next], scale});
     }

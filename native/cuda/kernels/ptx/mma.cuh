@@ -25,6 +25,13 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&regs)[4], uint32_t addres
                : "memory");
 }
 
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&regs)[2], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(regs[0]), "=r"(regs[1])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&regs)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(regs[0]), "=r"(regs[1]), "=r"(regs[2]), "=r"(regs[3])
