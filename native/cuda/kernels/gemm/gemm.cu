@@ -41,7 +41,7 @@ struct GemmEpilogue {
 
   __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
     if (token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
-    return __ldg(token_scales + tile.tokens.row_first + column);
+    return __ldcg(token_scales + tile.tokens.row_first + column);
   }
 
   __device__ __forceinline__ void store_group(const GemmTile& tile, int fragment, int column, const float* r_sum,
@@ -164,14 +164,13 @@ bool launch_resident(const DenseLaunch& dense) {
          launch_resident_if_it_fits<ResidentShape<kMultiply, kElement, 64>>(dense);
 }
 
-int32_t persistent_tile_tokens(const DenseLaunch& dense) {
-  constexpr int64_t kFixedCostTokens = 160;
+int32_t persistent_tile_tokens(const DenseLaunch& dense, int64_t fixed_cost_tokens) {
   const int64_t blocks = device_multiprocessors();
   int32_t best = kPersistentTokens;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const int32_t tokens : {kPersistentTokens, 112, 96, 64, 32}) {
     const int64_t rounds = (dense.scheduler(tokens).num_tiles() + blocks - 1) / blocks;
-    const int64_t cost = rounds * (kFixedCostTokens + tokens);
+    const int64_t cost = rounds * (fixed_cost_tokens + tokens);
     if (cost < least) {
       least = cost;
       best = tokens;
@@ -182,7 +181,8 @@ int32_t persistent_tile_tokens(const DenseLaunch& dense) {
 
 template <Multiply kMultiply, GemmElement kElement>
 void launch_persistent(const DenseLaunch& dense) {
-  const DenseTileScheduler scheduler = dense.scheduler(persistent_tile_tokens(dense));
+  constexpr int64_t kFixedCostTokens = PersistentTeams<kMultiply>::kFixedCostTokens;
+  const DenseTileScheduler scheduler = dense.scheduler(persistent_tile_tokens(dense, kFixedCostTokens));
   const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, scheduler.max_tokens)};
   if (kElement == GemmElement::kE4m3 && dense.has_vector_rows()) {
     const StagedEpilogue epilogue = {dense.epilogue(), tensor_out(dense.call, scheduler.max_tokens)};

@@ -128,12 +128,6 @@ struct ClusterSplit {
   }
 };
 
-template <class Epilogue>
-__device__ __forceinline__ float late_token_scale(const Epilogue& epilogue, const GemmTile& tile, int column) {
-  if (epilogue.token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
-  return __ldcg(epilogue.token_scales + column);
-}
-
 template <class Shape, class Epilogue>
 __global__ void __launch_bounds__(kClusterSplitKThreads, 1)
     gemm_cluster_split_k_kernel(const __grid_constant__ GemmInputs inputs, const __grid_constant__ CUtensorMap tokens,
@@ -155,7 +149,7 @@ __global__ void __launch_bounds__(kClusterSplitKThreads, 1)
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) split.load_tokens(tokens);
   __syncwarp();
-  const float2 scales = {late_token_scale(epilogue, tile, column), late_token_scale(epilogue, tile, column + 1)};
+  const float2 scales = {epilogue.token_scale(tile, column), epilogue.token_scale(tile, column + 1)};
   float r_sum[Shape::kTokens / 2];
   split.multiply(r_sum);
   split.send(r_sum);

@@ -34,6 +34,7 @@ struct PersistentTeams<Multiply::kWgmma> {
   static constexpr int kGatherArrivals = kLoadThreads / 32;
   static constexpr int kTeamThreads = 128;
   static constexpr int kTokenWarps = 1;
+  static constexpr int kFixedCostTokens = 160;
   static constexpr bool kKeepsTotals = false;
 };
 
@@ -44,6 +45,7 @@ struct PersistentTeams<Multiply::kMmaSync> {
   static constexpr int kGatherArrivals = kLoadThreads;
   static constexpr int kTeamThreads = 64;
   static constexpr int kTokenWarps = 2;
+  static constexpr int kFixedCostTokens = 32;
   static constexpr bool kKeepsTotals = true;
 };
 
@@ -112,10 +114,10 @@ struct PersistentExpertScheduler {
   const TokenTile* token_tiles;
   const int32_t* num_token_tiles;
 
-  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldg(num_token_tiles); }
+  __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldcg(num_token_tiles); }
 
-  __device__ __forceinline__ GemmTile tile(int index) const {
-    const int last = __ldg(num_token_tiles) - 1;
+  __device__ __forceinline__ GemmTile tile(int index, int num_tiles) const {
+    const int last = num_tiles / num_row_tiles - 1;
     const int place = last - index / num_row_tiles;
     return {even_tile(load(place), load(max(place - 1, 0)), load(min(place + 1, last))), index % num_row_tiles};
   }
@@ -126,7 +128,7 @@ struct PersistentExpertScheduler {
 
  private:
   __device__ __forceinline__ TokenTile load(int place) const {
-    const int4 tile = __ldg(reinterpret_cast<const int4*>(token_tiles) + place);
+    const int4 tile = __ldcg(reinterpret_cast<const int4*>(token_tiles) + place);
     return {tile.x, tile.y, tile.z, tile.w};
   }
 
@@ -167,13 +169,13 @@ __device__ __forceinline__ void load_boxes(PersistentStorage<Shape>& s_storage, 
   const auto token_bytes = static_cast<uint32_t>(scheduler.max_tokens * kGemmTileK);
   const PersistentWeights<Shape> weights = {inputs.weights, num_steps, token_bytes};
   const int num_tiles = scheduler.num_tiles();
-  const int first_tile = scheduler.tile(blockIdx.x).row_tile;
+  const int first_tile = scheduler.tile(blockIdx.x, num_tiles).row_tile;
   int num_early = min(num_steps, Shape::kStages);
   for (int k_step = 0; k_step < num_early; ++k_step) weights.load(s_storage, first_tile, k_step, k_step);
   ptx::griddepcontrol_wait();
   PipelineState<Shape::kStages> ring;
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const GemmTile tile = scheduler.tile(index);
+    const GemmTile tile = scheduler.tile(index, num_tiles);
     for (int k_step = 0; k_step < num_steps; ++k_step) {
       ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
       if (num_early <= 0) weights.load(s_storage, tile.row_tile, k_step, ring.stage);
@@ -201,7 +203,7 @@ struct RowPasses {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int place = min(static_cast<int>(threadIdx.x) / 8 + pass * kRowsPerPass, count - 1);
-      r_tokens[pass] = __ldg(inputs.row_tokens + tile.row_first + place);
+      r_tokens[pass] = __ldcg(inputs.row_tokens + tile.row_first + place);
     }
   }
 };
@@ -274,12 +276,12 @@ __device__ __forceinline__ void gather_tiles(PersistentStorage<Shape>& s_storage
   if (blockIdx.x >= num_tiles) return;
   PipelineState<Shape::kStages> ring;
   GatherSignal<Shape> signal;
-  GemmTile next_tile = scheduler.tile(blockIdx.x);
+  GemmTile next_tile = scheduler.tile(blockIdx.x, num_tiles);
   RowPasses<Shape> next_rows(inputs, next_tile.tokens);
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const int64_t weight_tile = scheduler.weight_tile(next_tile);
     const RowGather<Shape> gather(inputs, next_rows);
-    next_tile = scheduler.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1));
+    next_tile = scheduler.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1), num_tiles);
     for (int k_step = 0; k_step < num_steps; ++k_step) {
       ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
       if (threadIdx.x == 0) weights.load(s_storage, weight_tile, k_step, ring.stage);
@@ -307,7 +309,7 @@ struct LoadCursor {
   __device__ __forceinline__ bool has_stage() const { return index < num_tiles; }
 
   __device__ __forceinline__ GemmTile tile_after(int distance) const {
-    return scheduler.tile(min(index + distance * static_cast<int>(gridDim.x), num_tiles - 1));
+    return scheduler.tile(min(index + distance * static_cast<int>(gridDim.x), num_tiles - 1), num_tiles);
   }
 
   __device__ __forceinline__ void wait_until_released() const {
@@ -676,9 +678,12 @@ __device__ __forceinline__ void multiply_persistent_tiles(PersistentStorage<Shap
                                                           const Scheduler& scheduler, const Epilogue& epilogue,
                                                           Loader& loader) {
   const int num_tiles = scheduler.num_tiles();
+  if (blockIdx.x >= num_tiles) return;
   PipelineState<Shape::kStages> ring;
+  GemmTile next_tile = scheduler.tile(blockIdx.x, num_tiles);
   for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const GemmTile tile = scheduler.tile(index);
+    const GemmTile tile = next_tile;
+    next_tile = scheduler.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1), num_tiles);
     const int count = tile.tokens.row_count;
     if (count > 112) {
       multiply_persistent_tile<Shape, 128>(s_storage, inputs, epilogue, tile, ring, loader);

@@ -89,6 +89,8 @@ struct DenseTileScheduler {
     return {{0, first, min(max_tokens, num_tokens - first), 0}, index / token_tiles};
   }
 
+  __device__ __forceinline__ GemmTile tile(int index, int) const { return tile(index); }
+
   __device__ __forceinline__ int token(int row) const { return row; }
 };
 

@@ -36,7 +36,7 @@ struct SwigluEpilogue {
 
   __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
     if (column >= tile.tokens.row_count) return 1.0F;
-    return __ldg(token_scales + __ldg(row_tokens + tile.tokens.row_first + column));
+    return __ldcg(token_scales + __ldcg(row_tokens + tile.tokens.row_first + column));
   }
 
   __device__ __forceinline__ void store_group(const GemmTile& tile, int fragment, int column, const float* r_sum,
