@@ -26,7 +26,7 @@ const TestGemm& checked(const TestGemm& test) {
 
 bool is_tiled(const TestGemm& test) {
   const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
-  return test.scale_kind != GLINT_SCALE_TILE && test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
+  return test.scale_kind != GLINT_SCALE_TILE && glint::cuda::is_tiled_k(test.weight_cols * element_bytes);
 }
 
 std::vector<float> device_scales(const TestGemm& test) {
@@ -95,7 +95,7 @@ class Gemm {
                               .activations = operand_.row_data(),
                               .token_scales = operand_.scale_data(),
                               .rows = test_.weight_rows,
-                              .k_bytes = row_bytes_,
+                              .k_bytes = glint::cuda::padded_k_bytes(row_bytes_),
                               .num_tokens = num_tokens,
                               .element = element_,
                               .multiply = multiply_},
