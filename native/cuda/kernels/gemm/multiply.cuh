@@ -25,12 +25,8 @@ struct MmaQuad {
 
   ptx::FragmentA r_rows[kSteps];
 
-  static __device__ __forceinline__ uint32_t low(uint32_t word) {
-    return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(word & 0xffffU));
-  }
-  static __device__ __forceinline__ uint32_t high(uint32_t word) {
-    return ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(word >> 16U));
-  }
+  static __device__ __forceinline__ uint32_t low(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_low(word); }
+  static __device__ __forceinline__ uint32_t high(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_high(word); }
 
   static __device__ __forceinline__ ptx::FragmentA fragment(uint32_t above, uint32_t below) {
     return {low(above), low(below), high(above), high(below)};
