@@ -84,19 +84,19 @@ __device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2(uint16_t values) {
   return halves;
 }
 
-__device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2_low(uint32_t values) {
+__device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2_low(uint32_t word) {
   uint32_t halves;
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}\n"
       : "=r"(halves)
-      : "r"(values));
+      : "r"(word));
   return halves;
 }
 
-__device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2_high(uint32_t values) {
+__device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2_high(uint32_t word) {
   uint32_t halves;
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}\n"
       : "=r"(halves)
-      : "r"(values));
+      : "r"(word));
   return halves;
 }
 
