@@ -54,8 +54,9 @@ class GemmShape:
 
     @property
     def is_tiled(self) -> bool:
-        """Whether the tiled family takes it: no scales by tile, and rows of whole steps of 128 bytes."""
-        return self.kind != "tile" and self.cols * (2 if self.kind is None else 1) % TILE_BYTES == 0
+        """Whether the tiled family takes it: no scales by tile, and at most a sixteenth of zeros behind its rows."""
+        row_bytes = self.cols * (2 if self.kind is None else 1)
+        return self.kind != "tile" and row_bytes % 8 == 0 and -row_bytes % TILE_BYTES * 16 <= row_bytes
 
     def case(self, count: int) -> GemmCase:
         """Fresh rows, weight and bias; rows of a bfloat16 weight are bfloat16 numbers, as CUDA takes them."""

@@ -188,7 +188,7 @@ class TaskPlanner {
       Chain pieces;
       append_slice(pieces, chain, static_cast<uint64_t>(first * row_bytes), static_cast<uint64_t>(rows * row_bytes));
       const int64_t offset = placed.is_tiled ? packed_weight_bytes(first, row_bytes)
-                                              : portable_weight_bytes(first, placed.cols, placed.element);
+                                             : portable_weight_bytes(first, placed.cols, placed.element);
       add_task(placed.is_tiled ? TaskKind::kPackRows : TaskKind::kPackPortable, target + offset, placed, rows,
                std::move(pieces));
     }

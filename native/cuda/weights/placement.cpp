@@ -137,14 +137,15 @@ class Placer {
 
   bool is_tiled_gemm(int64_t cols, GemmElement element) const {
     const bool has_tiles = element == GemmElement::kE4m3 && model_.weight_scale_kind == GLINT_SCALE_TILE;
-    return !has_tiles && cols * element_bytes(element) % kGemmTileK == 0;
+    return !has_tiles && is_tiled_k(cols * element_bytes(element));
   }
 
   bool is_tiled_expert() const {
     const int64_t width = model_.expert_width;
     return !shares_device_ && layer_element_ == GemmElement::kE4m3 && is_tiled_gemm(hidden_, layer_element_) &&
-           plan_k_splits(hidden_).num_splits == kClusterSplits && is_down_shape(hidden_, width) &&
-           hidden_ / plan_down_tile(width).rows <= num_multiprocessors_ && num_experts_ + 1 <= kMaxLocalExperts;
+           hidden_ % kGemmTileK == 0 && plan_k_splits(hidden_).num_splits == kClusterSplits &&
+           is_down_shape(hidden_, width) && hidden_ / plan_down_tile(width).rows <= num_multiprocessors_ &&
+           num_experts_ + 1 <= kMaxLocalExperts;
   }
 
   const glint_model& model_;

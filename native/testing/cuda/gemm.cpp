@@ -27,7 +27,7 @@ const TestGemm& checked(const TestGemm& test) {
 bool runs_tiled(const Runner& runner, const TestGemm& test) {
   const int64_t element_bytes = test.dtype == GLINT_DTYPE_BF16 ? 2 : 1;
   const bool is_taken =
-      test.scale_kind != GLINT_SCALE_TILE && test.weight_cols * element_bytes % glint::cuda::kGemmTileK == 0;
+      test.scale_kind != GLINT_SCALE_TILE && glint::cuda::is_tiled_k(test.weight_cols * element_bytes);
   glint::require_argument(is_taken || runner.is_fallback(), "the tiled GEMM refuses ", test.weight_cols,
                           " columns with scales of kind ", test.scale_kind, "; run the fallback");
   return !runner.is_fallback();
@@ -99,7 +99,7 @@ class Gemm {
                               .activations = operand_.row_data(),
                               .token_scales = operand_.scale_data(),
                               .rows = test_.weight_rows,
-                              .k_bytes = row_bytes_,
+                              .k_bytes = glint::cuda::padded_k_bytes(row_bytes_),
                               .num_tokens = num_tokens,
                               .element = element_,
                               .multiply = multiply_},

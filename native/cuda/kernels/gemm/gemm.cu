@@ -184,7 +184,7 @@ void launch_persistent(const DenseLaunch& dense) {
   constexpr int64_t kFixedCostTokens = PersistentTeams<kMultiply>::kFixedCostTokens;
   const DenseTileScheduler scheduler = dense.scheduler(persistent_tile_tokens(dense, kFixedCostTokens));
   const TensorTokens tokens = {token_map(dense.inputs, dense.call.num_tokens, scheduler.max_tokens)};
-  if (kElement == GemmElement::kE4m3 && dense.has_vector_rows()) {
+  if (kElement == GemmElement::kE4m3 && dense.has_vector_rows() && dense.call.rows % 4 == 0) {
     const StagedEpilogue epilogue = {dense.epilogue(), tensor_out(dense.call, scheduler.max_tokens)};
     launch_gemm_persistent<PersistentShape<kMultiply, GemmElement::kE4m3, TensorTokens, true>>(
         dense.inputs, tokens, scheduler, epilogue, scheduler.num_tiles(), dense.stream);

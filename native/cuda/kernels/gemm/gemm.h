@@ -30,6 +30,12 @@ struct GemmInputs {
   int32_t num_splits;
 };
 
+constexpr int64_t padded_k_bytes(int64_t k_bytes) { return (k_bytes + kGemmTileK - 1) / kGemmTileK * kGemmTileK; }
+
+constexpr bool is_tiled_k(int64_t k_bytes) {
+  return k_bytes % 8 == 0 && (padded_k_bytes(k_bytes) - k_bytes) * 16 <= k_bytes;
+}
+
 struct KSplitPlan {
   int32_t num_splits;
   int32_t split_steps;

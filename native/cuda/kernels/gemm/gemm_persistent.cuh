@@ -516,12 +516,6 @@ __device__ __forceinline__ void store_direct(const Epilogue& epilogue, const Gem
   }
 }
 
-template <int kCount>
-__device__ __forceinline__ void add(float (&r_sum)[kCount], const float (&r_values)[kCount]) {
-#pragma unroll
-  for (int index = 0; index < kCount; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
-}
-
 struct NoLoader {};
 
 template <class Shape, int kTokens, Multiply kMultiply = Shape::kMultiply>
@@ -545,7 +539,7 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kWgmma> {
       Step::template wait<0>(r_stage);
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
       ring.advance();
-      add(r_split, r_stage);
+      add_registers(r_split, r_stage);
     }
   }
 
@@ -555,7 +549,7 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kWgmma> {
     for (int split = 1; split < inputs.num_splits; ++split) {
       float r_split[Tile::kRegisters];
       add_split(r_split, inputs.split_steps);
-      add(r_total, r_split);
+      add_registers(r_total, r_split);
     }
   }
 };
@@ -613,7 +607,7 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
         r_pairs[pair % 2].add_step(r_stage, step);
       }
     }
-    add(r_split, r_stage);
+    add_registers(r_split, r_stage);
   }
 
   __device__ __forceinline__ float4* shared_totals() const {

@@ -17,6 +17,7 @@ constexpr int kFragmentTokens = 8;
 constexpr int kChunkBytes = 16;
 constexpr int kCoreMatrixBytes = 128;
 constexpr int kQuadChunks = 4;
+constexpr int kMmaPartBytes = 192;
 
 template <GemmElement kElement>
 struct MmaOperands {
@@ -25,10 +26,6 @@ struct MmaOperands {
 
   static __device__ __forceinline__ uint32_t low(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_low(word); }
   static __device__ __forceinline__ uint32_t high(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_high(word); }
-
-  static __device__ __forceinline__ ptx::FragmentA fragment(uint32_t above, uint32_t below) {
-    return {low(above), low(below), high(above), high(below)};
-  }
 
   static __device__ __forceinline__ uint32_t lane_of_rows(uint32_t rows, uint32_t chunk_stride) {
     const uint32_t lane = threadIdx.x % 32;
@@ -132,6 +129,12 @@ __device__ __forceinline__ void clear_registers(float (&r_values)[kCount]) {
   for (int index = 0; index < kCount; ++index) r_values[index] = 0.0F;
 }
 
+template <int kCount>
+__device__ __forceinline__ void add_registers(float (&r_sum)[kCount], const float (&r_values)[kCount]) {
+#pragma unroll
+  for (int index = 0; index < kCount; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
+}
+
 template <Multiply kMultiply, GemmElement kElement, int kTokens>
 struct StepMultiply;
 
@@ -230,6 +233,15 @@ struct WgmmaParts {
   }
 };
 
+__device__ __forceinline__ ptx::FragmentA fragment_of_fp8(uint32_t above, uint32_t below) {
+  return {ptx::cvt_f16x2_e4m3x2_low(above), ptx::cvt_f16x2_e4m3x2_low(below), ptx::cvt_f16x2_e4m3x2_high(above),
+          ptx::cvt_f16x2_e4m3x2_high(below)};
+}
+
+__device__ __forceinline__ void add_fp8_product(float* r_sum, const ptx::FragmentA& rows, uint32_t columns) {
+  ptx::mma_m16n8k16_f16(r_sum, rows, ptx::cvt_f16x2_e4m3x2_low(columns), ptx::cvt_f16x2_e4m3x2_high(columns));
+}
+
 template <Multiply kMultiply, int kTokens, int kRows, int kBytesOfK>
 struct TileMultiply;
 
@@ -263,9 +275,9 @@ struct TileMultiply<Multiply::kWgmma, kTokens, kRows, kBytesOfK> {
 
 template <int kTokens, int kRows, int kBytesOfK>
 struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
-  using Quad = MmaQuad<GemmElement::kE4m3>;
   static constexpr int kGroupsAtOnce = kTokens < 16 ? 1 : 2;
   static constexpr int kPairs = kBytesOfK / (2 * kChunkBytes);
+  static constexpr int kPartPairs = kMmaPartBytes / (2 * kChunkBytes);
   static_assert(kBytesOfK % (2 * kChunkBytes) == 0, "ldmatrix loads pairs of chunks");
 
   static __device__ __forceinline__ void load_tokens(uint32_t (&r_words)[2 * kGroupsAtOnce], uint32_t address) {
@@ -284,25 +296,28 @@ struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
     if (warp * kFragmentRows >= kRows) return;
     const uint32_t token = lane % (kGroupsAtOnce * kFragmentTokens);
     const uint32_t chunk = lane / (kGroupsAtOnce * kFragmentTokens) % 2;
-    const uint32_t rows = Quad::lane_of_rows(ptx::shared_address(s_rows) + warp * 2 * kCoreMatrixBytes, kChunkStride);
+    const uint32_t rows = MmaQuad<GemmElement::kE4m3>::lane_of_rows(
+        ptx::shared_address(s_rows) + warp * 2 * kCoreMatrixBytes, kChunkStride);
     uint32_t tokens = ptx::shared_address(s_tokens) + (chunk * count + token) * kChunkBytes;
+    float r_part[kTokens / 2];
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
+      if (pair % kPartPairs == 0) clear_registers(r_part);
       uint32_t r_words[4];
       ptx::ldmatrix_x4(r_words, rows + pair * 2 * kChunkStride);
-      const ptx::FragmentA r_rows[2] = {Quad::fragment(r_words[0], r_words[1]), Quad::fragment(r_words[2], r_words[3])};
+      const ptx::FragmentA r_rows[2] = {fragment_of_fp8(r_words[0], r_words[1]),
+                                        fragment_of_fp8(r_words[2], r_words[3])};
 #pragma unroll
       for (int first = 0; first < kTokens / kFragmentTokens; first += kGroupsAtOnce) {
         uint32_t r_tokens[2 * kGroupsAtOnce];
         load_tokens(r_tokens, tokens + first * kFragmentTokens * kChunkBytes);
 #pragma unroll
         for (int index = 0; index < 2 * kGroupsAtOnce; ++index) {
-          const uint32_t word = r_tokens[index];
-          ptx::mma_m16n8k16_f16(r_sum + (first + index % kGroupsAtOnce) * 4, r_rows[index / kGroupsAtOnce],
-                                Quad::low(word), Quad::high(word));
+          add_fp8_product(r_sum + (first + index % kGroupsAtOnce) * 4, r_rows[index / kGroupsAtOnce], r_tokens[index]);
         }
       }
       tokens += 2 * count * kChunkBytes;
+      if ((pair + 1) % kPartPairs == 0 || pair + 1 == kPairs) add_registers(r_sum, r_part);
     }
     __syncwarp();
   }
@@ -340,32 +355,38 @@ struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK> {
 
 template <int kRows, int kBytesOfK>
 struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
-  using Quad = MmaQuad<GemmElement::kE4m3>;
   static constexpr int kSteps = kBytesOfK / 32;
+  static constexpr int kPartSteps = kMmaPartBytes / 32;
   static constexpr int kChunkStride = kRows * kChunkBytes;
+  static_assert(kPartSteps % 2 == 0, "a part is made of quads of chunks");
 
   template <int kFirst>
-  static __device__ __forceinline__ void add_quad(float (&r_sum)[kRows / 2], const uint4 (&r_tokens)[kSteps],
-                                                  uint32_t s_rows) {
+  static __device__ __forceinline__ void add_quad(float (&r_sum)[kRows / 2], float (&r_part)[kRows / 2],
+                                                  const uint4 (&r_tokens)[kSteps], uint32_t s_rows) {
     constexpr int kQuadSteps = kSteps - kFirst < 2 ? 1 : 2;
+    constexpr int kNext = kFirst + kQuadSteps;
+    if constexpr (kFirst % kPartSteps == 0) clear_registers(r_part);
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t columns =
         s_rows + (kFirst * 2 + lane / 8 % (2 * kQuadSteps)) * kChunkStride + lane % 8 * kChunkBytes;
-    Quad multiply;
+    ptx::FragmentA r_fragments[2 * kQuadSteps];
 #pragma unroll
     for (int step = 0; step < kQuadSteps; ++step) {
       const uint4& words = r_tokens[kFirst + step];
-      multiply.r_rows[step * 2] = Quad::fragment(words.x, words.y);
-      multiply.r_rows[step * 2 + 1] = Quad::fragment(words.z, words.w);
+      r_fragments[step * 2] = fragment_of_fp8(words.x, words.y);
+      r_fragments[step * 2 + 1] = fragment_of_fp8(words.z, words.w);
     }
 #pragma unroll
     for (int group = 0; group < kRows / 8; ++group) {
       uint32_t r_weights[4];
       ptx::ldmatrix_x4(r_weights, columns + group * kCoreMatrixBytes);
 #pragma unroll
-      for (int chunk = 0; chunk < 2 * kQuadSteps; ++chunk) multiply.add_step(r_sum + group * 4, r_weights, chunk);
+      for (int chunk = 0; chunk < 2 * kQuadSteps; ++chunk) {
+        add_fp8_product(r_sum + group * 4, r_fragments[chunk], r_weights[chunk]);
+      }
     }
-    if constexpr (kFirst + kQuadSteps < kSteps) add_quad<kFirst + kQuadSteps>(r_sum, r_tokens, s_rows);
+    if constexpr (kNext % kPartSteps == 0 || kNext == kSteps) add_registers(r_sum, r_part);
+    if constexpr (kNext < kSteps) add_quad<kNext>(r_sum, r_part, r_tokens, s_rows);
   }
 
   template <class Released>
@@ -373,7 +394,8 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
                                              const uint4 (&r_tokens)[kSteps], uint32_t s_rows,
                                              const Released& when_released) {
     if (is_first) clear_registers(r_sum);
-    if (has_tokens) add_quad<0>(r_sum, r_tokens, s_rows);
+    float r_part[kRows / 2];
+    if (has_tokens) add_quad<0>(r_sum, r_part, r_tokens, s_rows);
     __syncwarp();
     when_released();
   }

@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kPackThreads = 256;
 constexpr int kChunkBytes = 16;
+constexpr int kHalfBytes = kChunkBytes / 2;
 
 struct ChunkPlace {
   int64_t matrix;
@@ -45,24 +46,33 @@ struct GateUpRows {
   }
 };
 
+__device__ uint2 load_half(const uint8_t* g_row, int64_t offset, int64_t k_bytes) {
+  if (offset >= k_bytes) return {};
+  return *reinterpret_cast<const uint2*>(g_row + offset);
+}
+
 template <class Rows>
 __global__ void pack_weight_kernel(const PackCall call, Rows rows, int64_t row_tiles, int64_t num_chunks) {
   const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= num_chunks) return;
-  const ChunkPlace place = place_of_chunk(index, row_tiles, call.k_bytes / kGemmTileK);
+  const ChunkPlace place = place_of_chunk(index, row_tiles, padded_k_bytes(call.k_bytes) / kGemmTileK);
   const SourceRow source = rows.find(call, place);
   uint4 chunk = {0, 0, 0, 0};
   if (source.row < call.rows) {
-    const int64_t offset = (place.matrix * call.rows + source.row) * call.k_bytes + place.k_offset;
-    chunk = *reinterpret_cast<const uint4*>(source.matrix + offset);
+    const uint8_t* g_row = source.matrix + (place.matrix * call.rows + source.row) * call.k_bytes;
+    const uint2 low = load_half(g_row, place.k_offset, call.k_bytes);
+    const uint2 high = load_half(g_row, place.k_offset + kHalfBytes, call.k_bytes);
+    chunk = {low.x, low.y, high.x, high.y};
   }
   reinterpret_cast<uint4*>(call.packed)[index] = chunk;
 }
 
 template <class Rows>
 void launch_pack(const PackCall& call, Rows rows, int64_t row_tiles, cudaStream_t stream) {
+  require_argument(call.k_bytes % kHalfBytes == 0, "weight rows of ", call.k_bytes,
+                   " bytes cannot be packed; give a multiple of ", kHalfBytes);
   const int64_t num_chunks =
-      call.num_matrices * row_tiles * (call.k_bytes / kGemmTileK) * (kGemmTileBytes / kChunkBytes);
+      call.num_matrices * row_tiles * (padded_k_bytes(call.k_bytes) / kGemmTileK) * (kGemmTileBytes / kChunkBytes);
   const auto blocks = static_cast<unsigned>((num_chunks + kPackThreads - 1) / kPackThreads);
   pack_weight_kernel<<<blocks, kPackThreads, 0, stream>>>(call, rows, row_tiles, num_chunks);
   GLINT_CHECK_CUDA(cudaGetLastError());
@@ -73,11 +83,11 @@ int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1
 }
 
 int64_t packed_weight_bytes(int64_t rows, int64_t k_bytes) {
-  return tiles_of(rows, kGemmTileRows) * kGemmTileRows * k_bytes;
+  return tiles_of(rows, kGemmTileRows) * kGemmTileRows * padded_k_bytes(k_bytes);
 }
 
 int64_t packed_gate_up_bytes(int64_t width, int64_t k_bytes) {
-  return tiles_of(width, kGemmTileRows / 2) * kGemmTileRows * k_bytes;
+  return tiles_of(width, kGemmTileRows / 2) * kGemmTileRows * padded_k_bytes(k_bytes);
 }
 
 void launch_pack_rows(const PackCall& call, cudaStream_t stream) {

@@ -304,6 +304,7 @@ __device__ __forceinline__ void multiply_down_tile(DownStorage<Shape>& s_storage
   float r_sum[kTokens / 2];
 #pragma unroll
   for (int index = 0; index < kTokens / 2; ++index) r_sum[index] = 0.0F;
+#pragma unroll 1
   for (int k_step = 0; k_step < turn.num_steps; ++k_step) {
     const int stage = turn.ring_first + ring.stage;
     if (k_step > 0) ptx::mbarrier_wait_suspended(s_storage.stage_arrived[stage], ring.phase);
