@@ -6,7 +6,7 @@ set(portable_flags
   -gencode=arch=compute_90,code=[sm_90,compute_90]
   -gencode=arch=compute_100,code=sm_100 -DGLINT_MULTIPLY=kMmaSync)
 set(hopper_flags_spill_bytes 160)
-set(portable_flags_spill_bytes 512)
+set(portable_flags_spill_bytes 160)
 set(cuda_flags -std=c++20 -O3 --expt-relaxed-constexpr --Werror all-warnings -Xptxas -v -Xcompiler -fPIC
   -Xcompiler -fvisibility=hidden -I${CMAKE_SOURCE_DIR}/native -I${CMAKE_SOURCE_DIR}/native/include)
 

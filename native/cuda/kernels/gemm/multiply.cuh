@@ -19,13 +19,19 @@ constexpr int kCoreMatrixBytes = 128;
 constexpr int kQuadChunks = 4;
 constexpr int kMmaPartBytes = 192;
 
+__device__ __forceinline__ ptx::FragmentA fragment_of_fp8(uint32_t above, uint32_t below) {
+  return {ptx::cvt_f16x2_e4m3x2_low(above), ptx::cvt_f16x2_e4m3x2_low(below), ptx::cvt_f16x2_e4m3x2_high(above),
+          ptx::cvt_f16x2_e4m3x2_high(below)};
+}
+
+__device__ __forceinline__ void add_fp8_product(float* r_sum, const ptx::FragmentA& rows, uint32_t columns) {
+  ptx::mma_m16n8k16_f16(r_sum, rows, ptx::cvt_f16x2_e4m3x2_low(columns), ptx::cvt_f16x2_e4m3x2_high(columns));
+}
+
 template <GemmElement kElement>
 struct MmaOperands {
   static constexpr bool kIsFp8 = kElement == GemmElement::kE4m3;
   static constexpr int kStepChunks = kIsFp8 ? 1 : 2;
-
-  static __device__ __forceinline__ uint32_t low(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_low(word); }
-  static __device__ __forceinline__ uint32_t high(uint32_t word) { return ptx::cvt_f16x2_e4m3x2_high(word); }
 
   static __device__ __forceinline__ uint32_t lane_of_rows(uint32_t rows, uint32_t chunk_stride) {
     const uint32_t lane = threadIdx.x % 32;
@@ -34,7 +40,7 @@ struct MmaOperands {
 
   static __device__ __forceinline__ ptx::FragmentA rows(const uint32_t (&r_words)[4], int step) {
     if constexpr (kIsFp8) {
-      return fragment(r_words[step * 2], r_words[step * 2 + 1]);
+      return fragment_of_fp8(r_words[step * 2], r_words[step * 2 + 1]);
     } else {
       return {r_words[0], r_words[1], r_words[2], r_words[3]};
     }
@@ -42,7 +48,7 @@ struct MmaOperands {
 
   static __device__ __forceinline__ ptx::FragmentB tokens(const uint32_t* r_words, int step) {
     if constexpr (kIsFp8) {
-      return {low(r_words[step]), high(r_words[step])};
+      return {ptx::cvt_f16x2_e4m3x2_low(r_words[step]), ptx::cvt_f16x2_e4m3x2_high(r_words[step])};
     } else {
       return {r_words[step * 2], r_words[step * 2 + 1]};
     }
@@ -233,15 +239,6 @@ struct WgmmaParts {
   }
 };
 
-__device__ __forceinline__ ptx::FragmentA fragment_of_fp8(uint32_t above, uint32_t below) {
-  return {ptx::cvt_f16x2_e4m3x2_low(above), ptx::cvt_f16x2_e4m3x2_low(below), ptx::cvt_f16x2_e4m3x2_high(above),
-          ptx::cvt_f16x2_e4m3x2_high(below)};
-}
-
-__device__ __forceinline__ void add_fp8_product(float* r_sum, const ptx::FragmentA& rows, uint32_t columns) {
-  ptx::mma_m16n8k16_f16(r_sum, rows, ptx::cvt_f16x2_e4m3x2_low(columns), ptx::cvt_f16x2_e4m3x2_high(columns));
-}
-
 template <Multiply kMultiply, int kTokens, int kRows, int kBytesOfK>
 struct TileMultiply;
 
@@ -313,7 +310,7 @@ struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
         load_tokens(r_tokens, tokens + first * kFragmentTokens * kChunkBytes);
 #pragma unroll
         for (int index = 0; index < 2 * kGroupsAtOnce; ++index) {
-          add_fp8_product(r_sum + (first + index % kGroupsAtOnce) * 4, r_rows[index / kGroupsAtOnce], r_tokens[index]);
+          add_fp8_product(r_part + (first + index % kGroupsAtOnce) * 4, r_rows[index / kGroupsAtOnce], r_tokens[index]);
         }
       }
       tokens += 2 * count * kChunkBytes;
@@ -382,7 +379,7 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
       ptx::ldmatrix_x4(r_weights, columns + group * kCoreMatrixBytes);
 #pragma unroll
       for (int chunk = 0; chunk < 2 * kQuadSteps; ++chunk) {
-        add_fp8_product(r_sum + group * 4, r_fragments[chunk], r_weights[chunk]);
+        add_fp8_product(r_part + group * 4, r_fragments[chunk], r_weights[chunk]);
       }
     }
     if constexpr (kNext % kPartSteps == 0 || kNext == kSteps) add_registers(r_sum, r_part);
