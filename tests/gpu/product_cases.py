@@ -100,6 +100,9 @@ ROW_COUNT_GEMMS = {
         (GemmShape("shared", 384, 5120, "channel"), MANY_ROWS),
         (GemmShape("tile", 520, 5120, "tile"), MANY_ROWS),
         (GemmShape("BF16", 520, 5120, None, has_bias=True), MANY_ROWS),
+        (GemmShape("BF16 qkv", 1792, 5120, None, has_bias=True), ROWS_PAST_ALL_SWITCHES),
+        (GemmShape("BF16 o", 5120, 1536, None), ROWS_PAST_ALL_SWITCHES),
+        (GemmShape("BF16 shared down", 5120, 192, None), ROWS_PAST_ALL_SWITCHES),
         *(
             (RANK_GEMMS[name], ROWS_PAST_ALL_SWITCHES)
             for name in (
