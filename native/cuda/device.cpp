@@ -44,7 +44,7 @@ DeviceProperties select_device(int32_t requested_kernels, int device) {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   GLINT_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-  const GpuFacts gpu = {.name = properties.name,
+  const GpuProperties gpu = {.name = properties.name,
                         .compute_major = properties.major,
                         .compute_minor = properties.minor,
                         .shared_bytes = properties.sharedMemPerBlockOptin,

@@ -17,7 +17,7 @@ struct DeviceProperties {
   int32_t num_multiprocessors;
   uint64_t memory_total;
   uint64_t memory_free;
-  GpuFacts gpu;
+  GpuProperties gpu;
   KernelChoice choice;
   bool is_shared = false;
 

@@ -20,7 +20,7 @@ struct Driver {
   std::string package_version;
 };
 
-struct GpuFacts {
+struct GpuProperties {
   std::string name;
   int32_t compute_major;
   int32_t compute_minor;
@@ -49,7 +49,7 @@ inline void require_driver(const Driver& driver) {
           " or newer on the machine and start it again (nvidia-smi shows the driver), or use the CPU library");
 }
 
-inline void require_gpu(const GpuFacts& gpu, uint64_t needed_shared_bytes) {
+inline void require_gpu(const GpuProperties& gpu, uint64_t needed_shared_bytes) {
   require(
       gpu.compute_major >= kHopperMajor && gpu.shared_bytes >= needed_shared_bytes, GLINT_STATUS_UNSUPPORTED, gpu.name,
       " has compute capability ", gpu.compute_major, ".", gpu.compute_minor, " and ", gpu.shared_bytes,
@@ -58,7 +58,7 @@ inline void require_gpu(const GpuFacts& gpu, uint64_t needed_shared_bytes) {
       "use the CPU library");
 }
 
-inline std::string code_of(int32_t kernels, const GpuFacts& gpu) {
+inline std::string code_of(int32_t kernels, const GpuProperties& gpu) {
   const bool has_machine_code = gpu.compute_major == kHopperMajor || gpu.compute_major == kBlackwellMajor;
   if (gpu.compiles_ptx) return "compute_90 PTX that the driver compiles, as CUDA_FORCE_PTX_JIT asks";
   if (!has_machine_code) return "compute_90 PTX that the driver compiles: the library has no machine code for this GPU";
@@ -66,7 +66,7 @@ inline std::string code_of(int32_t kernels, const GpuFacts& gpu) {
   return gpu.compute_major == kHopperMajor ? "machine code for sm_90" : "machine code for sm_100";
 }
 
-inline KernelChoice choose_kernels(int32_t requested, const GpuFacts& gpu) {
+inline KernelChoice choose_kernels(int32_t requested, const GpuProperties& gpu) {
   const std::string capability = text("compute capability ", gpu.compute_major, ".", gpu.compute_minor);
   const bool has_wgmma = gpu.compute_major == kHopperMajor && !gpu.compiles_ptx;
   const int32_t best = has_wgmma ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE;

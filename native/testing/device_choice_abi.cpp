@@ -16,7 +16,7 @@ GLINT_API int32_t glint_testing_choose_kernels(int32_t requested, const char* na
                                                int32_t compute_minor, uint64_t shared_bytes, uint64_t needed_bytes,
                                                int32_t compiles_ptx, int32_t* kernels) {
   return glint::testing::guarded([&] {
-    const glint::cuda::GpuFacts gpu = {.name = name,
+    const glint::cuda::GpuProperties gpu = {.name = name,
                                        .compute_major = compute_major,
                                        .compute_minor = compute_minor,
                                        .shared_bytes = shared_bytes,

@@ -51,7 +51,7 @@ BOUNDS = {
     "rotate: query, key": 2.0**-7,
     "rotate: share rounded otherwise": 1e-3,
     "rotate: value": 0.0,
-    "attend": 2.0**-6,
+    "attend": 2.0**-7,
     "attend: median row": 1e-5,
     "attention step: scale": 2.0**-7,
     "attention step: FP8": 16 / 448 + 2.0**-6,
