@@ -1,7 +1,7 @@
 """GEMMs of every family against the CPU's on fresh random inputs: the tiled one with both multiplies, and the fallback.
 
-The exact CPU kernels compute in FP64. BOUNDS has the largest error of a row that is allowed. What is printed at the end and
-what the environment changes: `test_operations.py`.
+The exact CPU kernels compute in FP64. BOUNDS has the largest error of a row that is allowed. What is printed at the end
+and what the environment changes: `test_operations.py`.
 """
 
 import numpy as np

@@ -46,22 +46,6 @@ __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&regs)[2], uint32_t 
                : "memory");
 }
 
-__device__ __forceinline__ void mma_m16n8k16_bf16(FragmentC& sum, const FragmentA& left, uint32_t right_low,
-                                                  uint32_t right_high) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum.values[0]), "+f"(sum.values[1]), "+f"(sum.values[2]), "+f"(sum.values[3])
-      : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right_low), "r"(right_high));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_f16(FragmentC& sum, const FragmentA& left, const FragmentB& right) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum.values[0]), "+f"(sum.values[1]), "+f"(sum.values[2]), "+f"(sum.values[3])
-      : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right.regs[0]),
-        "r"(right.regs[1]));
-}
-
 __device__ __forceinline__ void mma_m16n8k16_f16(float* r_sum, const FragmentA& left, uint32_t right_low,
                                                  uint32_t right_high) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -76,6 +60,15 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float* r_sum, const FragmentA&
       "{%0, %1, %2, %3};"
       : "+f"(r_sum[0]), "+f"(r_sum[1]), "+f"(r_sum[2]), "+f"(r_sum[3])
       : "r"(left.regs[0]), "r"(left.regs[1]), "r"(left.regs[2]), "r"(left.regs[3]), "r"(right_low), "r"(right_high));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(FragmentC& sum, const FragmentA& left, uint32_t right_low,
+                                                  uint32_t right_high) {
+  mma_m16n8k16_bf16(sum.values, left, right_low, right_high);
+}
+
+__device__ __forceinline__ void mma_m16n8k16_f16(FragmentC& sum, const FragmentA& left, const FragmentB& right) {
+  mma_m16n8k16_f16(sum.values, left, right.regs[0], right.regs[1]);
 }
 
 __device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2(uint16_t values) {
