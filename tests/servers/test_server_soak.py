@@ -137,6 +137,7 @@ def test_64_streams_lose_no_token_and_leave_nothing(server: Served) -> None:
         streams += asyncio.run(run_round(server, number))
         require_pages_free(server)
         readings.append((len(streams), bytes_in_use(server)))
+    wait_for(lambda: len(server.outcome_lines()) >= len(streams), "each stream has its line")
     outcomes = [line["outcome"] for line in server.outcome_lines()]
     assert len(outcomes) == len(streams)
     assert set(outcomes) == {"finished", "stopped", "length", "cancelled"}
