@@ -73,6 +73,7 @@ struct KernelSet {
   void (*attend)(const AttentionTile& tile, std::byte* scratch);
   void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);
   float (*quantise)(std::byte* out, const float* in, int64_t count);
+  bool sums_groups = false;
 };
 
 int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens);

@@ -161,7 +161,8 @@ const KernelSet& exact_kernels() {
                                  .gemm_floats = gemm_exact,
                                  .attend = attend_exact,
                                  .swiglu = swiglu_exact,
-                                 .quantise = quantise_exact};
+                                 .quantise = quantise_exact,
+                                 .sums_groups = true};
   return kernels;
 }
 

@@ -35,6 +35,7 @@ SAMPLE = ModelConfig(
     has_attention_bias=False,
     normalise_weights=True,
     weight_scale_kind=ScaleKind.CHANNEL,
+    input_group_size=0,
     routed_scaling=7.0,
     norm_epsilon=1e-5,
     rope_theta=1e5,
