@@ -51,7 +51,8 @@ void check_groups(const glint_model& model, const glint_engine_options& options,
   require_argument(model.input_group_size == 0 || options.row_slices == 1 || slice_width % model.input_group_size == 0,
                    "options.row_slices is ", options.row_slices, ": slices of the ", name, " are ", slice_width,
                    " wide, and ", model.input_group_size,
-                   " inputs share a scale: a slice must begin where a group begins; choose another options.row_slices");
+                   " inputs share a scale: a slice must begin where a group begins; choose another ",
+                   "options.num_ranks or options.row_slices");
 }
 
 Weight row_share(const Weight& weight, int64_t index, int64_t shares) {
