@@ -9,8 +9,8 @@ Family = Literal["glm47", "air", "tied"]
 Weights = Literal["bf16", "fp8_channel", "fp8_tensor", "fp8_block", "fp8_group", "fp8_method"]
 
 FAMILIES: tuple[Family, ...] = ("glm47", "air", "tied")
-CUDA_WEIGHTS: tuple[Weights, ...] = ("bf16", "fp8_channel", "fp8_tensor", "fp8_block")
-WEIGHTS: tuple[Weights, ...] = (*CUDA_WEIGHTS, "fp8_group")
+TOKEN_WEIGHTS: tuple[Weights, ...] = ("bf16", "fp8_channel", "fp8_tensor", "fp8_block")
+WEIGHTS: tuple[Weights, ...] = (*TOKEN_WEIGHTS, "fp8_group")
 SCALE_KINDS: dict[Weights, ScaleKind] = {
     "fp8_channel": "channel",
     "fp8_tensor": "tensor",
