@@ -30,6 +30,7 @@ GLM_47 = ModelConfig(
     has_attention_bias=True,
     normalise_weights=True,
     weight_scale_kind=ScaleKind.CHANNEL,
+    input_group_size=0,
     routed_scaling=2.5,
     norm_epsilon=1e-5,
     rope_theta=1e6,

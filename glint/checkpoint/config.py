@@ -42,6 +42,7 @@ class ModelConfig:
     has_attention_bias: bool
     normalise_weights: bool
     weight_scale_kind: ScaleKind
+    input_group_size: int
     routed_scaling: float
     norm_epsilon: float
     rope_theta: float
@@ -56,7 +57,7 @@ class ModelConfig:
     @property
     def quantisation(self) -> Quantisation:
         """How the layer projections are stored."""
-        return Quantisation(self.weight_scale_kind, self.scale_suffix)
+        return Quantisation(self.weight_scale_kind, self.scale_suffix, self.input_group_size)
 
 
 @dataclass(frozen=True)
@@ -355,6 +356,7 @@ def parse_config(document: dict[str, Any], source: str = CONFIG_NAME) -> ModelCo
         rotary_dim=round(values["head_dim"] * factor),
         shared_width=shared_experts * values["expert_width"],
         weight_scale_kind=quantisation.scale_kind,
+        input_group_size=quantisation.input_group_size,
         scale_suffix=quantisation.scale_suffix,
         eos_token_ids=eos_token_ids,
         pad_token_id=pad_token_ids[0] if pad_token_ids else None,

@@ -18,13 +18,15 @@ class ScaleKind(IntEnum):
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How the layer projections are stored.
+    """How the layer projections are stored, and how their inputs are quantised.
 
-    `scale_suffix` is the last part of a scale tensor's name, None in an unquantised checkpoint.
+    `scale_suffix` is the last part of a scale tensor's name, None in an unquantised checkpoint. `input_group_size` is
+    how many values of an input row share a scale, 0 where the whole row does.
     """
 
     scale_kind: ScaleKind
     scale_suffix: str | None
+    input_group_size: int = 0
 
 
 UNQUANTISED = Quantisation(ScaleKind.NONE, None)
@@ -45,25 +47,20 @@ def read_quantisation(section: Any, problems: list[str]) -> Quantisation:
     if section is None:
         return UNQUANTISED
     found: list[str] = []
+    quantisation = UNQUANTISED
     if not isinstance(section, dict):
         found.append(f"quantization_config is {section!r}, an object is needed")
-        kind = ScaleKind.NONE
-        suffix = None
     elif section.get("quant_method") == "compressed-tensors":
-        kind = _read_compressed_tensors(section, found)
-        suffix = "weight_scale"
+        quantisation = _read_compressed_tensors(section, found)
     elif section.get("quant_method") == "fp8":
         _check_fp8_method(section, found)
-        kind = ScaleKind.TILE
-        suffix = "weight_scale_inv"
+        quantisation = Quantisation(ScaleKind.TILE, "weight_scale_inv", input_group_size=TILE_SIZE)
     else:
         found.append(f"quantization_config.quant_method is {section.get('quant_method')!r}, which is not supported")
-        kind = ScaleKind.NONE
-        suffix = None
     if found:
         problems.extend(f"config.json: {problem}" for problem in found)
         problems.append(f"config.json: quantization_config: {_SUPPORTED}")
-    return Quantisation(kind, suffix)
+    return quantisation
 
 
 def _expect(section: dict[str, Any], where: str, field: str, allowed: tuple[Any, ...], problems: list[str]) -> None:
@@ -83,7 +80,7 @@ def _check_fp8_method(section: dict[str, Any], problems: list[str]) -> None:
     _expect(section, where, "kv_cache_scheme", (None,), problems)
 
 
-def _read_compressed_tensors(section: dict[str, Any], problems: list[str]) -> ScaleKind:
+def _read_compressed_tensors(section: dict[str, Any], problems: list[str]) -> Quantisation:
     where = "quantization_config"
     _expect(section, where, "format", ("float-quantized",), problems)
     _expect(section, where, "kv_cache_scheme", _EMPTY, problems)
@@ -95,17 +92,17 @@ def _read_compressed_tensors(section: dict[str, Any], problems: list[str]) -> Sc
     if not isinstance(groups, dict) or len(groups) != 1:
         count = len(groups) if isinstance(groups, dict) else 0
         problems.append(f"{where}.config_groups holds {count} groups, exactly one is needed for all projections")
-        return ScaleKind.NONE
+        return UNQUANTISED
     name, group = next(iter(groups.items()))
     where = f"{where}.config_groups.{name}"
     if not isinstance(group, dict):
         problems.append(f"{where} is {group!r}, an object is needed")
-        return ScaleKind.NONE
+        return UNQUANTISED
     _expect(group, where, "format", (None, "float-quantized"), problems)
     _expect(group, where, "output_activations", (None,), problems)
     kind = _read_weights(group.get("weights"), f"{where}.weights", problems)
-    _check_activations(group.get("input_activations"), f"{where}.input_activations", kind, problems)
-    return kind
+    group_size = _read_activations(group.get("input_activations"), f"{where}.input_activations", kind, problems)
+    return Quantisation(kind, "weight_scale", group_size)
 
 
 def _read_weights(weights: Any, where: str, problems: list[str]) -> ScaleKind:
@@ -126,10 +123,11 @@ def _read_weights(weights: Any, where: str, problems: list[str]) -> ScaleKind:
     return kind
 
 
-def _check_activations(activations: Any, where: str, kind: ScaleKind, problems: list[str]) -> None:
+def _read_activations(activations: Any, where: str, kind: ScaleKind, problems: list[str]) -> int:
+    """How many values of an input row share a scale, 0 where the whole row does."""
     if not isinstance(activations, dict):
         problems.append(f"{where} is {activations!r}, dynamic FP8 activations are needed")
-        return
+        return 0
     _expect(activations, where, "num_bits", (8,), problems)
     _expect(activations, where, "type", ("float",), problems)
     _expect(activations, where, "symmetric", (True,), problems)
@@ -137,3 +135,4 @@ def _check_activations(activations: Any, where: str, kind: ScaleKind, problems: 
     _expect(activations, where, "strategy", ("token", "group") if kind is ScaleKind.TILE else ("token",), problems)
     grouped = activations.get("strategy") == "group"
     _expect(activations, where, "group_size", (TILE_SIZE,) if grouped else (None,), problems)
+    return TILE_SIZE if grouped else 0

@@ -81,7 +81,16 @@ def _describe_model(config: ModelConfig) -> Iterator[str]:
     )
     yield _row("positions", f"{config.max_positions:,}")
     yield _row("quantisation", _SCALE_TEXTS[config.weight_scale_kind])
+    yield _row("activations", _describe_activations(config))
     yield _row("embeddings", "tied" if config.tied_embeddings else "embedding and lm_head apart")
+
+
+def _describe_activations(config: ModelConfig) -> str:
+    if config.weight_scale_kind is ScaleKind.NONE:
+        return "not quantised"
+    if config.input_group_size == 0:
+        return "FP8 E4M3, one scale per token"
+    return f"FP8 E4M3, one scale per token and group of {config.input_group_size}; on the CPU only"
 
 
 def _describe_files(inspection: Inspection) -> Iterator[str]:

@@ -51,3 +51,8 @@ def _slice_problems(model: ModelConfig, row_slices: int, expert_layout: ExpertLa
     for name, size in sizes.items():
         if size % row_slices:
             yield f"{name} {size} cannot be cut into {row_slices} slices; choose another --row-slices"
+        elif model.input_group_size and name != "n_routed_experts" and size // row_slices % model.input_group_size:
+            yield (
+                f"{name} {size} in {row_slices} slices makes slices of {size // row_slices}, which cut through the "
+                f"groups of {model.input_group_size} inputs that share a scale; choose another --row-slices"
+            )

@@ -156,7 +156,13 @@ def _check_count(name: str, value: int) -> None:
 
 
 def _check_asked(model: ModelConfig, args: EngineArgs) -> None:
-    """Refuse sizes that no engine of this model can have."""
+    """Refuse a device that cannot compute this model, and sizes that no engine of it can have."""
+    if args.device == "cuda" and model.input_group_size:
+        raise EngineError(
+            f"the checkpoint asks for activations in groups of {model.input_group_size}, one scale each, and the CUDA "
+            "kernels quantise with one scale per token; run it with --device cpu, or use a checkpoint with scales per "
+            "channel and token, such as GLM-4.7-FP8"
+        )
     for name in ("num_pages", "max_model_len"):
         if getattr(args, name) is not None:
             _check_count(name, getattr(args, name))

@@ -15,12 +15,76 @@ GemmTile tile_of(const GemmCall& call, int64_t tile) {
           .operand = call.input.operand,
           .operand_stride = call.input.stride,
           .input_scales = call.input.scales,
+          .input_groups = call.input.groups,
           .input_rows = call.input_rows,
           .count = call.count,
           .weight = &call.weight,
           .bias = call.bias,
           .row_first = row_first,
           .row_count = std::min(kTileRows, call.weight.rows - row_first)};
+}
+
+constexpr int64_t kGroupTokens = 64;
+
+struct Block {
+  int64_t token_first;
+  int64_t token_count;
+  int64_t row_first;
+  int64_t row_count;
+};
+
+GemmTile group_tile(const GemmTile& tile, const Block& block, int64_t group, const Weight& weight,
+                    int64_t element_bytes) {
+  const int64_t skipped = tile.input_rows == nullptr ? block.token_first : 0;
+  const int64_t first = skipped * tile.operand_stride + tile.group_cols(group).first;
+  GemmTile part = tile;
+  part.operand = tile.operand + first * element_bytes;
+  part.input_scales = tile.input_scales + skipped * tile.input_groups + group;
+  part.input_rows = tile.input_rows == nullptr ? nullptr : tile.input_rows + block.token_first;
+  part.count = block.token_count;
+  part.weight = &weight;
+  part.bias = nullptr;
+  part.row_first = 0;
+  part.row_count = block.row_count;
+  return part;
+}
+
+void add_groups(const KernelSet& kernels, const GemmTile& tile, const Block& block, int64_t element_bytes,
+                std::byte* scratch) {
+  float sums[kGroupTokens * kTileRows];
+  for (int64_t group = 0; group < tile.input_groups; ++group) {
+    const ColumnRange cols = tile.group_cols(group);
+    Weight weight = tile.weight->row_slice(block.row_first, block.row_count).col_slice(cols.first, cols.count);
+    const float scale = weight.scale_at(0, 0);
+    weight.scale_kind = GLINT_SCALE_TENSOR;
+    weight.scales = &scale;
+    GemmTile part = group_tile(tile, block, group, weight, element_bytes);
+    part.out = sums;
+    part.out_stride = kTileRows;
+    kernels.gemm_fp8(part, scratch);
+    const bool is_last = group + 1 == tile.input_groups;
+    for (int64_t token = 0; token < block.token_count; ++token) {
+      float* out = tile.out + (block.token_first + token) * tile.out_stride + block.row_first;
+      for (int64_t row = 0; row < block.row_count; ++row) {
+        const float sum = (group == 0 ? 0.0F : out[row]) + sums[token * kTileRows + row];
+        out[row] = is_last ? sum + tile.bias_at(block.row_first + row) : sum;
+      }
+    }
+  }
+}
+
+void multiply_by_groups(const Workers& workers, const GemmTile& tile, std::byte* scratch) {
+  const int64_t element_bytes = fp8_element_bytes(workers);
+  const int64_t row_last = tile.row_first + tile.row_count;
+  for (int64_t row = tile.row_first; row < row_last;) {
+    const int64_t place = (tile.weight->row_first + row) % kScaleTile;
+    const int64_t rows = std::min(row_last - row, kScaleTile - place);
+    for (int64_t token = 0; token < tile.count; token += kGroupTokens) {
+      add_groups(workers.kernels(), tile, {token, std::min(kGroupTokens, tile.count - token), row, rows}, element_bytes,
+                 scratch);
+    }
+    row += rows;
+  }
 }
 
 }
@@ -35,8 +99,13 @@ void gemm(Workers& workers, std::span<const GemmCall> calls) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const GemmCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
+    const GemmTile tile = tile_of(call, task - first);
+    if (call.input.groups > 1 && !kernels.sums_groups) {
+      multiply_by_groups(workers, tile, workers.scratch(thread));
+      return;
+    }
     const auto multiply = call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.gemm_fp8 : kernels.gemm_floats;
-    multiply(tile_of(call, task - first), workers.scratch(thread));
+    multiply(tile, workers.scratch(thread));
   });
 }
 

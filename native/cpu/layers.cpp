@@ -17,8 +17,9 @@ GemmInput prepare(Backend& backend, const OperandBuffer& buffer, const float* in
     prepare_floats(backend.workers, buffer, in, count, width, slices);
     return {buffer.operand, nullptr, stride};
   }
-  prepare_fp8(backend.workers, buffer, in, count, width, slices);
-  return {buffer.operand, buffer.scales, stride};
+  const int64_t group_size = backend.model.input_group_size;
+  prepare_fp8(backend.workers, buffer, in, count, width, slices, group_size);
+  return {buffer.operand, buffer.scales, stride, num_input_groups(width / slices, group_size)};
 }
 
 GemmInput prepare_normed(Backend& backend, int64_t count) {
@@ -51,10 +52,10 @@ void add_sliced_gemm(Backend& backend, const SlicedGemm& gemm) {
   const int64_t element_bytes = backend.is_fp8() ? fp8_element_bytes(backend.workers) : kOperandElementBytes;
   for (int32_t slice = 0; slice < gemm.slices; ++slice) {
     const int64_t offset = gemm.input_first * gemm.input.stride + slice * slice_stride;
-    const float* scales =
-        gemm.input.scales == nullptr ? nullptr : gemm.input.scales + slice * gemm.input_count + gemm.input_first;
+    const int64_t first_scale = (slice * gemm.input_count + gemm.input_first) * gemm.input.groups;
+    const float* scales = gemm.input.scales == nullptr ? nullptr : gemm.input.scales + first_scale;
     add_gemm(backend, gemm.out + slice * gemm.part_stride + gemm.input_first * gemm.weight.rows,
-             {gemm.input.operand + offset * element_bytes, scales, gemm.input.stride}, gemm.count,
+             {gemm.input.operand + offset * element_bytes, scales, gemm.input.stride, gemm.input.groups}, gemm.count,
              gemm.weight.col_slice(slice * width, width), nullptr);
   }
 }

@@ -35,6 +35,7 @@ struct GemmInput {
   const std::byte* operand = nullptr;
   const float* scales = nullptr;
   int64_t stride = 0;
+  int64_t groups = 1;
 };
 
 struct GemmCall {
@@ -98,6 +99,7 @@ inline constexpr int64_t kOperandElementBytes = sizeof(float);
 
 int64_t operand_stride(int64_t width, int32_t row_slices);
 int64_t fp8_element_bytes(const Workers& workers);
+int64_t num_input_groups(int64_t width, int64_t group_size);
 
 void embed(Workers& workers, float* hidden, const Weight& table, std::span<const int32_t> tokens);
 void rms_norm(Workers& workers, float* out, const float* in, const float* weight, int64_t count, int64_t width,
@@ -106,8 +108,8 @@ void fill_rotary(Workers& workers, float* cosines, float* sines, std::span<const
                  double theta);
 void prepare_floats(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
                     int32_t row_slices);
-void prepare_fp8(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width,
-                 int32_t row_slices);
+void prepare_fp8(Workers& workers, OperandBuffer out, const float* in, int64_t count, int64_t width, int32_t row_slices,
+                 int64_t group_size);
 void gemm(Workers& workers, std::span<const GemmCall> calls);
 void rope_and_cache(Workers& workers, const RotateCall& call, const PageLayout& pages, int64_t layer,
                     std::span<const BatchRequest> requests);

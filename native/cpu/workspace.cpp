@@ -27,6 +27,9 @@ Workspace::Workspace(const RankSlice& slice, const glint_engine_options& options
   const int64_t expert_rows = tokens * model.experts_per_token;
   const int64_t gate_floats = std::max(tokens * model.dense_width, expert_rows * model.expert_width);
   const int64_t rows_in = std::max(tokens, logit_rows);
+  const auto scales_of_row = [&model](int64_t row_width, int32_t row_slices) {
+    return row_slices * num_input_groups(row_width / row_slices, model.input_group_size);
+  };
   const auto take = [this]<typename T>(Buffer<T>& buffer, int64_t count) {
     buffer = Buffer<T>(static_cast<uint64_t>(count));
     byte_count += buffer.byte_count();
@@ -60,9 +63,10 @@ Workspace::Workspace(const RankSlice& slice, const glint_engine_options& options
   take(float_operand, operand_bytes(rows_in, width, 1));
   take(expert_operand, operand_bytes(expert_rows, std::max(model.expert_width, 1), expert_slices));
   take(shared_operand, operand_bytes(tokens, std::max(model.shared_width, 1), slices));
-  take(operand_scales, tokens * slices);
-  take(expert_scales, expert_rows * expert_slices);
-  take(shared_scales, tokens * slices);
+  take(operand_scales, tokens * std::max({scales_of_row(width, 1), scales_of_row(query_width, slices),
+                                          scales_of_row(model.dense_width, slices)}));
+  take(expert_scales, expert_rows * scales_of_row(model.expert_width, expert_slices));
+  take(shared_scales, tokens * scales_of_row(model.shared_width, slices));
   take(sampled, kSampleSlots * logit_rows);
   take(step_tokens, tokens);
 }

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "base/contract.h"
 #include "model/slices.h"
@@ -23,6 +24,10 @@ glint_model checked_model(const glint_engine_options& options) {
   require_struct(options.model, "options.model");
   check_model(*options.model);
   check_slices(*options.model, options);
+  require(options.model->input_group_size == 0 || std::string_view(backend_name()) == "cpu", GLINT_STATUS_UNSUPPORTED,
+          "model.input_group_size is ", options.model->input_group_size, ": the ", backend_name(),
+          " library quantises inputs with one scale per token; use the CPU library, or a checkpoint with scales per ",
+          "channel and token");
   return *options.model;
 }
 

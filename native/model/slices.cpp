@@ -46,6 +46,15 @@ void check_tiles(const glint_model& model, const glint_engine_options& options, 
                    "options.expert_layout");
 }
 
+void check_groups(const glint_model& model, const glint_engine_options& options, int64_t width, const char* name) {
+  const int64_t slice_width = width / options.row_slices;
+  require_argument(model.input_group_size == 0 || options.row_slices == 1 || slice_width % model.input_group_size == 0,
+                   "options.row_slices is ", options.row_slices, ": slices of the ", name, " are ", slice_width,
+                   " wide, and ", model.input_group_size,
+                   " inputs share a scale: a slice must begin where a group begins; choose another ",
+                   "options.num_ranks or options.row_slices");
+}
+
 Weight row_share(const Weight& weight, int64_t index, int64_t shares) {
   const int64_t count = weight.rows / shares;
   return weight.row_slice(index * count, count);
@@ -93,10 +102,11 @@ void check_slices(const glint_model& model, const glint_engine_options& options)
   require_argument(model.vocab_size % options.num_ranks == 0, "options.num_ranks is ", options.num_ranks,
                    ": the vocabulary of ", model.vocab_size, " cannot be cut into ", options.num_ranks,
                    " equal slices; choose another options.num_ranks");
-  const auto divides = [&](int64_t size, const char* name) {
+  const auto divides = [&](int64_t size, const char* name, bool is_width = true) {
     require_argument(size % options.row_slices == 0, "options.row_slices is ", options.row_slices, ": the ", name, " ",
                      size, " cannot be cut into ", options.row_slices,
                      " equal slices; choose another options.num_ranks or options.row_slices");
+    if (is_width) check_groups(model, options, size, name);
   };
   divides(int64_t{model.num_heads} * model.head_dim, "attention width");
   check_tiles(model, options, int64_t{model.num_heads} / options.num_ranks * model.head_dim, "attention width");
@@ -112,7 +122,7 @@ void check_slices(const glint_model& model, const glint_engine_options& options)
   divides(model.shared_width, "shared expert width");
   check_tiles(model, options, model.shared_width / options.num_ranks, "shared expert width");
   const bool is_tp = options.expert_layout == GLINT_EXPERT_LAYOUT_TP;
-  divides(is_tp ? model.expert_width : model.num_experts, is_tp ? "expert width" : "number of experts");
+  divides(is_tp ? model.expert_width : model.num_experts, is_tp ? "expert width" : "number of experts", is_tp);
   if (is_tp) check_tiles(model, options, model.expert_width / options.num_ranks, "expert width");
 }
 

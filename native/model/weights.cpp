@@ -298,6 +298,10 @@ void check_model(const glint_model& model) {
   }
   require_argument(model.weight_scale_kind >= GLINT_SCALE_NONE && model.weight_scale_kind <= GLINT_SCALE_TILE,
                    "model.weight_scale_kind is ", model.weight_scale_kind);
+  require_argument(model.input_group_size == 0 ||
+                       (model.input_group_size == kScaleTile && model.weight_scale_kind == GLINT_SCALE_TILE),
+                   "model.input_group_size is ", model.input_group_size, " and model.weight_scale_kind ",
+                   model.weight_scale_kind, ": it is 0, or ", kScaleTile, " with weight_scale_kind ", GLINT_SCALE_TILE);
   const auto flag = [](int32_t value, const char* name) {
     require_argument(value == 0 || value == 1, "model.", name, " is ", value, ", expected 0 or 1");
   };

@@ -17,6 +17,7 @@ struct TestOperand {
   int64_t width;
   int32_t row_slices;
   int32_t has_fp8;
+  int64_t group_size = 0;
 };
 
 struct TestGemm {
@@ -37,6 +38,7 @@ struct TestGemm {
   int64_t col_count;
   int32_t dtype;
   int32_t scale_kind;
+  int64_t group_size = 0;
 };
 
 enum class TestRounding : int32_t { kNone, kFp8, kRounded };

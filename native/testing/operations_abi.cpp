@@ -62,16 +62,23 @@ struct Operand {
   Buffer<std::byte> data;
   Buffer<float> scales;
   int64_t stride;
+  int64_t groups;
 };
 
 Operand prepare(Workers& workers, const TestOperand& source) {
   const int64_t stride = glint::cpu::operand_stride(source.width, source.row_slices);
   const auto bytes = static_cast<uint64_t>(source.count * stride * glint::cpu::kOperandElementBytes);
-  Operand operand{Buffer<std::byte>(bytes), Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices)),
-                  stride};
+  const int64_t groups = glint::cpu::num_input_groups(source.width / source.row_slices, source.group_size);
+  Operand operand{Buffer<std::byte>(bytes),
+                  Buffer<float>(static_cast<uint64_t>(source.count * source.row_slices * groups)), stride, groups};
   std::fill_n(operand.data.data(), bytes, std::byte{0xff});
-  const auto fill = source.has_fp8 != 0 ? glint::cpu::prepare_fp8 : glint::cpu::prepare_floats;
-  fill(workers, {operand.data.data(), operand.scales.data()}, source.in, source.count, source.width, source.row_slices);
+  const glint::cpu::OperandBuffer buffer{operand.data.data(), operand.scales.data()};
+  if (source.has_fp8 != 0) {
+    glint::cpu::prepare_fp8(workers, buffer, source.in, source.count, source.width, source.row_slices,
+                            source.group_size);
+  } else {
+    glint::cpu::prepare_floats(workers, buffer, source.in, source.count, source.width, source.row_slices);
+  }
   return operand;
 }
 
@@ -107,15 +114,17 @@ void run_gemms(Workers& workers, std::span<const TestGemm> gemms) {
                                          .count = gemm.input_count,
                                          .width = gemm.col_count,
                                          .row_slices = 1,
-                                         .has_fp8 = has_fp8 ? 1 : 0}));
+                                         .has_fp8 = has_fp8 ? 1 : 0,
+                                         .group_size = gemm.group_size}));
     const Operand& operand = operands.back();
-    calls.push_back({.out = gemm.out,
-                     .out_stride = gemm.out_stride,
-                     .input = {operand.data.data(), has_fp8 ? operand.scales.data() : nullptr, operand.stride},
-                     .input_rows = gemm.input_rows,
-                     .count = gemm.count,
-                     .weight = weight_of(gemm),
-                     .bias = gemm.bias});
+    calls.push_back(
+        {.out = gemm.out,
+         .out_stride = gemm.out_stride,
+         .input = {operand.data.data(), has_fp8 ? operand.scales.data() : nullptr, operand.stride, operand.groups},
+         .input_rows = gemm.input_rows,
+         .count = gemm.count,
+         .weight = weight_of(gemm),
+         .bias = gemm.bias});
   }
   glint::cpu::gemm(workers, calls);
 }

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from glint.native import abi
 from tests.cpu.testing_library import declare
-from tests.reference.numpy_ops import FloatArray, RouterRule, ScaleKind
+from tests.reference.numpy_ops import SCALE_TILE, FloatArray, RouterRule, ScaleKind
 
 SCALE_KINDS: dict[ScaleKind, int] = {"channel": 1, "tensor": 2, "tile": 3}
 CACHE_DTYPES = {"f32": 1, "bf16": 2}
@@ -31,6 +31,7 @@ class OperandCall(Structure):
         *((name, _FLOATS) for name in ("out", "scales", "values")),
         *((name, c_int64) for name in ("count", "width")),
         *((name, c_int32) for name in ("row_slices", "has_fp8")),
+        ("group_size", c_int64),
     ]
 
 
@@ -45,6 +46,7 @@ class _Gemm(Structure):
         *((name, c_int64) for name in ("out_stride", "input_count", "count", "weight_rows", "weight_cols")),
         *((name, c_int64) for name in ("row_first", "row_count", "col_first", "col_count")),
         *((name, c_int32) for name in ("dtype", "scale_kind")),
+        ("group_size", c_int64),
     ]
 
 
@@ -116,7 +118,10 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class GemmCase:
-    """A GEMM of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them."""
+    """A GEMM of rows [inputs, col_count] with a part of a weight; input_rows says which rows, None all of them.
+
+    With has_groups each 128 values of a row share a scale, else the whole row does.
+    """
 
     rows: FloatArray
     weight: StoredWeight
@@ -124,6 +129,7 @@ class GemmCase:
     input_rows: NDArray[np.int32] | None = None
     row_slice: tuple[int, int] | None = None
     col_slice: tuple[int, int] | None = None
+    has_groups: bool = False
 
     @property
     def row_part(self) -> tuple[int, int]:
@@ -152,6 +158,7 @@ class GemmCase:
             col_count=col_count,
             dtype=_E4M3_DTYPE if self.weight.is_fp8 else CACHE_DTYPES["bf16"],
             scale_kind=0 if self.weight.kind is None else SCALE_KINDS[self.weight.kind],
+            group_size=SCALE_TILE if self.has_groups else 0,
         )
 
 
@@ -251,6 +258,17 @@ class Operations:
         operand = OperandCall(*pointers, count, width, row_slices, has_fp8)
         self._call("glint_testing_prepare", (POINTER(OperandCall),), byref(operand))
         return out, scales.T
+
+    def prepare_groups(self, rows: FloatArray, row_slices: int) -> tuple[FloatArray, FloatArray]:
+        """An FP8 operand [count, slices, padded width] as values, and its scales [count, slices, groups of 128]."""
+        count, width = rows.shape
+        stride = declare("glint_testing_operand_stride", c_int64, c_void_p, c_int64, c_int32)
+        out = poisoned(count, row_slices, stride(self._backend, width, row_slices) // row_slices)
+        scales = poisoned(row_slices, count, -(-width // row_slices // SCALE_TILE))
+        pointers = [pointer(part) for part in (out, scales, rows)]
+        operand = OperandCall(*pointers, count, width, row_slices, True, SCALE_TILE)
+        self._call("glint_testing_prepare", (POINTER(OperandCall),), byref(operand))
+        return out, scales.transpose(1, 0, 2)
 
     def gemm(self, case: GemmCase) -> FloatArray:
         """Result [count, rows] of one GEMM."""

@@ -89,6 +89,7 @@ MODEL_FAULTS: list[tuple[str, Any]] = [
     ("rotary_dim", 7),
     ("experts_per_token", 9),
     *(("weight_scale_kind", value) for value in (-1, 4)),
+    *(("input_group_size", value) for value in (-1, 1, 64, 128)),
     *(("has_qk_norm", value) for value in (-1, 2)),
     *(("has_attention_bias", value) for value in (-1, 2)),
     *(("normalise_weights", value) for value in (-1, 2)),

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from glint.checkpoint.table import Checkpoint
 from glint.native import abi
 from glint.native.library import InvalidArgument, Unsupported, choose_library, load_library, load_progress, plan_engine
+from tests.cpu.rank_engine import rank_model
 from tests.cpu.raw_engine import Handle
 from tests.cpu.small_engine import Session, engine_options, make_ask, open_engine, small_model
-from tests.reference.checkpoints import WEIGHTS, Weights
+from tests.reference.shapes import TOKEN_WEIGHTS, Weights
 
 pytestmark = pytest.mark.sanitize
 
@@ -18,18 +20,32 @@ def library() -> ctypes.CDLL:
     return load_library(choose_library("cpu"))
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", TOKEN_WEIGHTS)
 @pytest.mark.parametrize(
     "changes", [{}, {"num_threads": 3, "row_slices": 2, "max_step_tokens": 33, "max_step_items": 5, "page_tokens": 4}]
 )
 def test_the_plan_is_what_the_engine_takes(weights: Weights, changes: dict[str, int]) -> None:
-    checkpoint = small_model(weights)
+    assert_planned(small_model(weights), changes)
+
+
+@pytest.mark.parametrize("row_slices", [1, 2])
+def test_the_plan_has_the_scales_of_groups(row_slices: int) -> None:
+    changes = {"row_slices": row_slices, "max_step_tokens": 33}
+    shape = {"hidden_size": 320, "intermediate_size": 512, "moe_intermediate_size": 256, "head_dim": 64}
+    models = [rank_model(weights, **shape) for weights in ("fp8_block", "fp8_group")]
+    tokens, groups = (assert_planned(model, changes) for model in models)
+    assert groups.workspace_bytes > tokens.workspace_bytes
+
+
+def assert_planned(checkpoint: Checkpoint, changes: dict[str, int]) -> abi.EnginePlan:
+    """Hold what an engine takes to its plan."""
     plan = plan_engine(library(), engine_options(checkpoint, num_pages=0, **changes))
     with open_engine(checkpoint, num_pages=7, **changes) as engine:
         stats = engine.stats()
     assert (plan.kernels, plan.workspace_bytes) == (stats.kernels, stats.workspace_bytes)
     assert plan.bytes_per_page * 7 == stats.page_bytes
     assert (plan.weight_bytes, plan.pinned_bytes, stats.weight_bytes_placed, stats.steps_replayed) == (0, 0, 0, 0)
+    return plan
 
 
 def test_the_plan_names_the_processor_and_its_memory() -> None:

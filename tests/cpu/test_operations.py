@@ -153,6 +153,20 @@ def test_prepare_fp8(operations: Operations, width: int, slices: int) -> None:
     assert (values[:, :, part:] == 0).all()
 
 
+@pytest.mark.parametrize(("width", "slices"), [(1, 1), (128, 1), (130, 1), (320, 1), (1536, 2), (5120, 8)])
+def test_prepare_groups(operations: Operations, width: int, slices: int) -> None:
+    rows = uneven_rows(width, 9, width) * np.exp2(normal(1, 1, width, spread=3.0))
+    rows[4] = 0
+    rows[5, :128] = np.float32(1e-40)
+    values, scales = operations.prepare_groups(rows, slices)
+    expected = numpy_ops.quantise_groups(rows)
+    part = width // slices
+    np.testing.assert_array_equal(scales.reshape(9, -1), expected.scales)
+    fp8 = numpy_ops.decode_e4m3(expected.fp8).reshape(9, slices, part)
+    np.testing.assert_array_equal(values[:, :, :part], fp8.astype(np.float32))
+    assert (values[:, :, part:] == 0).all()
+
+
 def test_a_row_too_small_for_a_scale_stays_finite(operations: Operations) -> None:
     rows = np.zeros((2, 40), np.float32)
     rows[:, 3] = (1e-43, -1e-45)
@@ -189,6 +203,31 @@ def test_every_fp8_value_is_read_as_its_number(operations: Operations, kind: Sca
         inputs[:, -1] = (448, -448)
         got = operations.gemm(GemmCase(inputs, weight))
         np.testing.assert_array_equal(got, np.outer([448, -448], numpy_ops.decode_e4m3(fp8)).astype(np.float32))
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(3, 5), (33, 129), (40, 130), (150, 320), (300, 1536), (9, 8192)])
+def test_gemm_of_groups(operations: Operations, rows: int, cols: int) -> None:
+    weight, bias = make_weight(rows + cols, rows, cols, "tile"), normal(7, rows)
+    for count in (1, 6, 150):
+        inputs = uneven_rows(count, count, cols) * np.exp2(normal(1, 1, cols, spread=3.0))
+        quantised = numpy_ops.quantise_groups(inputs)
+        want = numpy_ops.gemm_groups(quantised, weight.data, weight.scale, "tile", bias)
+        magnitude = np.abs(quantised.values()) @ np.abs(weight_values(weight)).T + np.abs(bias)
+        assert_near(operations, operations.gemm(GemmCase(inputs, weight, bias, has_groups=True)), want, magnitude)
+
+
+def test_groups_of_gathered_rows_and_slices(operations: Operations) -> None:
+    weight = make_weight(1, 260, 640, "tile")
+    inputs = uneven_rows(2, 90, 320) * np.exp2(normal(1, 1, 320, spread=3.0))
+    chosen = np.random.default_rng(0).integers(0, 90, 140, dtype=np.int32)
+    got = operations.gemm(
+        GemmCase(inputs, weight, None, chosen, row_slice=(100, 77), col_slice=(256, 320), has_groups=True)
+    )
+    rows = numpy_ops.quantise_groups(inputs).values()[chosen]
+    part = weight_values(weight)[100:177, 256:576]
+    assert_near(operations, got, (rows @ part.T).astype(np.float32), np.abs(rows) @ np.abs(part).T)
+    alone = GemmCase(inputs, weight, None, chosen[100:101], row_slice=(100, 77), col_slice=(256, 320), has_groups=True)
+    np.testing.assert_array_equal(operations.gemm(alone)[0], got[100])
 
 
 @pytest.mark.parametrize("kind", KINDS)

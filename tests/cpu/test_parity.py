@@ -17,7 +17,7 @@ from tests.cpu.case_store import CaseStore, quick_or_slow
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.parity import Comparison, assert_parity, compare
 from tests.cpu.tapped_engine import Answer, TappedEngine
-from tests.reference.checkpoints import FAMILIES, Family, Weights
+from tests.reference.checkpoints import FAMILIES, Family, Weights, make_checkpoint
 from tests.reference.expected import RecordedModel, read_recorded, recorded_name
 from tests.reference.recorded_cases import ANSWER_TOKENS, BREAK_CASES, MODEL_CASES, QUICK_CASES
 
@@ -78,6 +78,14 @@ def test_exact_logits_are_the_references(cases: CaseStore[Case], family: Family,
     case = cases[family, weights]
     assert case.recorded.logits.std() > 2
     np.testing.assert_allclose(case.logits, case.recorded.logits, rtol=0, atol=LOGIT_BOUND)
+
+
+def test_the_fp8_method_is_what_groups_and_tiles_are(cases: CaseStore[Case], tmp_path: Path) -> None:
+    """The same weights under the names and the config of the fp8 method, which says nothing of groups."""
+    case = cases["air", "fp8_group"]
+    folder = make_checkpoint(tmp_path, "air", "fp8_method")
+    with TappedEngine(folder, "exact") as engine:
+        np.testing.assert_array_equal(engine.logits(case.recorded.prompts[-1])[-1], case.logits)
 
 
 @pytest.mark.parametrize("kernels", ["auto", *FAST_KERNELS])

@@ -4,6 +4,7 @@ Every layout, sharding, kind of weights and family of models; more ranks than KV
 """
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -87,9 +88,9 @@ def test_every_family_of_models(family: Family, layout: str, num_ranks: int) -> 
 
 
 @pytest.mark.parametrize(("layout", "num_ranks"), [("tp", 2), ("ep", 2), ("ep", 4)])
-@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
-def test_tiles_that_share_a_scale(layout: str, num_ranks: int, sharding: str) -> None:
-    checkpoint = rank_model("fp8_block", **TILE_SHAPE)
+@pytest.mark.parametrize(("weights", "sharding"), [*product(["fp8_block", "fp8_group"], ["replicated", "sharded"])])
+def test_tiles_that_share_a_scale(layout: str, num_ranks: int, weights: Weights, sharding: str) -> None:
+    checkpoint = rank_model(weights, **TILE_SHAPE)
     changes = {"row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
     expected = answers_of(checkpoint, ASKS, **changes)
     assert (
@@ -100,6 +101,14 @@ def test_tiles_that_share_a_scale(layout: str, num_ranks: int, sharding: str) ->
 def test_tiles_cut_by_a_slice_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"share of the expert width is 64.*tiles of 128.*expert.layout"):
         open_engine(rank_model("fp8_block", **TILE_SHAPE), num_ranks=4, row_slices=4)
+
+
+def test_groups_cut_by_a_slice_are_refused() -> None:
+    """Also where one rank holds all slices, on which weights per tile alone may be cut anywhere."""
+    with pytest.raises(InvalidArgument, match=r"slices of the expert width are 64 wide, and 128 inputs.*row.slices"):
+        open_engine(rank_model("fp8_group", **TILE_SHAPE), row_slices=4)
+    open_engine(rank_model("fp8_block", **TILE_SHAPE), row_slices=4).close()
+    open_engine(rank_model("fp8_group", **TILE_SHAPE), row_slices=4, expert_layout=LAYOUTS["ep"]).close()
 
 
 def test_one_kv_head_is_whole_on_every_rank_however_its_tiles_lie() -> None:

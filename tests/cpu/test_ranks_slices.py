@@ -186,7 +186,7 @@ TILE_SHAPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("weights", "shape"),
-    [*(("fp8_channel", shape) for shape in SHAPES), *(("fp8_block", shape) for shape in TILE_SHAPES)],
+    [*(("fp8_channel", shape) for shape in SHAPES), *itertools.product(("fp8_block", "fp8_group"), TILE_SHAPES)],
     ids=str,
 )
 def test_both_sides_refuse_the_same(weights: Weights, shape: dict[str, Any], layout: ExpertLayout) -> None:

@@ -16,7 +16,8 @@ from glint.checkpoint.table import open_checkpoint
 from glint.engine.args import Kernels
 from tests.cpu.parity import Rows, answer_rows
 from tests.cpu.tapped_engine import Answer, FloatArray, TappedEngine
-from tests.reference.checkpoints import FAMILIES, WEIGHTS, Family, Weights, make_checkpoint, make_prompts
+from tests.reference.checkpoints import FAMILIES, Family, Weights, make_checkpoint, make_prompts
+from tests.reference.shapes import TOKEN_WEIGHTS
 from tests.reference.transformers_reference import Reference
 
 Shape = Literal["glm47", "air", "tied", "rank", "rank_air"]
@@ -52,7 +53,7 @@ FAMILY_AND_CHANGES: dict[Shape, tuple[Family, dict[str, Any]]] = {
     "rank": ("glm47", RANK_SHAPE),
     "rank_air": ("air", AIR_RANK_SHAPE),
 }
-SMALL_KEYS: list[Key] = [(family, weights) for family in FAMILIES for weights in WEIGHTS]
+SMALL_KEYS: list[Key] = [(family, weights) for family in FAMILIES for weights in TOKEN_WEIGHTS]
 RANK_KEYS: list[Key] = [("rank", "fp8_channel"), ("rank", "fp8_tensor"), ("rank", "bf16"), ("rank_air", "fp8_channel")]
 BF16_KEYS: list[Key] = [key for key in SMALL_KEYS + RANK_KEYS if key[1] == "bf16"]
 FP8_KEYS: list[Key] = [key for key in SMALL_KEYS + RANK_KEYS if key[1] != "bf16"]

@@ -85,6 +85,7 @@ def test_glm_47_is_read_as_published() -> None:
         has_attention_bias=True,
         normalise_weights=True,
         weight_scale_kind=ScaleKind.CHANNEL,
+        input_group_size=0,
         routed_scaling=2.5,
         norm_epsilon=1e-5,
         rope_theta=1e6,
@@ -232,15 +233,27 @@ def test_the_three_kinds_of_scales_are_read(strategy: str, kind: ScaleKind) -> N
     config = parse_config(GLM_47 | {"quantization_config": quantization(strategy)})
     assert config.weight_scale_kind is kind
     assert config.scale_suffix == "weight_scale"
+    assert config.input_group_size == 0
 
 
 def test_the_fp8_method_and_grouped_activations_are_read() -> None:
     config = parse_config(GLM_47 | {"quantization_config": fp8_method()})
     assert config.weight_scale_kind is ScaleKind.TILE
     assert config.scale_suffix == "weight_scale_inv"
+    assert config.input_group_size == 128
     section = changed(quantization("block"), f"{GROUP}.input_activations.strategy", "group")
     section = changed(section, f"{GROUP}.input_activations.group_size", 128)
-    assert parse_config(GLM_47 | {"quantization_config": section}).weight_scale_kind is ScaleKind.TILE
+    config = parse_config(GLM_47 | {"quantization_config": section})
+    assert config.weight_scale_kind is ScaleKind.TILE
+    assert config.input_group_size == 128
+
+
+def test_a_group_of_another_size_is_refused() -> None:
+    section = changed(quantization("block"), f"{GROUP}.input_activations.strategy", "group")
+    for size in (64, None):
+        section = changed(section, f"{GROUP}.input_activations.group_size", size)
+        problems = problems_of(GLM_47 | {"quantization_config": section})
+        assert any(f"input_activations.group_size is {size}, the engine needs 128" in line for line in problems)
 
 
 GROUP = "config_groups.group_0"
@@ -306,6 +319,7 @@ def test_a_config_that_transformers_writes_is_read(tmp_path: Path) -> None:
     written.quantization_config = transformers.FineGrainedFP8Config()
     written.save_pretrained(tmp_path)
     assert read_config(tmp_path).weight_scale_kind is ScaleKind.TILE
+    assert read_config(tmp_path).input_group_size == 128
 
 
 def test_transformers_reads_our_old_spelling_as_we_do(tmp_path: Path) -> None:

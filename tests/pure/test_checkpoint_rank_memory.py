@@ -10,6 +10,7 @@ from glint.checkpoint.report import run_check
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.errors import CheckpointError
 from tests.pure.checkpoint_files import SMALL, make_specs, small_folder, spec_bytes, write_folder
+from tests.reference.checkpoints import Weights, make_checkpoint
 
 LAYOUTS: tuple[ExpertLayout, ...] = ("tp", "ep")
 
@@ -83,6 +84,20 @@ def test_the_report_shows_what_goes_where(tmp_path: Path) -> None:
     assert rows["expert down"] == ["F8_E4M3", "8 of 192 x 160", "experts", "4 of 192 x 160", "122,880 bytes"]
     assert rows["lm_head"] == ["BF16", "1 of 96 x 192", "rows", "1 of 48 x 192", "in the embedding"]
     assert rows["KV cache"] == ["192 bytes per token in BF16 (1 of 2 key/value heads)"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("bf16", "not quantised"),
+        ("fp8_block", "FP8 E4M3, one scale per token"),
+        ("fp8_group", "FP8 E4M3, one scale per token and group of 128; on the CPU only"),
+        ("fp8_method", "FP8 E4M3, one scale per token and group of 128; on the CPU only"),
+    ],
+)
+def test_the_report_shows_how_activations_are_quantised(tmp_path: Path, weights: Weights, expected: str) -> None:
+    text, is_usable = run_check(make_checkpoint(tmp_path, "tied", weights), 1, "tp")
+    assert is_usable and f"  activations       {expected}\n" in text
 
 
 def squeeze(line: str) -> str:

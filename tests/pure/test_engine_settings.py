@@ -35,6 +35,7 @@ SAMPLE = ModelConfig(
     has_attention_bias=False,
     normalise_weights=True,
     weight_scale_kind=ScaleKind.CHANNEL,
+    input_group_size=0,
     routed_scaling=7.0,
     norm_epsilon=1e-5,
     rope_theta=1e5,
@@ -97,6 +98,29 @@ def test_bytes_become_pages(free_memory: int) -> None:
         resolve(kv_cache_bytes=page_bytes - 1)
     with pytest.raises(EngineError, match="ask for less"):
         resolve(kv_cache_bytes=free_memory + 1)
+
+
+def test_groups_of_activations_are_refused_on_cuda() -> None:
+    grouped = dataclasses.replace(SAMPLE, weight_scale_kind=ScaleKind.TILE, input_group_size=128)
+    message = r"activations in groups of 128.*run it with --device cpu, or use .* such as GLM-4\.7-FP8"
+    with pytest.raises(EngineError, match=message):
+        EngineSettings.resolve("folder", grouped, EngineArgs(device="cuda", num_pages=64))
+    tiled = dataclasses.replace(grouped, input_group_size=0)
+    assert EngineSettings.resolve("folder", tiled, EngineArgs(device="cuda", num_pages=64)).device == "cuda"
+    assert EngineSettings.resolve("folder", grouped, EngineArgs()).device == "cpu"
+
+
+@pytest.mark.parametrize("row_slices", [2, 3])
+def test_slices_that_cut_groups_are_refused(row_slices: int) -> None:
+    """Widths 576 and 1536 in slices; 192 in two slices of 96 and three of 64."""
+    grouped = dataclasses.replace(SAMPLE, weight_scale_kind=ScaleKind.TILE, input_group_size=128)
+    with pytest.raises(EngineError) as refusal:
+        EngineSettings.resolve("folder", grouped, EngineArgs(row_slices=row_slices))
+    assert f"192 in {row_slices} slices makes slices of {192 // row_slices}, which cut through" in str(refusal.value)
+    assert "groups of 128 inputs that share a scale; choose another --row-slices" in str(refusal.value)
+    assert "intermediate_size 1536" not in str(refusal.value)
+    tiled = dataclasses.replace(grouped, input_group_size=0)
+    assert EngineSettings.resolve("folder", tiled, EngineArgs(row_slices=row_slices)).row_slices == row_slices
 
 
 def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:

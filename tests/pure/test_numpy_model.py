@@ -14,6 +14,7 @@ CASES: list[tuple[Family, Weights]] = [
     ("air", "bf16"),
     ("glm47", "fp8_block"),
     ("tied", "fp8_tensor"),
+    ("air", "fp8_group"),
 ]
 
 

@@ -159,7 +159,8 @@ def store(name: str, values: NDArray[np.float32], weights: Weights) -> Iterator[
         scale = weight_scale(values, kind)
         fp8 = encode_e4m3(values / expand_scale(scale, kind, *values.shape).astype(np.float32))
         yield Tensor(name, "F8_E4M3", values.shape, fp8.tobytes())
-        yield Tensor(f"{name}_scale", "F32", scale.shape, scale.astype("<f4").tobytes())
+        scale_name = f"{name}_scale_inv" if weights == "fp8_method" else f"{name}_scale"
+        yield Tensor(scale_name, "F32", scale.shape, scale.astype("<f4").tobytes())
 
 
 def weight_scale(values: NDArray[np.float32], kind: ScaleKind) -> NDArray[np.float32]:

@@ -44,6 +44,15 @@ def scale_kind(scale: ops.FloatArray, rows: int) -> ops.ScaleKind:
     return "tensor" if scale.ndim < 2 else "tile"
 
 
+def has_input_groups(config: dict[str, Any]) -> bool:
+    """Whether a checkpoint asks for inputs by groups of 128: by its fp8 method, or in compressed-tensors' words."""
+    section = config.get("quantization_config") or {}
+    groups = section.get("config_groups", {}).values()
+    return section.get("quant_method") == "fp8" or any(
+        group["input_activations"]["strategy"] == "group" for group in groups
+    )
+
+
 class NumpyModel:
     """A checkpoint folder with the rounding points of a backend."""
 
@@ -52,7 +61,8 @@ class NumpyModel:
         self.rope: dict[str, Any] = self.config.get("rope_parameters") or self.config
         self.tensors = read_tensors(folder)
         self.has_bf16_inputs = rounds_like == "cuda"
-        self.has_bf16_cache = self.has_bf16_inputs or any(name.endswith(".weight_scale") for name in self.tensors)
+        self.has_input_groups = has_input_groups(self.config)
+        self.has_bf16_cache = self.has_bf16_inputs or bool(self.config.get("quantization_config"))
 
     @property
     def num_layers(self) -> int:
@@ -67,8 +77,10 @@ class NumpyModel:
     def gemm(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
         """The named projection of the rows; the input is quantised where the weight is."""
         weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
-        scale = self.tensors.get(f"{name}.weight_scale")
+        scale = self.tensors.get(f"{name}.weight_scale", self.tensors.get(f"{name}.weight_scale_inv"))
         if scale is not None:
+            if self.has_input_groups:
+                return ops.gemm_groups(ops.quantise_groups(rows), weight, scale, "tile", bias)
             return ops.gemm_fp8(ops.quantise(rows), weight, scale, scale_kind(scale, len(weight)), bias)
         return ops.gemm_bf16(ops.round_bf16(rows) if self.has_bf16_inputs else rows, weight, bias)
 

@@ -88,6 +88,27 @@ def quantise(rows: FloatArray, row_slices: int = 1) -> QuantisedRows:
     return QuantisedRows(fp8=fp8.reshape(count, cols), scales=scales)
 
 
+@dataclass(frozen=True)
+class GroupedRows:
+    """E4M3 values [rows, cols] with one float32 scale per row and group of 128 columns [rows, groups]."""
+
+    fp8: Fp8Array
+    scales: FloatArray
+
+    def values(self) -> WideArray:
+        """Exact float64 numbers: FP8 value times scale."""
+        scales = np.repeat(self.scales.astype(np.float64), SCALE_TILE, axis=1)
+        return decode_e4m3(self.fp8) * scales[:, : self.fp8.shape[1]]
+
+
+def quantise_groups(rows: FloatArray) -> GroupedRows:
+    """Quantise each group of 128 columns of each row, the last of what is left, by its absolute maximum over 448."""
+    cols = rows.shape[1]
+    groups = -(-cols // SCALE_TILE)
+    padded = quantise(np.pad(rows, ((0, 0), (0, groups * SCALE_TILE - cols))), row_slices=groups)
+    return GroupedRows(padded.fp8[:, :cols], padded.scales)
+
+
 def expand_scale(scale: FloatArray, kind: ScaleKind, rows: int, cols: int) -> WideArray:
     """Scale of every element [rows, cols] of a weight from its stored scale of the given kind."""
     wide = scale.astype(np.float64)
@@ -120,6 +141,14 @@ def gemm_fp8(
     if slices == 1:
         return _add_bias(sums[0], bias)
     return reduce_slices([part.astype(np.float32) for part in sums])
+
+
+def gemm_groups(
+    rows: GroupedRows, fp8: Fp8Array, scale: FloatArray, kind: ScaleKind, bias: FloatArray | None = None
+) -> FloatArray:
+    """f32(sum of scaled values + bias) for rows quantised by groups and E4M3 weight values [out, in]."""
+    weight = decode_e4m3(fp8) * expand_scale(scale, kind, *fp8.shape)
+    return _add_bias(rows.values() @ weight.T, bias)
 
 
 def reduce_slices(parts: list[FloatArray]) -> FloatArray:

@@ -13,6 +13,7 @@ BREAK_CASES: dict[str, Case] = {
     "shared_dropped": ("air", "fp8_tensor"),
     "qk_norm_skipped": ("glm47", "bf16"),
     "scale_row_shifted": ("air", "fp8_block"),
+    "groups_ignored": ("air", "fp8_group"),
 }
 
 QUICK_CASES: list[Case] = [*BREAK_CASES.values(), ("glm47", "fp8_block"), ("tied", "fp8_tensor")]

@@ -20,11 +20,12 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from tests.reference.numpy_model import Backend
 from tests.reference.sums import Sums
 
-InputRounding = Literal["float32", "bfloat16", "e4m3"]
+InputRounding = Literal["float32", "bfloat16", "e4m3", "e4m3_groups"]
 
 MAX_POSITIONS = 1024
 _ATTENTION = "rounded_eager"
 _E4M3_MAX = 448.0
+_GROUP_SIZE = 128
 
 
 def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +40,8 @@ def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class Weight:
     """A matrix [out, in] in float64 that torch's linear function multiplies by with the rounding points.
 
-    The input is rounded to float32 and then to bfloat16 or quantised per row; the result is a float32 tensor.
+    The input is rounded to float32 and then to bfloat16, or quantised per row or per 128 values of a row; the result
+    is a float32 tensor.
     """
 
     matrix: torch.Tensor
@@ -56,14 +58,21 @@ class Weight:
         return weight.multiply(rows, bias)
 
     def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """f32(a * sum + bias) for rows [any, in]."""
-        rows = rows.to(torch.float32)
-        if self.input_rounding == "e4m3":
-            values, scale = quantise(rows)
+        """f32(a * sum + bias) for rows [any, in], with groups f32(the sum over groups of a * sum, + bias)."""
+        rows, matrix = rows.to(torch.float32), self.matrix.transpose(0, 1)
+        if self.input_rounding == "e4m3_groups":
+            parts = zip(rows.split(_GROUP_SIZE, -1), matrix.split(_GROUP_SIZE, 0), strict=True)
+            result = torch.stack([self.multiply_fp8(part, group) for part, group in parts]).sum(0)
+        elif self.input_rounding == "e4m3":
+            result = self.multiply_fp8(rows, matrix)
         else:
-            values, scale = rows.to(getattr(torch, self.input_rounding)).to(torch.float64), torch.ones(1)
-        result = scale * self.sums.multiply(values, self.matrix.transpose(0, 1))
+            result = self.sums.multiply(rows.to(getattr(torch, self.input_rounding)).to(torch.float64), matrix)
         return (result if bias is None else result + bias).to(torch.float32)
+
+    def multiply_fp8(self, rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """a * sum for rows that have one scale each."""
+        values, scale = quantise(rows)
+        return scale * self.sums.multiply(values, matrix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,10 +157,11 @@ class Rounding:
     sums: Sums
 
     @classmethod
-    def of(cls, backend: Backend, has_fp8: bool, sums: Sums) -> "Rounding":
+    def of(cls, backend: Backend, has_fp8: bool, has_input_groups: bool, sums: Sums) -> "Rounding":
         """The rounding points of a backend for checkpoints with or without E4M3 weights."""
         of_bf16_weights: InputRounding = "bfloat16" if backend == "cuda" else "float32"
-        gemms: InputRounding = "e4m3" if has_fp8 else of_bf16_weights
+        of_fp8_weights: InputRounding = "e4m3_groups" if has_input_groups else "e4m3"
+        gemms = of_fp8_weights if has_fp8 else of_bf16_weights
         return cls(gemms, of_bf16_weights, gemms != "float32", sums)
 
     def cached(self, values: torch.Tensor) -> torch.Tensor:

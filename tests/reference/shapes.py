@@ -6,11 +6,18 @@ from typing import Any, Literal
 from tests.reference.numpy_ops import SCALE_TILE, ScaleKind
 
 Family = Literal["glm47", "air", "tied"]
-Weights = Literal["bf16", "fp8_channel", "fp8_tensor", "fp8_block"]
+Weights = Literal["bf16", "fp8_channel", "fp8_tensor", "fp8_block", "fp8_group", "fp8_method"]
 
 FAMILIES: tuple[Family, ...] = ("glm47", "air", "tied")
-WEIGHTS: tuple[Weights, ...] = ("bf16", "fp8_channel", "fp8_tensor", "fp8_block")
-SCALE_KINDS: dict[Weights, ScaleKind] = {"fp8_channel": "channel", "fp8_tensor": "tensor", "fp8_block": "tile"}
+TOKEN_WEIGHTS: tuple[Weights, ...] = ("bf16", "fp8_channel", "fp8_tensor", "fp8_block")
+WEIGHTS: tuple[Weights, ...] = (*TOKEN_WEIGHTS, "fp8_group")
+SCALE_KINDS: dict[Weights, ScaleKind] = {
+    "fp8_channel": "channel",
+    "fp8_tensor": "tensor",
+    "fp8_block": "tile",
+    "fp8_group": "tile",
+    "fp8_method": "tile",
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,9 @@ def config_of(shape: Shape, layout: Layout, weights: Weights) -> dict[str, Any]:
     )
     if weights != "bf16":
         fields.update(scoring_func="sigmoid", topk_method="noaux_tc", moe_router_dtype="float32")
-        fields["quantization_config"] = quantization_of(shape, SCALE_KINDS[weights])
+        fields["quantization_config"] = (
+            fp8_method_of(shape) if weights == "fp8_method" else quantization_of(shape, weights)
+        )
     return fields
 
 
@@ -155,19 +164,38 @@ def generation_config_of(shape: Shape) -> dict[str, Any]:
     }
 
 
-def quantization_of(shape: Shape, kind: ScaleKind) -> dict[str, Any]:
-    """quantization_config in compressed-tensors' words for E4M3 weights and per-token inputs."""
+def unquantised_modules(shape: Shape) -> list[str]:
+    """The head and the routers."""
+    layers = range(shape.first_k_dense_replace, shape.num_hidden_layers)
+    return ["lm_head", *(f"model.layers.{layer}.mlp.gate" for layer in layers)]
+
+
+def fp8_method_of(shape: Shape) -> dict[str, Any]:
+    """quantization_config of the fp8 method: E4M3 weights by 128x128 tiles and inputs by groups of 128."""
+    return {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": unquantised_modules(shape),
+        "quant_method": "fp8",
+        "weight_block_size": [SCALE_TILE, SCALE_TILE],
+    }
+
+
+def quantization_of(shape: Shape, weights: Weights) -> dict[str, Any]:
+    """quantization_config in compressed-tensors' words for E4M3 weights and inputs per token, or per group of 128."""
+    kind = SCALE_KINDS[weights]
+    has_groups = weights == "fp8_group"
     common = {"actorder": None, "group_size": None, "num_bits": 8, "observer_kwargs": {}, "symmetric": True}
     strategy = "block" if kind == "tile" else kind
     structure = [SCALE_TILE, SCALE_TILE] if kind == "tile" else None
-    routers = [f"model.layers.{i}.mlp.gate" for i in range(shape.first_k_dense_replace, shape.num_hidden_layers)]
     group = {
         "input_activations": {
             **common,
             "block_structure": None,
             "dynamic": True,
+            "group_size": SCALE_TILE if has_groups else None,
             "observer": None,
-            "strategy": "token",
+            "strategy": "group" if has_groups else "token",
             "type": "float",
         },
         "output_activations": None,
@@ -185,7 +213,7 @@ def quantization_of(shape: Shape, kind: ScaleKind) -> dict[str, Any]:
         "config_groups": {"group_0": group},
         "format": "float-quantized",
         "global_compression_ratio": None,
-        "ignore": ["lm_head", *routers],
+        "ignore": unquantised_modules(shape),
         "kv_cache_scheme": None,
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",

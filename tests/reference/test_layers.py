@@ -63,6 +63,20 @@ def test_fp8_gemms(rows: int, cols: int, has_bias: bool, kind: ops.ScaleKind) ->
     np.testing.assert_allclose(result, expected.numpy(), rtol=2e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(320, 192), (130, 257), (192, 16)])
+def test_gemms_of_groups(rows: int, cols: int) -> None:
+    source = np.random.default_rng(rows + cols)
+    inputs = (source.standard_normal((5, cols)) * 2.0 ** source.integers(-5, 5, size=(5, cols))).astype(np.float32)
+    fp8 = ops.encode_e4m3(source.standard_normal((rows, cols)) * 100)
+    scale = source.uniform(1e-3, 1e-2, size=(-(-rows // 128), -(-cols // 128))).astype(np.float32)
+    matrix = torch.from_numpy(fp8).view(torch.float8_e4m3fn).double()
+    matrix = matrix * reference.expand_scale(torch.from_numpy(scale).double(), matrix.shape)
+    weight = rounded_parts.Weight(matrix, "e4m3_groups", sums.Float64Sums())
+    expected = torch.nn.functional.linear(torch.from_numpy(inputs), weight)
+    result = ops.gemm_groups(ops.quantise_groups(inputs), fp8, scale, "tile")
+    np.testing.assert_allclose(result, expected.numpy(), rtol=2e-7, atol=1e-9)
+
+
 def test_sliced_gemms_reduce_by_a_tree() -> None:
     parts = [np.array([value], dtype=np.float32) for value in (1.0, 2.0**-24, 2.0**-24, 2.0**-24)]
     assert ops.reduce_slices(parts)[0] == np.float32(1.0 + 2.0**-23)

@@ -144,6 +144,7 @@ def test_each_mistake_shows_in_the_tokens(checkpoints: dict[tuple[Family, Weight
         ("qk_norm_skipped", "tied", "bf16"),
         ("scale_row_shifted", "glm47", "fp8_tensor"),
         ("scale_row_shifted", "glm47", "bf16"),
+        ("groups_ignored", "glm47", "fp8_block"),
     ],
 )
 def test_a_mistake_without_effect_is_refused(

@@ -73,6 +73,19 @@ def test_quantising_rows_is_torchs() -> None:
     assert quantised.scales[3, 0] == 1.0
 
 
+@pytest.mark.parametrize("width", [64, 128, 320])
+def test_quantising_groups_is_torchs(width: int) -> None:
+    source = np.random.default_rng(4)
+    rows = (source.standard_normal((16, width)) * 2.0 ** source.integers(-9, 9, size=(16, width))).astype(np.float32)
+    rows[3, :128] = 0
+    quantised = numpy_ops.quantise_groups(rows)
+    parts = [rounded_parts.quantise(part) for part in torch.from_numpy(rows).split(128, dim=1)]
+    np.testing.assert_array_equal(numpy_ops.decode_e4m3(quantised.fp8), torch.cat([part for part, _ in parts], 1))
+    np.testing.assert_array_equal(quantised.scales.astype(np.float64), torch.cat([scale for _, scale in parts], 1))
+    exact = torch.cat([part * scale for part, scale in parts], 1).numpy()
+    np.testing.assert_array_equal(quantised.values(), exact)
+
+
 def test_quantising_by_slices_is_quantising_each_slice() -> None:
     rows = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
     sliced = numpy_ops.quantise(rows, row_slices=4)

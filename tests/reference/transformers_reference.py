@@ -20,13 +20,20 @@ from transformers.utils import ModelOutput
 from transformers.utils import logging as transformers_logging
 
 from tests.reference.expected import mean_kl
+from tests.reference.numpy_model import has_input_groups
 from tests.reference.rounded_parts import Backend, Rounding, patch
 from tests.reference.sums import Float32Sums, Float64Sums
 
 __all__ = ["BREAKAGES", "Breakage", "Reference", "expand_scale", "mean_kl", "read_checkpoint"]
 
 Breakage = Literal[
-    "rotary_halves", "bias_in_weights", "scaling_twice", "shared_dropped", "qk_norm_skipped", "scale_row_shifted"
+    "rotary_halves",
+    "bias_in_weights",
+    "scaling_twice",
+    "shared_dropped",
+    "qk_norm_skipped",
+    "scale_row_shifted",
+    "groups_ignored",
 ]
 BREAKAGES: tuple[Breakage, ...] = get_args(Breakage)
 SMALL_HIDDEN_SIZE = 512
@@ -41,6 +48,7 @@ class StoredModel:
     values: dict[str, torch.Tensor]
     has_fp8: bool
     has_scale_rows: bool
+    has_input_groups: bool
 
     def load(self) -> Glm4MoeForCausalLM:
         """Let transformers build the model in float64 and put every tensor in its place."""
@@ -63,19 +71,20 @@ class StoredModel:
 def read_checkpoint(folder: Path, is_scale_shifted: bool = False) -> StoredModel:
     """Read config and tensors; E4M3 weights become code times scale, which float64 holds exactly."""
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    with_groups = has_input_groups(fields)
     fields.pop("quantization_config", None)
     raw: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             raw.update({name: file.get_tensor(name) for name in file.keys()})
-    scales = {name: raw.pop(name) for name in list(raw) if name.endswith(".weight_scale")}
+    scales = {name: raw.pop(name) for name in list(raw) if name.endswith((".weight_scale", ".weight_scale_inv"))}
     values = {name: tensor.to(torch.float64) for name, tensor in raw.items()}
     for name, scale in scales.items():
-        weight = name.removesuffix("_scale")
+        weight = name.removesuffix("_inv").removesuffix("_scale")
         shifted = scale.roll(1, 0) if is_scale_shifted else scale
         values[weight] = values[weight] * expand_scale(shifted.to(torch.float64), values[weight].shape)
     has_scale_rows = any(scale.shape[0] > 1 for scale in scales.values())
-    return StoredModel(Glm4MoeConfig.from_dict(fields), values, has_fp8=bool(scales), has_scale_rows=has_scale_rows)
+    return StoredModel(Glm4MoeConfig.from_dict(fields), values, bool(scales), has_scale_rows, with_groups)
 
 
 def expand_scale(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -88,7 +97,7 @@ def expand_scale(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def break_model(model: Glm4MoeForCausalLM, break_: Breakage) -> None:
-    """Make the named mistake in a freshly loaded model; those of the router and the scales are made elsewhere."""
+    """Make the named mistake in a freshly loaded model; those of the router, scales and groups are made elsewhere."""
     for module in model.modules():
         if break_ == "rotary_halves" and isinstance(module, glm4_moe.Glm4MoeAttention):
             interleave_rotary(module)
@@ -121,6 +130,7 @@ def refuse_invisible(stored: StoredModel, break_: Breakage) -> None:
         "scaling_twice": stored.config.routed_scaling_factor != 1.0,
         "qk_norm_skipped": stored.config.use_qk_norm,
         "scale_row_shifted": stored.has_scale_rows,
+        "groups_ignored": stored.has_input_groups,
     }
     if not visible.get(break_, True):
         raise ValueError(f"{break_} changes nothing in this checkpoint; choose one with the part it breaks")
@@ -150,7 +160,8 @@ class Reference:
             refuse_invisible(stored, break_)
             break_model(self.model, break_)
         sums = Float64Sums() if float32_order is None else Float32Sums(float32_order)
-        rounding = Rounding.of(rounds_like, stored.has_fp8, sums)
+        takes_groups = stored.has_input_groups and break_ != "groups_ignored"
+        rounding = Rounding.of(rounds_like, stored.has_fp8, takes_groups, sums)
         patch(self.model, rounding, has_bias_in_weights=break_ == "bias_in_weights")
 
     @torch.no_grad()

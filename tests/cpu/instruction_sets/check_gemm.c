@@ -150,7 +150,12 @@ static void check_shape(const pair* sets, int kind, int64_t rows, int64_t cols, 
     snprintf(where, sizeof(where), "%s GEMM %d x %d, %d rows, %s", sets->name, (int)rows, (int)cols,
              (int)COUNTS[index], KIND_NAMES[kind]);
     float* in = uneven_rows(COUNTS[index], cols);
-    compare_with_exact(sets, gemm_of(in, COUNTS[index], &weight, bias, whole_of(&weight)), &weight, where);
+    test_gemm gemm = gemm_of(in, COUNTS[index], &weight, bias, whole_of(&weight));
+    compare_with_exact(sets, gemm, &weight, where);
+    if (weight.kind == GLINT_SCALE_TILE) {
+      gemm.group_size = SCALE_TILE;
+      compare_with_exact(sets, gemm, &weight, where);
+    }
     free(in);
   }
   free(bias);

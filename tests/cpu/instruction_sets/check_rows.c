@@ -44,7 +44,7 @@ static void check_prepare(const pair* sets, int64_t width, int32_t slices, int32
   float* scales[2] = {poisoned_floats(COUNT * slices), poisoned_floats(COUNT * slices)};
   workers* backends[2] = {sets->exact, sets->tested};
   for (int side = 0; side < 2; ++side) {
-    const test_operand operand = {outs[side], scales[side], rows, COUNT, width, slices, has_fp8};
+    const test_operand operand = {outs[side], scales[side], rows, COUNT, width, slices, has_fp8, 0};
     glint_testing_prepare(backends[side], &operand);
   }
   char where[100];

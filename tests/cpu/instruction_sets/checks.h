@@ -23,6 +23,7 @@ typedef struct test_operand {
   int64_t width;
   int32_t row_slices;
   int32_t has_fp8;
+  int64_t group_size;
 } test_operand;
 
 typedef struct test_gemm {
@@ -43,6 +44,7 @@ typedef struct test_gemm {
   int64_t col_count;
   int32_t dtype;
   int32_t scale_kind;
+  int64_t group_size;
 } test_gemm;
 
 typedef struct test_request {
