@@ -12,6 +12,7 @@ namespace glint {
 inline constexpr int64_t kOperandAlignment = 64;
 inline constexpr int64_t kTileRows = 32;
 inline constexpr int64_t kMaxQueriesPerTile = 16;
+inline constexpr int64_t kPeakValues = 256;
 
 struct GemmTile {
   float* out;
@@ -58,6 +59,7 @@ struct KernelSet {
   void (*attend)(const AttentionTile& tile, std::byte* scratch);
   void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);
   float (*quantise)(std::byte* out, const float* in, int64_t count);
+  int64_t (*multiply_adds)(float* values, int64_t rounds);
 };
 
 int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens);

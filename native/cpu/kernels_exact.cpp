@@ -157,7 +157,8 @@ const KernelSet& exact_kernels() {
                                  .gemm_floats = gemm_exact,
                                  .attend = attend_exact,
                                  .swiglu = swiglu_exact,
-                                 .quantise = quantise_exact};
+                                 .quantise = quantise_exact,
+                                 .multiply_adds = plain_kernels().multiply_adds};
   return kernels;
 }
 
