@@ -1,4 +1,4 @@
-"""`glint bench cpu`: prefill and decode on this machine, against its measured peak bandwidth and against llama.cpp."""
+"""`glint bench cpu`: prefill and decode on this machine, against its measured ceilings and against llama.cpp."""
 
 import argparse
 import json
@@ -13,8 +13,8 @@ import numpy as np
 from glint.bench.llama_peer import PeerFigures, measure_llama
 from glint.bench.machine import processor_name, refusing_unwritable
 from glint.checkpoint.config import ModelConfig
-from glint.checkpoint.layout import Role
-from glint.checkpoint.table import TableEntry, open_checkpoint
+from glint.checkpoint.layout import Dtype, Part, Role
+from glint.checkpoint.table import Checkpoint, TableEntry, open_checkpoint
 from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
 from glint.engine.settings import DEFAULT_NUM_SEQS, DEFAULT_PAGE_TOKENS, EngineSettings, token_cache_bytes
@@ -30,12 +30,44 @@ ROUTED = (Role.GATE, Role.UP, Role.DOWN)
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one step must do: bytes of weights and cache to read, multiply-adds, and E4M3 weights to decode."""
+
+    read_bytes: float
+    multiply_adds: float
+    fp8_weights: float
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What all threads reach in this run: reads, multiply-adds, and products of E4M3 weights with one token."""
+
+    read_bytes_per_second: float
+    multiply_adds_per_second: float
+    fp8_weights_per_second: float
+
+    def least_seconds(self, work: Work, tokens: int) -> dict[str, float]:
+        """Seconds that each ceiling alone asks of a step; decoding counts where each weight meets one token."""
+        seconds = {
+            "read": work.read_bytes / self.read_bytes_per_second,
+            "arithmetic": work.multiply_adds / self.multiply_adds_per_second,
+        }
+        if tokens == 1:
+            rest = (work.multiply_adds - work.fp8_weights) / self.multiply_adds_per_second
+            seconds["decode"] = work.fp8_weights / self.fp8_weights_per_second + rest
+        return seconds
+
+
+@dataclass(frozen=True)
 class Row:
-    """One measured line: tokens per second, and bytes of weights and cache read per second where that limits."""
+    """One measured line: tokens per second, the work per second, and the share of the ceiling that binds."""
 
     name: str
     tokens_per_second: float
-    bytes_per_second: float | None
+    bytes_per_second: float
+    multiply_adds_per_second: float
+    share: float
+    limit: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +78,7 @@ class Report:
     processor: str
     kernels: str
     threads: int
-    peak_bytes_per_second: float
+    ceilings: Ceilings
     rows: tuple[Row, ...]
     peer: PeerFigures | None
     peer_problem: str | None
@@ -57,11 +89,9 @@ def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
     checkpoint = open_checkpoint(Path(chosen.model))
     settings = bench_settings(Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, args)
     with Engine(checkpoint, settings, None, chosen.engine) as engine:
-        peak = engine.measure_read(PEAK_READ_BYTES)
-        rows = [measure_prefill(engine, checkpoint.config, chosen.prompt_tokens)]
-        for batch in BATCHES:
-            touched = touched_bytes(checkpoint.tensors, checkpoint.config, batch)
-            rows.append(measure_decode(engine, checkpoint.config, batch, chosen.decode_tokens, touched))
+        ceilings = measure_ceilings(engine)
+        rows = [measure_prefill(engine, checkpoint, chosen.prompt_tokens, ceilings)]
+        rows += [measure_decode(engine, checkpoint, batch, chosen.decode_tokens, ceilings) for batch in BATCHES]
         kernels = engine.kernels
     peer, problem = None, None
     if chosen.peer is not None:
@@ -73,7 +103,7 @@ def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
         processor=processor_name(),
         kernels=kernels,
         threads=settings.threads,
-        peak_bytes_per_second=peak,
+        ceilings=ceilings,
         rows=tuple(rows),
         peer=peer,
         peer_problem=problem,
@@ -109,18 +139,69 @@ def bench_settings(
     )
 
 
+def touched_experts(config: ModelConfig, batch: int) -> float:
+    """The share of the routed experts that `batch` tokens hit, the mean for uniform routing."""
+    return 1.0 - (1.0 - config.experts_per_token / config.num_experts) ** batch if config.num_experts else 0.0
+
+
 def touched_bytes(tensors: Iterable[TableEntry], config: ModelConfig, batch: int) -> int:
     """Bytes of weights one decode step reads: all but the embedding table, and the experts that `batch` tokens hit.
 
     Distinct experts are the mean for uniform routing; it is exact where every expert is always taken.
     """
-    share = 1.0 - (1.0 - config.experts_per_token / config.num_experts) ** batch if config.num_experts else 0.0
+    share = touched_experts(config, batch)
     total = 0.0
     for entry in tensors:
         is_routed = entry.role in ROUTED and entry.expert is not None
         if entry.role != Role.EMBEDDING:
             total += entry.byte_count * (share if is_routed else 1.0)
     return int(total)
+
+
+def weight_work(tensors: Iterable[TableEntry], config: ModelConfig, tokens: int, logit_rows: int) -> Work:
+    """The work of a step's products: `tokens` rows through every layer, `logit_rows` of them through the head.
+
+    A token meets `experts_per_token` of the routed experts.
+    """
+    entries = [entry for entry in tensors if entry.part == Part.WEIGHT and entry.rows > 1 and entry.cols > 1]
+    routed_share = config.experts_per_token / config.num_experts if config.num_experts else 0.0
+    touched_share = touched_experts(config, tokens)
+    multiply_adds = fp8_weights = 0.0
+    for entry in entries:
+        if entry.role == Role.EMBEDDING:
+            continue
+        is_routed = entry.role in ROUTED and entry.expert is not None
+        rows = logit_rows if entry.role == Role.LM_HEAD else tokens
+        multiply_adds += entry.rows * entry.cols * rows * (routed_share if is_routed else 1.0)
+        if entry.dtype == Dtype.F8_E4M3:
+            fp8_weights += entry.rows * entry.cols * (touched_share if is_routed else 1.0)
+    return Work(touched_bytes(tensors, config, tokens), multiply_adds, fp8_weights)
+
+
+def step_work(checkpoint: Checkpoint, tokens: int, logit_rows: int, attended: float, cached: float) -> Work:
+    """The work of a whole step, whose tokens attend to `attended` positions together, `cached` of them from memory."""
+    config = checkpoint.config
+    products = weight_work(checkpoint.tensors, config, tokens, logit_rows)
+    attention = 2.0 * config.num_layers * config.num_heads * config.head_dim * attended
+    return replace(
+        products,
+        read_bytes=products.read_bytes + cached * token_cache_bytes(config, "cpu"),
+        multiply_adds=products.multiply_adds + attention,
+    )
+
+
+def measure_ceilings(engine: Engine) -> Ceilings:
+    """What the engine's threads reach on this machine now."""
+    arithmetic = engine.measure_arithmetic()
+    return Ceilings(
+        engine.measure_read(PEAK_READ_BYTES), arithmetic.multiply_adds_per_second, arithmetic.fp8_weights_per_second
+    )
+
+
+def make_row(name: str, tokens: int, seconds: float, work: Work, ceilings: Ceilings) -> Row:
+    """The line of a step of `tokens` tokens that took `seconds`, with the ceiling that asks for the most time."""
+    limit, least = max(ceilings.least_seconds(work, tokens).items(), key=lambda bound: bound[1])
+    return Row(name, tokens / seconds, work.read_bytes / seconds, work.multiply_adds / seconds, least / seconds, limit)
 
 
 def greedy(count: int) -> SamplingParams:
@@ -134,23 +215,24 @@ def random_prompt(config: ModelConfig, count: int, seed: int) -> list[int]:
     return [int(token) for token in generator.integers(0, config.vocab_size, count)]
 
 
-def measure_prefill(engine: Engine, config: ModelConfig, prompt_tokens: int) -> Row:
+def measure_prefill(engine: Engine, checkpoint: Checkpoint, prompt_tokens: int, ceilings: Ceilings) -> Row:
     """One prompt in one step, to its first token; the best of a few."""
     seconds = []
     for repeat in range(PREFILL_REPEATS):
-        engine.submit(random_prompt(config, prompt_tokens, repeat), greedy(1))
+        engine.submit(random_prompt(checkpoint.config, prompt_tokens, repeat), greedy(1))
         start = time.perf_counter()
         while engine.has_work:
             engine.step()
         seconds.append(time.perf_counter() - start)
-    return Row(f"prefill, {prompt_tokens} tokens", prompt_tokens / min(seconds), None)
+    work = step_work(checkpoint, prompt_tokens, 1, prompt_tokens * (prompt_tokens + 1) / 2, 0)
+    return make_row(f"prefill, {prompt_tokens} tokens", prompt_tokens, min(seconds), work, ceilings)
 
 
-def measure_decode(engine: Engine, config: ModelConfig, batch: int, count: int, weight_bytes: int) -> Row:
+def measure_decode(engine: Engine, checkpoint: Checkpoint, batch: int, count: int, ceilings: Ceilings) -> Row:
     """`batch` requests together; the median of `count` steps after every prompt is in."""
     lengths: dict[int, int] = {}
     for index in range(batch):
-        prompt = random_prompt(config, PROMPT_OF_DECODE, 1000 * batch + index)
+        prompt = random_prompt(checkpoint.config, PROMPT_OF_DECODE, 1000 * batch + index)
         (request_id,) = engine.submit(prompt, greedy(STEPS_TO_ADMIT + count + 1))
         lengths[request_id] = PROMPT_OF_DECODE
     for _ in range(STEPS_TO_ADMIT):
@@ -161,9 +243,9 @@ def measure_decode(engine: Engine, config: ModelConfig, batch: int, count: int, 
     seconds = [timed_step(engine, batch) for _ in range(count)]
     for request_id in lengths:
         engine.abort(request_id)
-    step = statistics.median(seconds)
-    cache_bytes = (sum(lengths.values()) + batch * count // 2) * token_cache_bytes(config, "cpu")
-    return Row(f"decode, {batch} at once", batch / step, (weight_bytes + cache_bytes) / step)
+    positions = sum(lengths.values()) + batch * count // 2
+    work = step_work(checkpoint, batch, batch, positions, positions)
+    return make_row(f"decode, {batch} at once", batch, statistics.median(seconds), work, ceilings)
 
 
 def timed_step(engine: Engine, batch: int) -> float:
@@ -181,23 +263,25 @@ def timed_step(engine: Engine, batch: int) -> float:
 
 
 def render(report: Report) -> str:
-    """The table a person reads: figures with units, share of the peak bandwidth, and the ratio to the peer."""
-    peak = report.peak_bytes_per_second
+    """The table a person reads: figures with units, share of the ceiling that binds, and the ratio to the peer."""
+    ceilings = report.ceilings
     lines = [
         f"model      {report.model}",
         f"processor  {report.processor}, {report.threads} threads, kernels {report.kernels}",
-        f"peak read  {peak / 1e9:.1f} GB/s read by {report.threads} threads, measured in this run",
+        f"ceilings   of {report.threads} threads, measured in this run:",
+        f"           read        {ceilings.read_bytes_per_second / 1e9:.1f} GB/s",
+        f"           arithmetic  {ceilings.multiply_adds_per_second / 1e9:.1f} billion multiply-adds/s",
+        f"           decode      {ceilings.fp8_weights_per_second / 1e9:.1f} billion E4M3 weights/s, times one token",
         "",
-        f"{'':22}{'tok/s':>10}{'GB/s':>8}{'of peak':>12}{'llama.cpp':>12}{'ratio':>8}",
+        f"{'':22}{'tok/s':>10}{'GB/s':>8}{'Gmadd/s':>9}{'share of':>9}  {'limit':10}{'llama.cpp':>12}{'ratio':>8}",
     ]
     for index, row in enumerate(report.rows):
-        speed = f"{row.tokens_per_second:.1f}"
-        rate = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / 1e9:.1f}"
-        share = "-" if row.bytes_per_second is None else f"{row.bytes_per_second / peak:.0%}"
+        work = f"{row.bytes_per_second / 1e9:>8.1f}{row.multiply_adds_per_second / 1e9:>9.1f}"
         other = None if report.peer is None else report.peer.tokens_per_second[index]
         peer = "-" if other is None else f"{other:.1f}"
         ratio = "-" if other is None else f"{row.tokens_per_second / other:.2f}x"
-        lines.append(f"{row.name:22}{speed:>10}{rate:>8}{share:>12}{peer:>12}{ratio:>8}")
+        bound = f"{row.share:>9.0%}  {row.limit:10}"
+        lines.append(f"{row.name:22}{row.tokens_per_second:>10.1f}{work}{bound}{peer:>12}{ratio:>8}")
     if report.peer is not None:
         lines += ["", f"llama.cpp  {report.peer.description}"]
     if report.peer_problem is not None:

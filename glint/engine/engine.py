@@ -109,6 +109,10 @@ class Engine:
         """Measure the peak bandwidth of memory reads with the engine's threads, in bytes per second."""
         return self._native.measure_read(byte_count)
 
+    def measure_arithmetic(self) -> abi.Arithmetic:
+        """Measure what the engine's threads compute per second from the first cache."""
+        return self._native.measure_arithmetic()
+
     def check(self) -> None:
         """Check the native engine's books; raises where something does not add up."""
         self._native.check()

@@ -422,6 +422,21 @@ class EngineStats(Structure):
     ]
 
 
+class Arithmetic(Structure):
+    """What all threads reach together in the first cache.
+
+    `multiply_adds_per_second` is a plain loop of the kernel set's own instruction. `fp8_weights_per_second` is the
+    kernel set's product of E4M3 weights with one token.
+    """
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("reserved", c_uint32),
+        ("multiply_adds_per_second", c_double),
+        ("fp8_weights_per_second", c_double),
+    ]
+
+
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "glint_abi_version": (c_uint32, ()),
     "glint_backend_name": (c_char_p, ()),
@@ -445,6 +460,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "glint_stats": (c_int32, (POINTER(Engine), POINTER(EngineStats))),
     "glint_check": (c_int32, (POINTER(Engine),)),
     "glint_measure_read": (c_int32, (POINTER(Engine), c_uint64, POINTER(c_double))),
+    "glint_measure_arithmetic": (c_int32, (POINTER(Engine), POINTER(Arithmetic))),
 }
 AnyStruct = TypeVar("AnyStruct", bound=Structure)
 

@@ -303,6 +303,12 @@ class NativeEngine:
         self._call("glint_measure_read", byte_count, ctypes.byref(bytes_per_second))
         return bytes_per_second.value
 
+    def measure_arithmetic(self) -> abi.Arithmetic:
+        """Multiply-adds and E4M3 weights per second of all threads together, each the best of a few times."""
+        arithmetic = abi.sized(abi.Arithmetic)
+        self._call("glint_measure_arithmetic", ctypes.byref(arithmetic))
+        return arithmetic
+
     def _live_function(self, name: str) -> Any:
         if not self._release.alive:
             raise EngineError(f"{name} was called after the engine was closed; make a new engine")

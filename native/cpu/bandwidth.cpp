@@ -24,6 +24,54 @@ uint64_t fold_chunk(const std::byte* source) {
   return folded;
 }
 
+template <typename Compute>
+double best_per_second(const Compute& compute) {
+  double best = 0;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t count = compute();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(count) / seconds.count());
+  }
+  return best;
+}
+
+class ResidentProduct {
+ public:
+  static constexpr int64_t kCols = 512;
+  static constexpr int64_t kWeights = kTileRows * kCols;
+
+  ResidentProduct() {
+    weight_.data = memory_.data();
+    weight_.dtype = GLINT_DTYPE_F8_E4M3;
+    weight_.rows = kTileRows;
+    weight_.cols = kCols;
+    weight_.stride = kCols;
+  }
+
+  void multiply(const KernelSet& kernels) {
+    kernels.gemm_fp8({.out = out_,
+                      .out_stride = kTileRows,
+                      .operand = operand_.data(),
+                      .operand_stride = kCols,
+                      .input_scales = nullptr,
+                      .input_rows = nullptr,
+                      .count = 1,
+                      .weight = &weight_,
+                      .bias = nullptr,
+                      .row_first = 0,
+                      .row_count = kTileRows},
+                     scratch_.data());
+  }
+
+ private:
+  ZeroedMemory memory_{kWeights};
+  ZeroedMemory operand_{kCols * cpu::kOperandElementBytes};
+  ZeroedMemory scratch_{static_cast<uint64_t>(gemm_scratch_bytes(kCols))};
+  float out_[kTileRows] = {};
+  Weight weight_;
+};
+
 }
 
 double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
@@ -33,16 +81,36 @@ double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
   backend.workers.team().run(num_chunks, [&](int64_t chunk, int) {
     std::memset(memory.data() + chunk * kChunkBytes, static_cast<int>(chunk & 0x7f), kChunkBytes);
   });
-  double best = 0;
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
+  const double best = best_per_second([&] {
     backend.workers.team().run(num_chunks, [&](int64_t chunk, int) {
       folded.fetch_xor(fold_chunk(memory.data() + chunk * kChunkBytes), std::memory_order_relaxed);
     });
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, static_cast<double>(num_chunks * kChunkBytes) / seconds.count());
-  }
+    return num_chunks * kChunkBytes;
+  });
   return folded.load() == ~uint64_t{0} ? 0.0 : best;
+}
+
+void measure_arithmetic(Backend& backend, glint_arithmetic& arithmetic) {
+  constexpr int64_t kPieces = 64;
+  constexpr int64_t kRounds = 20'000;
+  constexpr int64_t kProducts = 20;
+  ThreadTeam& team = backend.workers.team();
+  const KernelSet& kernels = backend.workers.kernels();
+  arithmetic.multiply_adds_per_second = best_per_second([&] {
+    std::atomic<int64_t> done{0};
+    team.run(kPieces * team.num_threads(), [&](int64_t, int) {
+      alignas(64) float values[kPeakValues] = {};
+      done.fetch_add(kernels.multiply_adds(values, kRounds), std::memory_order_relaxed);
+    });
+    return done.load();
+  });
+  std::vector<ResidentProduct> products(static_cast<size_t>(team.num_threads()));
+  arithmetic.fp8_weights_per_second = best_per_second([&] {
+    team.run(kPieces * team.num_threads(), [&](int64_t, int thread) {
+      for (int64_t index = 0; index < kProducts; ++index) products[static_cast<size_t>(thread)].multiply(kernels);
+    });
+    return kPieces * team.num_threads() * kProducts * ResidentProduct::kWeights;
+  });
 }
 
 }

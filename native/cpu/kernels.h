@@ -14,6 +14,7 @@ inline constexpr int64_t kOperandAlignment = 64;
 inline constexpr int64_t kTileRows = 32;
 inline constexpr int64_t kInputGroup = kScaleTile;
 inline constexpr int64_t kMaxQueriesPerTile = 16;
+inline constexpr int64_t kPeakValues = 256;
 
 struct ColumnRange {
   int64_t first;
@@ -73,6 +74,7 @@ struct KernelSet {
   void (*attend)(const AttentionTile& tile, std::byte* scratch);
   void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);
   float (*quantise)(std::byte* out, const float* in, int64_t count);
+  int64_t (*multiply_adds)(float* values, int64_t rounds);
   bool sums_groups = false;
 };
 

@@ -253,6 +253,29 @@ void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
   _tile_release();
 }
 
+int64_t tile_multiply_adds(float* values, int64_t rounds) {
+  static_assert(kPeakValues * sizeof(float) == kTileBytes);
+  constexpr int64_t kTiles = 4;
+  _tile_loadconfig(&kTileShapes[kBlockTokens - 1]);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, values, kTileRowBytes);
+  _tile_loadd(5, values, kTileRowBytes);
+  _tile_loadd(6, values, kTileRowBytes);
+  _tile_loadd(7, values, kTileRowBytes);
+  for (int64_t round = 0; round < rounds; ++round) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, values, kTileRowBytes);
+  _tile_release();
+  return rounds * kTiles * kTileEdge * kTileEdge * kStepCols;
+}
+
 }
 
 const KernelSet& amx_kernels() {
@@ -263,7 +286,8 @@ const KernelSet& amx_kernels() {
                                      .gemm_floats = LaneGemm<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
-                                     .quantise = LaneQuantise<Avx512Isa>::to_bf16};
+                                     .quantise = LaneQuantise<Avx512Isa>::to_bf16,
+                                     .multiply_adds = tile_multiply_adds};
   return kernels;
 }
 

@@ -2,6 +2,7 @@
 
 #include "cpu/lane_attention.h"
 #include "cpu/lane_gemm.h"
+#include "cpu/lane_peak.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {
@@ -52,7 +53,8 @@ const KernelSet& avx2_kernels() {
                                      .gemm_floats = LaneGemm<Avx2Isa>::floats,
                                      .attend = LaneAttention<Avx2Isa>::attend,
                                      .swiglu = lane_swiglu<Avx2Isa>,
-                                     .quantise = LaneQuantise<Avx2Isa>::to_floats};
+                                     .quantise = LaneQuantise<Avx2Isa>::to_floats,
+                                     .multiply_adds = lane_multiply_adds<Avx2Isa>};
   return kernels;
 }
 

@@ -10,7 +10,8 @@ const KernelSet& avx512_kernels() {
                                      .gemm_floats = LaneGemm<Avx512Isa>::floats,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
-                                     .quantise = LaneQuantise<Avx512Isa>::to_floats};
+                                     .quantise = LaneQuantise<Avx512Isa>::to_floats,
+                                     .multiply_adds = lane_multiply_adds<Avx512Isa>};
   return kernels;
 }
 

@@ -2,6 +2,7 @@
 
 #include "cpu/lane_attention.h"
 #include "cpu/lane_gemm.h"
+#include "cpu/lane_peak.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {
@@ -136,7 +137,8 @@ const KernelSet& neon_kernels() {
                                  .gemm_floats = LaneGemm<NeonIsa>::floats,
                                  .attend = LaneAttention<NeonIsa>::attend,
                                  .swiglu = lane_swiglu<NeonIsa>,
-                                 .quantise = LaneQuantise<NeonIsa>::to_floats};
+                                 .quantise = LaneQuantise<NeonIsa>::to_floats,
+                                 .multiply_adds = lane_multiply_adds<NeonIsa>};
   return kernels;
 }
 

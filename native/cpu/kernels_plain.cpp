@@ -1,5 +1,6 @@
 #include "cpu/lane_attention.h"
 #include "cpu/lane_gemm.h"
+#include "cpu/lane_peak.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {
@@ -49,7 +50,8 @@ const KernelSet& plain_kernels() {
                                  .gemm_floats = LaneGemm<PlainIsa>::floats,
                                  .attend = LaneAttention<PlainIsa>::attend,
                                  .swiglu = lane_swiglu<PlainIsa>,
-                                 .quantise = LaneQuantise<PlainIsa>::to_floats};
+                                 .quantise = LaneQuantise<PlainIsa>::to_floats,
+                                 .multiply_adds = lane_multiply_adds<PlainIsa>};
   return kernels;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <numbers>
+#include <type_traits>
 
 #include "cpu/lanes.h"
 
@@ -69,6 +70,15 @@ class LaneAttention {
     float* split_weight_sum;
   };
 
+  template <typename Visit>
+  static void with_queries(int64_t queries, const Visit& visit) {
+    static_assert(kQueriesAtOnce == 4);
+    if (queries == 4) return visit(std::integral_constant<int, 4>{});
+    if (queries == 3) return visit(std::integral_constant<int, 3>{});
+    if (queries == 2) return visit(std::integral_constant<int, 2>{});
+    visit(std::integral_constant<int, 1>{});
+  }
+
   static int64_t query_offset(const AttentionTile& tile, int64_t query) {
     return query / tile.group_heads * tile.row_stride + query % tile.group_heads * tile.head_dim;
   }
@@ -117,40 +127,70 @@ class LaneAttention {
       for (int64_t query = 0; query < queries; query += kQueriesAtOnce) {
         const int64_t query_last = std::min(query + kQueriesAtOnce, queries) - 1;
         if (visible_positions(tile, query_last, start, start + count) == 0) continue;
-        score_page(tile, work.scores + (start - first), keys, count, query, query_last);
+        with_queries(query_last - query + 1, [&]<int kQueries>(std::integral_constant<int, kQueries>) {
+          score_queries<kQueries>(tile, work.scores + (start - first), keys, count, query);
+        });
       }
     }
   }
 
-  static void score_page(const AttentionTile& tile, float* scores, const float* keys, int64_t count,
-                         int64_t query_first, int64_t query_last) {
+  template <int kQueries>
+  static void score_queries(const AttentionTile& tile, float* scores, const float* keys, int64_t count,
+                            int64_t query_first) {
+    int64_t key = 0;
+    for (; key + Isa::kLanes < count; key += 2 * Isa::kLanes) {
+      score_keys<kQueries, 2>(tile, scores, keys, key, query_first);
+    }
+    if (key < count) score_keys<kQueries, 1>(tile, scores, keys, key, query_first);
+  }
+
+  template <int kQueries, int kVectors>
+  static void score_keys(const AttentionTile& tile, float* scores, const float* keys, int64_t key,
+                         int64_t query_first) {
     const float scale = 1.0F / std::sqrt(static_cast<float>(tile.head_dim));
     const int64_t stride = round_up(tile.page_tokens, Isa::kLanes);
-    const float* values[kQueriesAtOnce];
-    for (int64_t index = 0; index < kQueriesAtOnce; ++index) {
-      values[index] = tile.query + query_offset(tile, std::min(query_first + index, query_last));
-    }
-    for (int64_t key = 0; key < count; key += Isa::kLanes) {
-      Floats sums[kQueriesAtOnce] = {};
-      for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
-        const Floats lane_keys = Lane::load(keys + dim * stride + key);
-#pragma GCC unroll 8
-        for (int64_t index = 0; index < kQueriesAtOnce; ++index) {
-          sums[index] = Isa::multiply_add(Isa::broadcast(values[index][dim]), lane_keys, sums[index]);
+    const float* values[kQueries];
+    for (int query = 0; query < kQueries; ++query) values[query] = tile.query + query_offset(tile, query_first + query);
+    Floats sums[kQueries][kVectors] = {};
+    for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
+      const float* source = keys + dim * stride + key;
+#pragma GCC unroll 4
+      for (int query = 0; query < kQueries; ++query) {
+        const Floats value = Isa::broadcast(values[query][dim]);
+#pragma GCC unroll 2
+        for (int part = 0; part < kVectors; ++part) {
+          sums[query][part] = Isa::multiply_add(value, Lane::load(source + part * Isa::kLanes), sums[query][part]);
         }
       }
-      for (int64_t query = query_first; query <= query_last; ++query) {
-        Lane::store(scores + query * kScoreStride + key, sums[query - query_first] * scale);
+    }
+#pragma GCC unroll 4
+    for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 2
+      for (int part = 0; part < kVectors; ++part) {
+        Lane::store(scores + (query_first + query) * kScoreStride + key + part * Isa::kLanes,
+                    sums[query][part] * scale);
       }
     }
+  }
+
+  static float highest_of(const float* scores, int64_t count) {
+    float highest = -std::numeric_limits<float>::infinity();
+    Floats lanes = Lane::broadcast(highest);
+    int64_t index = 0;
+    for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
+      const Floats values = Lane::load(scores + index);
+      lanes = values > lanes ? values : lanes;
+    }
+    for (int lane = 0; lane < Isa::kLanes; ++lane) highest = std::max(highest, lanes[lane]);
+    for (; index < count; ++index) highest = std::max(highest, scores[index]);
+    return highest;
   }
 
   static void weigh_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first,
                           int64_t last) {
     const int64_t count = visible_positions(tile, query, first, last);
     float* scores = work.scores + query * kScoreStride;
-    float highest = -std::numeric_limits<float>::infinity();
-    for (int64_t index = 0; index < count; ++index) highest = std::max(highest, scores[index]);
+    const float highest = highest_of(scores, count);
     for (int64_t index = count; index < round_up(count, Isa::kLanes); ++index) scores[index] = -1000.0F + highest;
     const double power = static_cast<double>(highest) * std::numbers::log2e;
     const double exponent = std::ceil(power);
@@ -176,31 +216,65 @@ class LaneAttention {
     for (int64_t start = first; start < last; start += tile.page_tokens) {
       const int64_t count = std::min(tile.page_tokens, last - start);
       const float* values = load_page(tile, tile.values, start / tile.page_tokens, count, work.slab);
-      for (int64_t query = 0; query < queries; ++query) {
-        const float* weights = work.scores + query * kScoreStride + (start - first);
-        const int64_t visible = visible_positions(tile, query, start, start + count);
-        add_values(work.split_sums + query * tile.head_dim, weights, values, visible, tile.head_dim);
+      const float* weights = work.scores + (start - first);
+      const auto visible_to = [&](int64_t query) { return visible_positions(tile, query, start, start + count); };
+      int64_t width = 0;
+      for (int64_t query = 0; query < queries; query += width) {
+        const int64_t most = std::min(kQueriesAtOnce, queries - query);
+        for (width = 1; width < most && visible_to(query + width) == visible_to(query);) ++width;
+        with_queries(width, [&]<int kQueries>(std::integral_constant<int, kQueries>) {
+          add_values<kQueries>(work.split_sums + query * tile.head_dim, weights + query * kScoreStride, values,
+                               visible_to(query), tile.head_dim);
+        });
       }
     }
   }
 
+  template <int kQueries>
   static void add_values(float* sums, const float* weights, const float* values, int64_t count, int64_t head_dim) {
-    constexpr int64_t kStep = Isa::kLanes * 4;
-    int64_t dim = 0;
-    for (; dim + kStep <= head_dim; dim += kStep) {
-      Floats parts[4];
-      for (int part = 0; part < 4; ++part) parts[part] = Lane::load(sums + dim + part * Isa::kLanes);
-      for (int64_t index = 0; index < count; ++index) {
-        const float* row = values + index * head_dim + dim;
-        const Floats weight = Isa::broadcast(weights[index]);
-        for (int part = 0; part < 4; ++part) {
-          parts[part] = Isa::multiply_add(weight, Lane::load(row + part * Isa::kLanes), parts[part]);
+    constexpr int64_t kWholeStep = Isa::kLanes * 4;
+    constexpr int kParts = kQueries == 1 ? 4 : 2;
+    const int64_t whole = head_dim / kWholeStep * kWholeStep;
+    for (int64_t dim = 0; dim < whole; dim += kParts * Isa::kLanes) {
+      add_value_lanes<kQueries, kParts>(sums + dim, weights, values + dim, count, head_dim);
+    }
+    for (int query = 0; query < kQueries; ++query) {
+      for (int64_t dim = whole; dim < head_dim; ++dim) {
+        float& sum = sums[query * head_dim + dim];
+        for (int64_t index = 0; index < count; ++index) {
+          sum += weights[query * kScoreStride + index] * values[index * head_dim + dim];
         }
       }
-      for (int part = 0; part < 4; ++part) Lane::store(sums + dim + part * Isa::kLanes, parts[part]);
     }
-    for (; dim < head_dim; ++dim) {
-      for (int64_t index = 0; index < count; ++index) sums[dim] += weights[index] * values[index * head_dim + dim];
+  }
+
+  template <int kQueries, int kParts>
+  static void add_value_lanes(float* sums, const float* weights, const float* values, int64_t count, int64_t head_dim) {
+    Floats parts[kQueries][kParts];
+#pragma GCC unroll 4
+    for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        parts[query][part] = Lane::load(sums + query * head_dim + part * Isa::kLanes);
+      }
+    }
+    for (int64_t index = 0; index < count; ++index) {
+#pragma GCC unroll 4
+      for (int query = 0; query < kQueries; ++query) {
+        const Floats weight = Isa::broadcast(weights[query * kScoreStride + index]);
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+          const Floats value = Lane::load(values + index * head_dim + part * Isa::kLanes);
+          parts[query][part] = Isa::multiply_add(weight, value, parts[query][part]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        Lane::store(sums + query * head_dim + part * Isa::kLanes, parts[query][part]);
+      }
     }
   }
 

@@ -1,6 +1,5 @@
 #include "cpu/team.h"
 
-#include <algorithm>
 #include <cfenv>
 #include <chrono>
 
@@ -9,7 +8,7 @@ namespace glint {
 namespace {
 
 constexpr int kSpinsBeforeClock = 64;
-constexpr int64_t kStretchesPerThread = 4;
+constexpr int64_t kStretchesPerThread = 2;
 constexpr std::chrono::microseconds kSpinForWork{100};
 constexpr std::chrono::microseconds kSpinForWorkers{20};
 
@@ -79,13 +78,22 @@ void ThreadTeam::run_together(int64_t num_tasks, const TaskReference& reference)
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
+ThreadTeam::Stretch ThreadTeam::take_stretch() {
+  const int64_t shares = kStretchesPerThread * num_threads();
+  int64_t first = next_task_.load(std::memory_order_relaxed);
+  int64_t last = 0;
+  do {
+    last = first + (num_tasks_ - first + shares - 1) / shares;
+  } while (!next_task_.compare_exchange_weak(first, last, std::memory_order_relaxed));
+  return {first, last};
+}
+
 void ThreadTeam::take_tasks(int thread) {
-  const int64_t stretch = std::max<int64_t>(1, num_tasks_ / (kStretchesPerThread * num_threads()));
   for (;;) {
-    const int64_t first = next_task_.fetch_add(stretch, std::memory_order_relaxed);
-    if (first >= num_tasks_) return;
+    const auto [first, last] = take_stretch();
+    if (first == last) return;
     try {
-      for (int64_t task = first; task < std::min(first + stretch, num_tasks_); ++task) (*reference_)(task, thread);
+      for (int64_t task = first; task < last; ++task) (*reference_)(task, thread);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();

@@ -44,7 +44,13 @@ class ThreadTeam {
   }
 
  private:
+  struct Stretch {
+    int64_t first;
+    int64_t last;
+  };
+
   void run_together(int64_t num_tasks, const TaskReference& reference);
+  Stretch take_stretch();
   void take_tasks(int thread);
   void work(int thread);
   void stop();
@@ -58,7 +64,7 @@ class ThreadTeam {
   alignas(64) std::atomic<int64_t> next_task_{0};
   alignas(64) std::atomic<uint32_t> round_{0};
   alignas(64) std::atomic<int> busy_workers_{0};
-  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> is_stopping_{false};
   std::exception_ptr failure_;
 };

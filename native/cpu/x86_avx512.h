@@ -4,6 +4,7 @@
 
 #include "cpu/lane_attention.h"
 #include "cpu/lane_gemm.h"
+#include "cpu/lane_peak.h"
 #include "cpu/lane_quantise.h"
 
 namespace glint {

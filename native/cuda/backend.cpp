@@ -349,6 +349,11 @@ double read_bytes_per_second(Backend& backend, uint64_t byte_count) {
   return cuda::measure_read(memory, backend.stream);
 }
 
+void measure_arithmetic(Backend&, glint_arithmetic&) {
+  throw Failure(GLINT_STATUS_UNSUPPORTED,
+                "the CUDA library does not measure arithmetic; use the CPU library, or glint bench kernels");
+}
+
 void read_logits(Backend& backend, float* out, int64_t count) {
   GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
   GLINT_CHECK_CUDA(cudaMemcpy(out, backend.workspace.logits,

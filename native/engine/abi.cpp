@@ -202,6 +202,14 @@ glint_status glint_measure_read(glint_engine* engine, uint64_t byte_count, doubl
   });
 }
 
+glint_status glint_measure_arithmetic(glint_engine* engine, glint_arithmetic* arithmetic) {
+  return guarded([&] {
+    const std::shared_ptr<glint::Engine> target = engine_of(engine);
+    require_struct(arithmetic, "arithmetic");
+    target->measure_arithmetic(*arithmetic);
+  });
+}
+
 glint_status glint_check(glint_engine* engine) {
   return guarded([&] { engine_of(engine)->check(); });
 }

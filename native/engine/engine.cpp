@@ -204,6 +204,11 @@ double Engine::measure_read(uint64_t byte_count) {
   return ops::read_bytes_per_second(ranks_.first_backend(), byte_count);
 }
 
+void Engine::measure_arithmetic(glint_arithmetic& arithmetic) {
+  require(next_step_ == next_collect_, GLINT_STATUS_BUSY, "a step is in flight: collect it first");
+  ops::measure_arithmetic(ranks_.first_backend(), arithmetic);
+}
+
 void Engine::refresh_stats() {
   const std::lock_guard lock(stats_mutex_);
   stats_.pages_free = static_cast<int32_t>(pool_.num_free());

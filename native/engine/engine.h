@@ -29,6 +29,7 @@ class Engine {
   glint_engine_stats stats() const;
   void check() const;
   double measure_read(uint64_t byte_count);
+  void measure_arithmetic(glint_arithmetic& arithmetic);
 
   Ranks& ranks() { return ranks_; }
   ForwardPass& forward() { return ranks_.first_forward(); }

@@ -317,6 +317,13 @@ typedef struct glint_engine_stats {
   uint64_t collective_bytes;
 } glint_engine_stats;
 
+typedef struct glint_arithmetic {
+  uint32_t struct_bytes;
+  uint32_t reserved;
+  double multiply_adds_per_second;
+  double fp8_weights_per_second;
+} glint_arithmetic;
+
 GLINT_API uint32_t glint_abi_version(void);
 GLINT_API const char* glint_backend_name(void);
 GLINT_API const char* glint_last_error(void);
@@ -339,6 +346,7 @@ GLINT_API glint_status glint_decode_step(glint_engine* engine, uint64_t id, glin
 GLINT_API glint_status glint_stats(glint_engine* engine, glint_engine_stats* stats);
 GLINT_API glint_status glint_check(glint_engine* engine);
 GLINT_API glint_status glint_measure_read(glint_engine* engine, uint64_t byte_count, double* bytes_per_second);
+GLINT_API glint_status glint_measure_arithmetic(glint_engine* engine, glint_arithmetic* arithmetic);
 
 #if defined(__cplusplus)
 }

@@ -55,6 +55,7 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out);
 
 double read_bytes_per_second(Backend& backend, uint64_t byte_count);
+void measure_arithmetic(Backend& backend, glint_arithmetic& arithmetic);
 
 void read_hidden(Backend& backend, StepState& step, float* out);
 void write_hidden(Backend& backend, StepState& step, const float* in);

@@ -174,6 +174,8 @@ def test_struct_of_another_size_is_refused(engine: RawEngine, change: int) -> No
     request.sampling = ctypes.pointer(wrong_size(native_sampling({}), change))
     engine.refuses(INVALID, "struct_bytes", "glint_add_request", request, ctypes.c_uint64())
     engine.refuses(INVALID, "stats.struct_bytes", "glint_stats", wrong_size(abi.sized(abi.EngineStats), change))
+    arithmetic = wrong_size(abi.sized(abi.Arithmetic), change)
+    engine.refuses(INVALID, "arithmetic.struct_bytes", "glint_measure_arithmetic", arithmetic)
     request_id = engine.add(CONTROL)
     ticket = wrong_size(abi.sized(abi.Ticket), change)
     engine.refuses(INVALID, "ticket.struct_bytes", "glint_submit_step", step_items((request_id, 4)), 1, ticket)
@@ -210,6 +212,7 @@ def test_null_pointers_are_refused(engine: RawEngine) -> None:
     engine.refuses(INVALID, "results is null", "glint_decode_step", request_id, None)
     engine.refuses(INVALID, "stats is null", "glint_stats", None)
     engine.refuses(INVALID, "bytes per second is null", "glint_measure_read", 4096, None)
+    engine.refuses(INVALID, "arithmetic is null", "glint_measure_arithmetic", None)
     engine.succeeds("glint_free_request", request_id)
 
 
@@ -229,6 +232,7 @@ def every_call(engine: RawEngine) -> list[tuple[str, tuple[Any, ...]]]:
         ("glint_stats", (abi.sized(abi.EngineStats),)),
         ("glint_check", ()),
         ("glint_measure_read", (4096, ctypes.c_double())),
+        ("glint_measure_arithmetic", (abi.sized(abi.Arithmetic),)),
         ("glint_free_engine", ()),
     ]
 
@@ -304,3 +308,15 @@ def test_reading_speed_is_not_measured_beside_a_step(engine: RawEngine) -> None:
         speed = ctypes.c_double()
         engine.succeeds("glint_measure_read", byte_count, speed)
         assert speed.value > 0
+
+
+def test_arithmetic_is_not_measured_beside_a_step(engine: RawEngine) -> None:
+    request_id = engine.add(CONTROL)
+    ticket = engine.submit((request_id, 4))
+    arithmetic = abi.sized(abi.Arithmetic)
+    engine.refuses(BUSY, "in flight", "glint_measure_arithmetic", arithmetic)
+    engine.finish(ticket)
+    engine.succeeds("glint_free_request", request_id)
+    engine.succeeds("glint_measure_arithmetic", arithmetic)
+    assert arithmetic.multiply_adds_per_second > 0
+    assert arithmetic.fp8_weights_per_second > 0

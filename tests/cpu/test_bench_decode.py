@@ -37,9 +37,10 @@ def test_every_batch_is_timed_over_the_steps_asked_for(
     checkpoint = open_checkpoint(folder)
     settings = cpu.bench_settings(folder, checkpoint.config, prompt_tokens, decode_tokens, EngineArgs(threads=1))
     with Engine(checkpoint, settings, None) as engine:
-        assert cpu.measure_prefill(engine, checkpoint.config, prompt_tokens).tokens_per_second > 0
+        ceilings = cpu.measure_ceilings(engine)
+        assert cpu.measure_prefill(engine, checkpoint, prompt_tokens, ceilings).tokens_per_second > 0
         for batch in cpu.BATCHES:
-            row = cpu.measure_decode(engine, checkpoint.config, batch, decode_tokens, 0)
+            row = cpu.measure_decode(engine, checkpoint, batch, decode_tokens, ceilings)
             assert row.tokens_per_second > 0 and not engine.has_work
     assert timed == [batch for batch in cpu.BATCHES for _ in range(decode_tokens)]
 

@@ -8,18 +8,23 @@ from pathlib import Path
 import pytest
 
 from glint.bench import llama_peer
-from glint.bench.cpu import Report, Row, render, touched_bytes
+from glint.bench.cpu import Ceilings, Report, Work, make_row, render, step_work, touched_bytes
 from glint.bench.llama_peer import PeerFigures
 from glint.bench.machine import check_writable
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
+from glint.engine.settings import token_cache_bytes
 from glint.errors import CheckpointError, RequestError
 from tests.reference.checkpoints import make_checkpoint
 
 
 def report(peer: PeerFigures | None, problem: str | None) -> Report:
-    rows = (Row("prefill, 512 tokens", 200.0, None), Row("decode, 1 at once", 50.0, 8e9))
-    return Report("folder", "processor", "plain", 2, 16e9, rows, peer, problem)
+    ceilings = Ceilings(16e9, 40e9, 5e9)
+    rows = (
+        make_row("prefill, 512 tokens", 512, 2.56, Work(1e9, 25.6e9, 1e9), ceilings),
+        make_row("decode, 1 at once", 1, 0.02, Work(160e6, 60e6, 50e6), ceilings),
+    )
+    return Report("folder", "processor", "plain", 2, ceilings, rows, peer, problem)
 
 
 def test_all_experts_at_a_large_batch_and_the_routed_share_at_one(tmp_path: Path) -> None:
@@ -37,9 +42,44 @@ def test_all_experts_at_a_large_batch_and_the_routed_share_at_one(tmp_path: Path
 def test_table_shows_units_share_and_ratio() -> None:
     text = render(report(PeerFigures("what ran", (100.0, 40.0)), None))
     prefill, decode = (line.split() for line in text.splitlines() if line.startswith(("prefill", "decode")))
-    assert prefill[-5:] == ["200.0", "-", "-", "100.0", "2.00x"]
-    assert decode[-5:] == ["50.0", "8.0", "50%", "40.0", "1.25x"]
-    assert "16.0 GB/s" in text and "what ran" in text
+    assert prefill[-7:] == ["200.0", "0.4", "10.0", "25%", "arithmetic", "100.0", "2.00x"]
+    assert decode[-7:] == ["50.0", "8.0", "3.0", "51%", "decode", "40.0", "1.25x"]
+    assert "16.0 GB/s" in text and "40.0 billion" in text and "5.0 billion" in text and "what ran" in text
+
+
+def test_the_ceiling_that_asks_for_the_most_time_binds() -> None:
+    ceilings = Ceilings(10.0, 100.0, 20.0)
+    work = Work(read_bytes=40.0, multiply_adds=300.0, fp8_weights=90.0)
+    assert ceilings.least_seconds(work, 2) == {"read": 4.0, "arithmetic": 3.0}
+    assert ceilings.least_seconds(work, 1) == pytest.approx({"read": 4.0, "arithmetic": 3.0, "decode": 4.5 + 2.1})
+    row = make_row("decode", 2, 8.0, work, ceilings)
+    assert (row.tokens_per_second, row.limit, row.share) == (0.25, "read", 0.5)
+
+
+@pytest.mark.parametrize("quantisation", ["bf16", "fp8_channel"])
+def test_work_is_that_of_the_shapes(quantisation: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "model", "glm47", quantisation))
+    config = checkpoint.config
+    heads = config.num_heads * config.head_dim
+    attention = config.hidden_size * (2 * heads + 2 * config.num_kv_heads * config.head_dim)
+    dense = 3 * config.hidden_size * config.dense_width
+    routed = 3 * config.hidden_size * config.expert_width
+    shared = 3 * config.hidden_size * config.shared_width
+    router = config.hidden_size * config.num_experts
+    sparse_layers = config.num_layers - config.num_dense_layers
+    layers = (
+        config.num_layers * attention
+        + config.num_dense_layers * dense
+        + sparse_layers * (config.experts_per_token * routed + shared)
+    )
+    head = config.vocab_size * config.hidden_size
+    work = step_work(checkpoint, 5, 2, 40, 30)
+    scores_and_values = 2 * config.num_layers * heads * 40
+    products = 5 * (layers + sparse_layers * router) + 2 * head
+    assert work.multiply_adds == pytest.approx(products + scores_and_values)
+    touched = touched_bytes(checkpoint.tensors, config, 5)
+    assert work.read_bytes == touched + 30 * token_cache_bytes(config, "cpu")
+    assert step_work(checkpoint, 1, 1, 0, 0).fp8_weights == (0 if quantisation == "bf16" else pytest.approx(layers))
 
 
 def test_peer_that_did_not_run_is_not_measured() -> None:
