@@ -59,6 +59,13 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="key that clients must send; may be repeated (also: $GLINT_API_KEY, several between commas)",
     )
     group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line, or KEY weight=N")
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="key that may list and cancel the requests of every key; may be repeated (also: $GLINT_ADMIN_API_KEY)",
+    )
     group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
         "--allowed-hosts",
@@ -154,7 +161,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         model_dir=folder,
         model_names=tuple(chosen.served_model_name or [_name_of(folder)]),
-        keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ),
+        keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ, chosen.admin_api_key),
         engine_args=_engine_args(chosen),
         library_path=chosen.engine,
         host=chosen.host,

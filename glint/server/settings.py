@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glint.engine.args import EngineArgs
-from glint.server.auth import ApiKeys, check_origins
+from glint.server.auth import AdminAccess, ApiKeys, check_origins
 from glint.server.http.origin import AllowedHosts, is_loopback
 from glint.server.limits import Limits
 
@@ -39,6 +39,20 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_origins(self.origins)
         AllowedHosts(self.host, self.hosts)
+
+    @property
+    def admin_access(self) -> AdminAccess:
+        """Who may list and cancel requests besides the holder of an admin key.
+
+        "keys": the holder of each key its own. "local": everybody, as only this machine reaches the server. "admin" and
+        "closed": nobody else; with "closed" there is no admin key either. A server with names of its own is behind a
+        proxy, wherever it listens.
+        """
+        if len(self.keys) > 0:
+            return "keys"
+        if self.keys.has_admin:
+            return "admin"
+        return "local" if is_loopback(self.host) and not self.hosts else "closed"
 
     @property
     def warnings(self) -> tuple[str, ...]:
