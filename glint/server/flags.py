@@ -59,6 +59,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="key that clients must send; may be repeated (also: $GLINT_API_KEY, several between commas)",
     )
     group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line, or KEY weight=N")
+    group.add_argument(
+        "--no-web",
+        dest="serves_web",
+        action="store_false",
+        help="serve no page: the routes alone (default: a chat page at / and what else is in the package)",
+    )
     group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
         "--allowed-hosts",
@@ -161,6 +167,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         port=chosen.port,
         limits=_limits(chosen),
         guards_metrics=not chosen.open_metrics,
+        serves_web=chosen.serves_web,
         origins=tuple(chosen.allowed_origins),
         hosts=tuple(chosen.allowed_hosts),
         log_level=chosen.log_level,
