@@ -66,6 +66,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="key that may list and cancel the requests of every key; may be repeated (also: $GLINT_ADMIN_API_KEY)",
     )
+    group.add_argument(
+        "--no-web",
+        dest="serves_web",
+        action="store_false",
+        help="serve no page: the routes alone (default: a chat page at / and what else is in the package)",
+    )
     group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
         "--allowed-hosts",
@@ -168,6 +174,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         port=chosen.port,
         limits=_limits(chosen),
         guards_metrics=not chosen.open_metrics,
+        serves_web=chosen.serves_web,
         origins=tuple(chosen.allowed_origins),
         hosts=tuple(chosen.allowed_hosts),
         log_level=chosen.log_level,

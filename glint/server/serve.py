@@ -38,6 +38,7 @@ from glint.server.process.link import SupervisedOutcomeLog, SupervisorLink
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
+from glint.server.web import WebFiles, page_addresses, read_files
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
 
@@ -101,7 +102,8 @@ class Server(uvicorn.Server):
         self._open_model = open_model
         self._lifecycle = Lifecycle(settings.health_seconds)
         self._lifecycle.restarts = 0 if link is None else link.inherited.restarts
-        self.app = ReadinessGate(self._lifecycle)
+        self._files = read_files() if settings.serves_web else {}
+        self.app = WebFiles(ReadinessGate(self._lifecycle), self._files)
         self._service: EngineService | None = None
         self._owns_process = False
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
@@ -136,6 +138,8 @@ class Server(uvicorn.Server):
                 await self._link.take_over()
                 serving = asyncio.create_task(self.serve(sockets=[listener]))
             log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
+            for address in page_addresses(settings.host, settings.port, self._files):
+                log.info("page: %s", address)
         except Exception as problem:
             self._fail_to_start(problem)
         if serving is not None:

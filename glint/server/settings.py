@@ -16,7 +16,7 @@ class ServerSettings:
     Clients may use any of `model_names`; responses carry the first. A server that has work and completes no step for
     `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to end. The server
     answers to `hosts` besides the names of this machine, and to web pages of `origins`. With
-    `allows_special_tokens` it reads control tokens in the text of messages.
+    `allows_special_tokens` it reads control tokens in the text of messages, and with `serves_web` it has pages.
     """
 
     model_dir: Path
@@ -28,6 +28,7 @@ class ServerSettings:
     port: int = 8000
     limits: Limits = field(default_factory=Limits)
     guards_metrics: bool = True
+    serves_web: bool = True
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     log_level: str = "info"
