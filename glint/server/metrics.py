@@ -186,6 +186,7 @@ _COUNTERS = {
     "prompt_tokens_computed": "Prompt tokens computed by steps.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "queue_full": "Requests refused because the queue was full.",
     "steps": "Steps completed.",
     "restarts": "Times that the engine was started anew after a failure.",
 }
@@ -260,6 +261,7 @@ class Metrics(Collector):
         """
         self._recent.advance()
         self._outcomes[outcome.outcome] += 1
+        self._counters["queue_full"] += outcome.reason == "queue_full"
         self._observe("time_to_first_token_seconds", outcome.first_token_seconds)
         if outcome.outcome not in COMPLETED or not outcome.num_choices:
             return
@@ -298,6 +300,7 @@ class Metrics(Collector):
             "requests_running": reading.num_running,
             "requests_waiting": reading.num_waiting,
             "requests_by_outcome": dict(self._outcomes),
+            "requests_refused_by_full_queue": self._counters["queue_full"],
             "page_usage_ratio": reading.page_usage,
             "pages": _pages(reading),
             "preemptions": reading.num_preemptions,

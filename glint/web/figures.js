@@ -136,7 +136,7 @@ export const CHARTS = [
     format: amount,
     least: 4,
     series: [
-      { key: "failed", label: "failed or lost" },
+      { key: "failed", label: "failed, lost" },
       { key: "refused", label: "refused" },
     ],
   },

@@ -84,7 +84,7 @@ def test_the_names_of_vllm_are_there_from_the_start() -> None:
     expected |= {f"glint:{name}": "counter" for name in VLLM_COUNTERS}
     expected |= {f"glint:{name}": "histogram" for name in VLLM_HISTOGRAMS}
     own = {"pages": "gauge", "startup_seconds": "gauge", "requests": "counter", "steps": "counter"}
-    own |= {"server_cpu_seconds": "counter", "restarts": "counter", "prompt_tokens_computed": "counter"}
+    own |= dict.fromkeys(("server_cpu_seconds", "restarts", "prompt_tokens_computed", "queue_full"), "counter")
     assert kinds == expected | {f"glint:{name}": kind for name, kind in own.items()}
     for name in VLLM_COUNTERS:
         assert all(sample.name == f"glint:{name}_total" for sample in families[f"glint:{name}"].samples)
@@ -109,6 +109,14 @@ def test_gauges_are_read_when_asked() -> None:
     assert samples["cache_config_info", (("num_pages", "100"), ("page_tokens", "16"))] == 1
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert samples["process_resident_memory_bytes", ()] == pytest.approx(resident, rel=0.2)
+
+
+def test_a_full_queue_is_counted_apart_from_other_refusals() -> None:
+    metrics = make()
+    for reason in ("queue_full", "invalid_value", "queue_full"):
+        metrics.record(outcome("refused", reason=reason))
+    assert parse(metrics)["queue_full_total", ()] == metrics.as_dict()["requests_refused_by_full_queue"] == 2
+    assert parse(metrics)["requests_total", (("outcome", "refused"),)] == 3
 
 
 def test_the_last_minute_forgets_what_is_older() -> None:
