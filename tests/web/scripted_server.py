@@ -95,7 +95,7 @@ class ScriptedServer:
     async def _stream(self, reply: Reply) -> AsyncIterator[bytes]:
         for piece in reply.pieces:
             yield piece
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.003)
         if reply.hangs:
             await asyncio.sleep(600)
         if not reply.breaks:
