@@ -29,11 +29,18 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
-    """A server whose answers the test writes."""
+@pytest.fixture(scope="session")
+def script() -> Iterator[ScriptedServer]:
+    """A server for all tests that write its answers."""
     with scripted_server() as running:
         yield running
+
+
+@pytest.fixture
+def scripted(script: ScriptedServer) -> ScriptedServer:
+    """A server whose answers the test writes."""
+    script.reset()
+    return script
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,10 @@ class ScriptedServer:
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the replies and questions of the test before."""
         self.replies: list[Reply] = []
         self.asked: list[dict[str, Any]] = []
         self.not_ready = 0

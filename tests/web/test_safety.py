@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.web.scripted_server import ScriptedServer, says
@@ -37,6 +36,7 @@ LINKS = [
     "<javascript:window.hit=1>",
     "![x](javascript:window.hit=1)",
 ]
+HOSTILE = ["**a ", "[", "`a ``b ", "> ", "* ", "_a __b ", "|a", "![[", "<h", "- \n ", "((](", "~~", "> - "]
 FORBIDDEN_NODES = "script, iframe, img, object, embed, svg, style, link, form, base, meta"
 
 
@@ -101,29 +101,27 @@ def exported(*conversations: Any) -> dict[str, Any]:
 CIRCLE = {name: {"id": name, "parent": other, "role": "user", "content": ""} for name, other in ("ab", "ba")}
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{", "The file is not JSON"),
-        ("[]", "is not of the format"),
-        ({"format": "glint-conversations", "version": 2, "conversations": []}, "is not of the format"),
-        (exported("text"), "conversation 1 of the file: it has no messages"),
-        (exported({"messages": {}}, {"messages": []}), "conversation 2 of the file: it has no messages"),
-        (exported(conversation(role="system")), "a role that is not one of user, assistant, tool"),
-        (exported(conversation(content={"x": 1})), "a content that is not text"),
-        (exported(conversation(parent="none")), "a message has no parent"),
-        (exported(conversation(parent="__proto__")), "a message has no parent"),
-        (exported(conversation(id="b")), "has another id"),
-        (exported({"messages": CIRCLE}), "follow each other in a circle"),
-    ],
-)
-def test_a_bad_file_is_refused_whole(
-    page: Page, scripted: ScriptedServer, tmp_path: Path, content: Any, sentence: str
-) -> None:
+BAD_FILES = [
+    ("{", "The file is not JSON"),
+    ("[]", "is not of the format"),
+    ({"format": "glint-conversations", "version": 2, "conversations": []}, "is not of the format"),
+    (exported("text"), "conversation 1 of the file: it has no messages"),
+    (exported({"messages": {}}, {"messages": []}), "conversation 2 of the file: it has no messages"),
+    (exported(conversation(role="system")), "a role that is not one of user, assistant, tool"),
+    (exported(conversation(content={"x": 1})), "a content that is not text"),
+    (exported(conversation(parent="none")), "a message has no parent"),
+    (exported(conversation(parent="__proto__")), "a message has no parent"),
+    (exported(conversation(id="b")), "has another id"),
+    (exported({"messages": CIRCLE}), "follow each other in a circle"),
+]
+
+
+def test_a_bad_file_is_refused_whole(page: Page, scripted: ScriptedServer, tmp_path: Path) -> None:
     page.goto(scripted.url)
     expect(page.locator("#model-line")).to_contain_text("scripted")
-    import_file(page, tmp_path, content)
-    expect(page.locator("#banner")).to_contain_text(sentence)
+    for content, sentence in BAD_FILES:
+        import_file(page, tmp_path, content)
+        expect(page.locator("#banner")).to_contain_text(sentence)
     assert stored(page) == []
 
 
@@ -160,16 +158,14 @@ def test_storage_that_was_tampered_with_does_not_break_the_page(page: Page, scri
     expect(page.locator(f"{ANSWER} .markdown")).to_have_text("Fine.")
 
 
-@pytest.mark.parametrize(
-    "unit", ["**a ", "[", "`a ``b ", "> ", "* ", "_a __b ", "|a", "![[", "<h", "- \n ", "((](", "~~"]
-)
-def test_hostile_markdown_is_shown(page: Page, scripted: ScriptedServer, unit: str) -> None:
+def test_hostile_markdown_is_shown(page: Page, scripted: ScriptedServer) -> None:
     page.goto(scripted.url)
-    page.evaluate(
-        """async (text) => {
-          const { renderMarkdown } = await import("/web/markdown.js");
-          setTimeout(() => (window.shown = renderMarkdown(text).childNodes.length));
-        }""",
-        unit * 20_000,
-    )
-    page.wait_for_function("window.shown > 0")
+    for number, unit in enumerate(HOSTILE, 1):
+        page.evaluate(
+            """async ([text, number]) => {
+              const { renderMarkdown } = await import("/web/markdown.js");
+              setTimeout(() => (window.shown = renderMarkdown(text).childNodes.length > 0 && number));
+            }""",
+            [unit * 20_000, number],
+        )
+        page.wait_for_function(f"window.shown === {number}")
