@@ -25,6 +25,10 @@ export class Chat {
     return this.#running !== null;
   }
 
+  isAnswering(conversation) {
+    return this.#running?.conversation === conversation;
+  }
+
   open(conversation) {
     this.conversation = conversation;
     this.render();

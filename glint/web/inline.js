@@ -27,8 +27,8 @@ export function safeAddress(text) {
 
 export function link(address, children) {
   const safe = safeAddress(address);
-  if (safe === null) return h("span", {}, ...children, ` (${address})`);
-  return h("a", { href: safe, rel: "noopener noreferrer nofollow", target: "_blank" }, ...children);
+  if (safe === null) return h("span", {}, children, ` (${address})`);
+  return h("a", { href: safe, rel: "noopener noreferrer nofollow", target: "_blank" }, children);
 }
 
 export function renderInline(text, depth = 0) {
@@ -180,7 +180,7 @@ class InlineParser {
       const end = this.#findMark(mark, from);
       if (end < 0) continue;
       const inner = renderInline(this.text.slice(from, end), this.depth + 1);
-      return this.#push(h(tag, {}, ...inner), end + mark.length);
+      return this.#push(h(tag, {}, inner), end + mark.length);
     }
     return false;
   }

@@ -4,7 +4,7 @@ import { byId, h } from "./dom.js";
 import { SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
-import { switchTheme, theme } from "./theme.js";
+import { switchTheme, watchTheme } from "./theme.js";
 import { newConversation } from "./tree.js";
 
 const RETRY_SECONDS = 2;
@@ -12,13 +12,16 @@ const FINE_POINTER = matchMedia("(pointer: fine)");
 
 let conversations = store.loadConversations();
 const chat = new Chat(keep);
-const sidebar = new Sidebar(open);
+const sidebar = new Sidebar(open, { Rename: rename, Export: exportOne, Delete: remove });
+const deleted = new Set();
 const settingsDialog = new SettingsDialog();
 
 function keep(conversation) {
-  if (!conversations.includes(conversation)) conversations.push(conversation);
-  store.newestFirst(conversations);
-  attempt(() => store.keepConversation(conversation));
+  if (!deleted.has(conversation.id)) {
+    if (!conversations.includes(conversation)) conversations.push(conversation);
+    store.newestFirst(conversations);
+    attempt(() => store.keepConversation(conversation));
+  }
   showState();
 }
 
@@ -45,11 +48,9 @@ function openNew() {
 
 function showState() {
   const current = chat.conversation;
-  const isKept = conversations.includes(current);
   sidebar.show(conversations, current);
   byId("title").textContent = current.title || "New chat";
   document.title = current.title ? `${current.title} \u2013 glint` : "glint";
-  byId("conversation-actions").hidden = !isKept;
   byId("stop").hidden = !chat.isRunning;
   byId("send").hidden = chat.isRunning;
 }
@@ -67,22 +68,25 @@ async function send() {
   if (FINE_POINTER.matches) byId("prompt").focus();
 }
 
-async function rename() {
-  const current = chat.conversation;
+async function rename(current) {
   const title = await ask({ title: "Rename", label: "Title", value: current.title, ok: "Rename" });
   if (title === null || !title.trim()) return;
   current.title = title.trim().slice(0, 200);
   keep(current);
 }
 
-async function remove() {
-  const current = chat.conversation;
+async function remove(current) {
   const text = `"${current.title}" is deleted from this browser. This cannot be undone.`;
   if ((await ask({ title: "Delete the conversation?", text, ok: "Delete" })) === null) return;
-  chat.stop();
+  if (chat.isAnswering(current)) chat.stop();
+  deleted.add(current.id);
   conversations = conversations.filter((one) => one !== current);
   store.deleteConversation(current.id);
   openNew();
+}
+
+function exportOne(conversation) {
+  download([conversation], "conversation");
 }
 
 function download(list, name) {
@@ -117,8 +121,8 @@ function openSettings() {
   settingsDialog.open(chat.conversation.settings, changeSettings);
 }
 
-function showTheme() {
-  byId("theme").textContent = theme() === "dark" ? "Light" : "Dark";
+function showTheme(shown) {
+  byId("theme").textContent = shown === "dark" ? "Light" : "Dark";
 }
 
 async function greet() {
@@ -173,7 +177,7 @@ function onKey(event) {
 
 function onStorage(event) {
   const id = store.conversationOfEvent(event);
-  if (id === null || (chat.isRunning && chat.conversation.id === id)) return;
+  if (id === null || conversations.some((one) => one.id === id && chat.isAnswering(one))) return;
   const found = store.loadConversation(id);
   const isCurrent = chat.conversation.id === id;
   conversations = conversations.filter((one) => one.id !== id);
@@ -186,25 +190,23 @@ function listen() {
   const onClick = (id, action) => byId(id).addEventListener("click", action);
   onClick("new", openNew);
   onClick("stop", () => chat.stop());
-  onClick("rename", rename);
-  onClick("delete", remove);
-  onClick("export-one", () => download([chat.conversation], "conversation"));
   onClick("export-all", () => download(conversations, "conversations"));
   onClick("import", () => byId("import-file").click());
   onClick("open-settings", openSettings);
   onClick("open-help", () => byId("help").showModal());
-  onClick("theme", () => (switchTheme(), showTheme()));
+  onClick("theme", switchTheme);
   byId("import-file").addEventListener("change", importFile);
   byId("thinking").addEventListener("change", (event) => changeSettings({ thinking: event.target.checked }));
   byId("prompt").addEventListener("keydown", onPromptKey);
   byId("composer").addEventListener("submit", (event) => (event.preventDefault(), send()));
   document.addEventListener("keydown", onKey);
   window.addEventListener("storage", onStorage);
+  window.addEventListener("pagehide", () => conversations.filter((one) => chat.isAnswering(one)).forEach(keep));
   sidebar.onSearch = showState;
 }
 
 listen();
-showTheme();
+watchTheme(showTheme);
 if (conversations.length > 0) open(conversations[0]);
 else openNew();
 greet();

@@ -19,7 +19,7 @@ export class MarkdownView {
     let same = 0;
     while (same < sources.length && sources[same] === this.#shown[same]) same += 1;
     while (this.element.childNodes.length > same) this.element.lastChild.remove();
-    this.element.append(...blocks.slice(same).map((block) => renderBlock(block, 0)));
+    for (const block of blocks.slice(same)) this.element.append(renderBlock(block, 0));
     this.#shown = sources;
   }
 }
@@ -172,15 +172,15 @@ function renderBlock(block, depth) {
   if (block.kind === "heading") return renderHeading(block.text);
   if (block.kind === "rule") return h("hr");
   if (block.kind === "code") return renderCode(block);
-  if (block.kind === "quote") return h("blockquote", {}, ...renderLines(block.lines, depth + 1));
+  if (block.kind === "quote") return h("blockquote", {}, renderLines(block.lines, depth + 1));
   if (block.kind === "list") return renderList(block, depth);
   if (block.kind === "table") return renderTable(block);
-  return h("p", {}, ...renderInline(block.text.trim()));
+  return h("p", {}, renderInline(block.text.trim()));
 }
 
 function renderHeading(line) {
   const [, signs, text] = HEADING.exec(line);
-  return h(`h${Math.min(6, signs.length + 2)}`, {}, ...renderInline(text));
+  return h(`h${Math.min(6, signs.length + 2)}`, {}, renderInline(text));
 }
 
 function renderCode({ language, text }) {
@@ -192,15 +192,15 @@ function renderCode({ language, text }) {
 function renderList({ isOrdered, start, items }, depth) {
   const isNumbered = isOrdered && start !== 1;
   const made = items.map((lines) => renderItem(lines, depth));
-  return h(isOrdered ? "ol" : "ul", isNumbered ? { start } : {}, ...made);
+  return h(isOrdered ? "ol" : "ul", isNumbered ? { start } : {}, made);
 }
 
 function renderItem(lines, depth) {
   const task = /^\[([ xX])\]\s+(.*)$/.exec(lines[0]);
   const inner = task ? [task[2], ...lines.slice(1)] : lines;
   const nodes = unwrapFirst(renderLines(inner, depth + 1));
-  if (!task) return h("li", {}, ...nodes);
-  return h("li", { class: "task" }, task[1] === " " ? "\u2610 " : "\u2611 ", ...nodes);
+  if (!task) return h("li", {}, nodes);
+  return h("li", { class: "task" }, task[1] === " " ? "\u2610 " : "\u2611 ", nodes);
 }
 
 function unwrapFirst(nodes) {
@@ -211,8 +211,8 @@ function unwrapFirst(nodes) {
 
 function renderTable({ alignments, rows }) {
   const row = (cells, tag) =>
-    h("tr", {}, ...alignments.map((side, at) => h(tag, { class: side }, ...renderInline(cells[at] ?? ""))));
+    h("tr", {}, alignments.map((side, at) => h(tag, { class: side }, renderInline(cells[at] ?? ""))));
   const body = rows.slice(1).map((cells) => row(cells, "td"));
-  const table = h("table", {}, h("thead", {}, row(rows[0], "th")), h("tbody", {}, ...body));
+  const table = h("table", {}, h("thead", {}, row(rows[0], "th")), h("tbody", {}, body));
   return h("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, table);
 }

@@ -127,7 +127,7 @@ export function figures({ usage, timing, finish }) {
   if (finish === "length") parts.push("cut at the token limit");
   if (finish === "stopped") parts.push("stopped");
   if (usage) parts.push(...tokenFigures(usage));
-  if (timing) parts.push(`first token ${timing.first.toFixed(2)} s`);
+  if (Number.isFinite(timing?.first)) parts.push(`first token ${timing.first.toFixed(2)} s`);
   const rate = timing?.rest > 0 && usage?.completion_tokens > 1 ? (usage.completion_tokens - 1) / timing.rest : null;
   if (rate) parts.push(`${rate.toFixed(1)} tok/s`);
   return parts.join(" \u00b7 ");

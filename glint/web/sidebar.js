@@ -1,11 +1,14 @@
-import { byId, h } from "./dom.js";
+import { button, byId, h } from "./dom.js";
 import { textOf } from "./tree.js";
 
 export class Sidebar {
   #onOpen;
+  #actions;
+  #shown = "";
 
-  constructor(onOpen) {
+  constructor(onOpen, actions) {
     this.#onOpen = onOpen;
+    this.#actions = actions;
     byId("search").addEventListener("input", () => this.onSearch?.());
     byId("open-side").addEventListener("click", () => this.toggle(true));
     byId("veil").addEventListener("click", () => this.toggle(false));
@@ -24,6 +27,9 @@ export class Sidebar {
   show(conversations, current) {
     const wanted = byId("search").value.trim().toLowerCase();
     const found = conversations.filter((conversation) => !wanted || textOf(conversation).includes(wanted));
+    const state = JSON.stringify([wanted, found.map(({ id, title }) => [id, title]), current.id]);
+    if (state === this.#shown) return;
+    this.#shown = state;
     const items = found.map((conversation) => this.#item(conversation, conversation === current));
     const text = wanted ? "No conversation has this text" : "No conversations yet";
     byId("list").replaceChildren(...(items.length ? items : [h("li", { class: "none small" }, text)]));
@@ -35,6 +41,8 @@ export class Sidebar {
       this.#onOpen(conversation);
     };
     const title = conversation.title || "Untitled";
-    return h("li", {}, h("button", { type: "button", click: open, "aria-current": isCurrent ? "true" : null, title }, title));
+    const name = { type: "button", class: "title", click: open, "aria-current": isCurrent ? "true" : null, title };
+    const own = Object.entries(this.#actions).map(([label, action]) => button(label, () => action(conversation)));
+    return h("li", {}, h("button", name, title), isCurrent ? h("div", { class: "own" }, ...own) : null);
   }
 }

@@ -26,7 +26,16 @@ export function keepSettings(settings) {
 
 export function loadConversations() {
   const names = Object.keys(localStorage).filter((name) => name.startsWith(PREFIX));
-  return newestFirst(names.map((name) => loadConversation(name.slice(PREFIX.length))).filter((found) => found !== null));
+  const found = names.map((name) => loadConversation(name.slice(PREFIX.length))).filter((one) => one !== null);
+  found.forEach(markInterrupted);
+  return newestFirst(found);
+}
+
+function markInterrupted(conversation) {
+  for (const message of Object.values(conversation.messages)) {
+    const isOpen = message.role === "assistant" && !message.finish && !message.error;
+    if (isOpen) message.error = "The page was left before the answer was complete.";
+  }
 }
 
 export function newestFirst(conversations) {

@@ -1,7 +1,14 @@
 const NAME = "glint.theme";
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 
-export function theme() {
+let onChange = () => {};
+
+export function watchTheme(callback) {
+  onChange = callback;
+  callback(theme());
+}
+
+function theme() {
   const chosen = localStorage.getItem(NAME);
   if (chosen === "light" || chosen === "dark") return chosen;
   return prefersDark.matches ? "dark" : "light";
@@ -9,6 +16,7 @@ export function theme() {
 
 function show() {
   document.documentElement.dataset.theme = theme();
+  onChange(theme());
 }
 
 export function switchTheme() {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.e2e.served import Served, served
 from tests.web.scripted_server import ScriptedServer, scripted_server
@@ -22,17 +22,25 @@ def browser() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         pytest.fail("no chromium found; install it (Debian: sudo apt install chromium)")
+    expect.set_options(timeout=TIMEOUT_MILLISECONDS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield opened
         opened.close()
 
 
-@pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
-    """A server whose answers the test writes."""
+@pytest.fixture(scope="session")
+def script() -> Iterator[ScriptedServer]:
+    """A server for all tests that write its answers."""
     with scripted_server() as running:
         yield running
+
+
+@pytest.fixture
+def scripted(script: ScriptedServer) -> ScriptedServer:
+    """A server whose answers the test writes."""
+    script.reset()
+    return script
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,10 @@ class ScriptedServer:
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the replies and questions of the test before."""
         self.replies: list[Reply] = []
         self.asked: list[dict[str, Any]] = []
         self.not_ready = 0
@@ -95,7 +99,7 @@ class ScriptedServer:
     async def _stream(self, reply: Reply) -> AsyncIterator[bytes]:
         for piece in reply.pieces:
             yield piece
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.003)
         if reply.hangs:
             await asyncio.sleep(600)
         if not reply.breaks:
