@@ -30,7 +30,7 @@ from pathlib import Path
 
 import run
 
-EXTRAS = ("test", "test-reference", "test-deploy")
+EXTRAS = ("test", "test-reference", "test-deploy", "test-web")
 wanted = [*run.requirements(EXTRAS), "cmake>=3.20,<5", "ninja>=1.10,<2"]
 command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *wanted]
 report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

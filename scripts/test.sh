@@ -11,10 +11,10 @@ tests/e2e. Prints the time and the number of tests of each part; what was downlo
 any part fails.
 
   --all  what CI runs: also sweeps marked slow, tests/reference (PyTorch), tests/servers, the short form of
-         scripts/reliability.py, tests/deploy, the sanitizer builds (address and undefined behaviour, threads), the
-         fuzz targets under a new seed, the instruction sets of the other architecture under emulation, and the CUDA
-         kernels compiled. A part whose tool is missing fails and names the package; a skipped test is a failure,
-         unless the processor lacks instructions or it is about llama_cpp
+         scripts/reliability.py, tests/deploy, tests/web in a browser, the sanitizer builds (address and undefined
+         behaviour, threads), the fuzz targets under a new seed, the instruction sets of the other architecture under
+         emulation, and the CUDA kernels compiled. A part whose tool is missing fails and names the package; a skipped
+         test is a failure, unless the processor lacks instructions or it is about llama_cpp
 TEXT
 }
 
@@ -91,7 +91,7 @@ pytest() {
 prepare() {
   local extras=(--extra test)
   if "$run_all"; then
-    extras+=(--extra test-reference --extra test-deploy)
+    extras+=(--extra test-reference --extra test-deploy --extra test-web)
   fi
   "$python" run.py --prepare --device cpu "${extras[@]}" 2>&1 | tee "$work/downloads"
 }
@@ -150,6 +150,14 @@ reliability() {
   .venv/bin/python scripts/reliability.py --short --seed "$RANDOM"
 }
 
+web() {
+  command -v chromium >/dev/null || {
+    echo "test.sh: no chromium found; install it (Debian: sudo apt install chromium)" >&2
+    return 1
+  }
+  pytest tests/web
+}
+
 fuzz() {
   local seed="$RANDOM"
   echo "seed $seed"
@@ -195,6 +203,7 @@ if "$run_all"; then
   run_part "servers" servers
   run_part "reliability" reliability
   run_part "deployment" pytest tests/deploy
+  run_part "web" web
   run_part "sanitize address,undefined" sanitized address,undefined libasan.so sanitize
   run_part "sanitize thread" sanitized thread libtsan.so threads
   run_part "fuzz" fuzz

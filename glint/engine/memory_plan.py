@@ -141,6 +141,23 @@ class SizedEngine(NamedTuple):
     settings: EngineSettings
     plan: GpuPlan | None
 
+    def rows(self, stats: abi.EngineStats) -> list[tuple[str, str, str]]:
+        """Where the memory is, as rows of name, amount and remark; without a plan, as the engine counts it."""
+        num_pages, page_tokens = self.settings.num_pages, self.settings.page_tokens
+        if self.plan is not None:
+            return list(self.plan.rows(num_pages, self.settings.max_model_len))
+        return [
+            ("weights", _gib(stats.weight_bytes_mapped), "mapped from the checkpoint"),
+            ("weights in memory", _gib(stats.weight_bytes_copied), "copied and rearranged"),
+            ("workspace", _gib(stats.workspace_bytes), ""),
+            ("page cache", _gib(stats.page_bytes), f"{num_pages:,} pages of {page_tokens} tokens"),
+            (
+                "tokens in it",
+                f"{num_pages * page_tokens:,} tokens",
+                f"{self.settings.max_model_len:,} for the longest request",
+            ),
+        ]
+
     def show(self) -> None:
         """Print the plan, where there is one, on standard error."""
         if self.plan is not None:

@@ -17,6 +17,7 @@ from glint.server.http.body import shorten
 from glint.server.http.origin import AllowedHosts, SiteGuard
 from glint.server.http.problems import Problem, body_for
 from glint.server.http_call import GeneratingRoute, HttpCall, StreamError
+from glint.server.in_flight import RequestRoutes
 from glint.server.openai import responses
 from glint.server.openai.chat import handle_chat
 from glint.server.openai.completions import handle_text
@@ -42,6 +43,7 @@ NEAR = 0.75
 def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     """The whole application: every route but /health and /ready, which the `ReadinessGate` answers."""
     watch = StatusRoutes(state)
+    requests = RequestRoutes(state.in_flight, settings.admin_access)
     generating = {
         path: GeneratingRoute(state, prefix, handle, on_error) for path, prefix, handle, on_error in GENERATING
     }
@@ -52,6 +54,8 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
         Route("/v1/models/{name:path}", watch.show_model, methods=["GET"]),
         Route("/metrics", watch.show_metrics, methods=["GET"]),
         Route("/stats", watch.show_stats, methods=["GET"]),
+        Route("/requests", requests.list_requests, methods=["GET"]),
+        Route("/requests/{request_id}", requests.cancel_request, methods=["DELETE"]),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Problem: _answer_problem})
     app.router.redirect_slashes = False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,11 +19,13 @@ from glint.errors import RequestError
 from glint.server.http.problems import Problem, send_problem
 
 KEYS_VARIABLE = "GLINT_API_KEY"
+ADMIN_KEYS_VARIABLE = "GLINT_ADMIN_API_KEY"
 TENANT = "glint.tenant"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 METRICS_PATH = "/metrics"
 NUM_SALTS = 2**63
 MAX_TOKEN_BYTES = 4096
+AdminAccess = Literal["keys", "admin", "local", "closed"]
 
 _KEY = re.compile(r"[!-~]+")
 _WEIGHT = re.compile(r"weight=([0-9]{1,9})")
@@ -33,11 +36,13 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
 class Tenant:
     """The holder of one API key. Tenants with different salts never share pages of the prefix cache.
 
-    `cache_salt` is below 2**63, and 0 only where the server has no keys. The engine's time is shared by `weight`.
+    `cache_salt` is below 2**63, and 0 only where the server has no keys. The engine's time is shared by `weight`. The
+    holder of an admin key may list and cancel the requests of every key.
     """
 
     cache_salt: int
     weight: int = 1
+    is_admin: bool = False
 
     def share(self, priority: int = 0) -> Share:
         """The share of the engine that a request of this tenant counts against."""
@@ -47,29 +52,45 @@ class Tenant:
 class ApiKeys:
     """The keys of a server, kept as digests only. Without any key every client is the same tenant.
 
-    Every process draws new salts for its tenants, so that a salt reveals nothing about its key.
+    Every process draws new salts for its tenants, so that a salt reveals nothing about its key. An admin key is also
+    valid wherever another key is, but does not count: admin keys alone close nothing but the requests in flight.
     """
 
     def __init__(
-        self, keys: Iterable[str], *, weights: Mapping[str, int] | None = None, warnings: Sequence[str] = ()
+        self,
+        keys: Iterable[str],
+        *,
+        weights: Mapping[str, int] | None = None,
+        warnings: Sequence[str] = (),
+        admin_keys: Iterable[str] = (),
     ) -> None:
         """Keep the keys. A key without an entry in `weights` has weight 1."""
         secret = secrets.token_bytes(32)
         self.warnings = tuple(warnings)
         self._digests: dict[bytes, int] = {}
         self._tenants: dict[int, Tenant] = {}
-        for key in keys:
+        keys, admins = tuple(keys), tuple(admin_keys)
+        if set(keys) & set(admins):
+            raise RequestError("the same key is an API key and an --admin-api-key; use two different ones")
+        for key in keys + admins:
             digest = hashlib.sha256(_checked(key).encode()).digest()
             salt = hmac.digest(secret, key.encode(), "sha256")
             cache_salt = 1 + int.from_bytes(salt[:16]) % (NUM_SALTS - 1)
             self._digests[digest] = cache_salt
-            self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1))
+            self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1), key in admins)
 
     @classmethod
-    def load(cls, flags: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> "ApiKeys":
+    def load(
+        cls,
+        flags: Sequence[str],
+        file: Path | None,
+        environment: Mapping[str, str],
+        admin_flags: Sequence[str] = (),
+    ) -> "ApiKeys":
         """Read the keys from flags, from a file with one key per line, and from GLINT_API_KEY, separated by commas.
 
-        In the file a weight may follow a key. `warnings` names unsafe sources.
+        In the file a weight may follow a key. `warnings` names unsafe sources. Admin keys come from their own flags
+        and from GLINT_ADMIN_API_KEY.
         """
         keys = list(flags)
         weights: dict[str, int] = {}
@@ -78,12 +99,17 @@ class ApiKeys:
             weights, warning = _read_file(file)
             keys += weights
             warnings += [warning] if warning else []
-        if KEYS_VARIABLE in environment:
-            keys += [key.strip() for key in environment[KEYS_VARIABLE].split(",")]
-        return cls(keys, weights=weights, warnings=warnings)
+        keys += _split(environment, KEYS_VARIABLE)
+        admin_keys = [*admin_flags, *_split(environment, ADMIN_KEYS_VARIABLE)]
+        return cls(keys, weights=weights, warnings=warnings, admin_keys=admin_keys)
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return sum(not tenant.is_admin for tenant in self._tenants.values())
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is an admin key."""
+        return any(tenant.is_admin for tenant in self._tenants.values())
 
     def find(self, token: bytes) -> Tenant | None:
         """The tenant of a key, or None. It takes the same time for every key, valid or not."""
@@ -94,9 +120,17 @@ class ApiKeys:
         return self._tenants.get(salt)
 
 
+def _split(environment: Mapping[str, str], variable: str) -> list[str]:
+    """The keys of a variable, separated by commas."""
+    return [key.strip() for key in environment[variable].split(",")] if variable in environment else []
+
+
 def _checked(key: str) -> str:
     if not key:
-        raise RequestError(f"an API key is empty; check --api-key, the key file and {KEYS_VARIABLE} for one")
+        raise RequestError(
+            f"an API key is empty; check --api-key, --admin-api-key, the key file, {KEYS_VARIABLE} and "
+            f"{ADMIN_KEYS_VARIABLE} for one"
+        )
     if not _KEY.fullmatch(key):
         raise RequestError(
             f"an API key of {len(key)} characters has spaces, control or non-ASCII characters in it; "
@@ -175,7 +209,7 @@ class Authentication:
         elif scope["type"] != "http":
             raise RequestError(f"a connection of type {scope['type']!r} is not served; use HTTP")
         elif not self._keys:
-            scope[TENANT] = Tenant(0)
+            scope[TENANT] = self._find_tenant(scope) or Tenant(0)
             await self._app(scope, receive, send)
         elif self._is_open(scope):
             await self._app(scope, receive, send)
@@ -230,7 +264,7 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["Retry-After", "x-request-id", "request-id"],
     )

@@ -25,6 +25,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     _add_sizes(parser.add_argument_group("sizes"))
     _add_server(parser.add_argument_group("server"))
+    _add_keys(parser.add_argument_group("keys"))
     _add_limits(parser.add_argument_group("limits"))
 
 
@@ -52,14 +53,11 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="names that clients may use; responses carry the first (default: the name of the model folder)",
     )
     group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        action="append",
-        default=[],
-        help="key that clients must send; may be repeated (also: $GLINT_API_KEY, several between commas)",
+        "--no-web",
+        dest="serves_web",
+        action="store_false",
+        help="serve no page: the routes alone (default: a chat page at / and what else is in the package)",
     )
-    group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line, or KEY weight=N")
-    group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
         "--allowed-hosts",
         metavar="NAME",
@@ -93,6 +91,25 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
     group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
     group.add_argument("--enable-auto-tool-choice", action="store_true", help="likewise accepted: it is always on")
+
+
+def _add_keys(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="key that clients must send; may be repeated (also: $GLINT_API_KEY, several between commas)",
+    )
+    group.add_argument("--api-key-file", metavar="FILE", type=path, help="file with one key per line, or KEY weight=N")
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="key that may list and cancel the requests of every key; may be repeated (also: $GLINT_ADMIN_API_KEY)",
+    )
+    group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
@@ -154,13 +171,14 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         model_dir=folder,
         model_names=tuple(chosen.served_model_name or [_name_of(folder)]),
-        keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ),
+        keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ, chosen.admin_api_key),
         engine_args=_engine_args(chosen),
         library_path=chosen.engine,
         host=chosen.host,
         port=chosen.port,
         limits=_limits(chosen),
         guards_metrics=not chosen.open_metrics,
+        serves_web=chosen.serves_web,
         origins=tuple(chosen.allowed_origins),
         hosts=tuple(chosen.allowed_hosts),
         log_level=chosen.log_level,

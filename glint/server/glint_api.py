@@ -159,9 +159,10 @@ def _detokenize(call: HttpCall, tokens: Sequence[int], skip_special_tokens: bool
 
 def served_paths(request: Request) -> dict[str, list[str]]:
     """The paths of all routes by method."""
-    served: dict[str, list[str]] = {"POST": [], "GET": sorted(OPEN_PATHS)}
+    served: dict[str, list[str]] = {"POST": [], "GET": sorted(OPEN_PATHS), "DELETE": []}
     for route in request.app.routes:
-        served["POST" if "POST" in route.methods else "GET"].append(route.path_format)
+        (method,) = set(route.methods) - {"HEAD"}
+        served[method].append(route.path_format)
     return served
 
 
@@ -193,8 +194,8 @@ class StatusRoutes:
         return Response(body, media_type=kind)
 
     async def show_stats(self, request: Request) -> Response:
-        """The metrics as JSON."""
-        return _json(self._state.metrics.as_dict())
+        """The metrics as JSON, with the engine, its memory plan and the figures of the last minute."""
+        return _json(self._state.metrics.as_dict() | dict(self._state.about))
 
     def _model(self, name: str) -> dict[str, Any]:
         state = self._state

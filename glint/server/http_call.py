@@ -17,6 +17,7 @@ from glint.server.generation.request import GenerationRequest
 from glint.server.http.body import decode, read_json
 from glint.server.http.connection import WRITE_NOW
 from glint.server.http.problems import ANTHROPIC_PATHS, Problem, problem_of, send_problem
+from glint.server.in_flight import CANCELLED, CANCELLED_BY_ADMIN, CANCELLED_BY_OWNER
 from glint.server.outcomes import Outcome, RequestOutcome, RequestRecord
 from glint.server.state import Result, ServerState
 
@@ -42,7 +43,7 @@ class HttpCall:
         self.status: int | None = None
         self.is_streaming = False
         self.user: str | None = None
-        self._has_left = False
+        self._ended_by: Problem | None = None
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -70,6 +71,7 @@ class HttpCall:
         except ClientDisconnect as gone:
             raise _client_left() from gone
         self._watcher = asyncio.create_task(self._watch())
+        self.state.in_flight.add(self)
         return body
 
     async def begin(self, *requests: GenerationRequest) -> Generation:
@@ -77,16 +79,36 @@ class HttpCall:
         prepared = [await self._prepare(request) for request in requests]
         self._check_logprobs(prepared)
         self.generation = Generation(self.state, prepared, self._record.seconds)
-        if self._has_left:
-            raise _client_left()
+        self._check_open()
         await self.generation.begin()
-        if self._has_left:
-            raise _client_left()
+        self._check_open()
         return self.generation
 
+    def cancel(self, problem: Problem) -> None:
+        """End the call early, whatever it waits for. The first problem is the one that its client gets."""
+        if self._ended_by is None:
+            self._ended_by = problem
+        if self.generation is not None:
+            self.generation.cancel(problem)
+
+    def describe(self) -> dict[str, object]:
+        """What a listing shows of the call: no prompt, no text, no key."""
+        generation = self.generation
+        stream = None if generation is None else generation.stream
+        usage = None if generation is None else generation.usage
+        return {
+            "id": self.request_id,
+            "route": self.route,
+            "state": "preparing" if stream is None else "waiting" if stream.first_step_at is None else "running",
+            "age_seconds": round(self._record.seconds, 3),
+            "choices": None if generation is None else generation.num_choices,
+            "prompt_tokens": None if usage is None else usage.prompt_tokens,
+            "output_tokens": 0 if usage is None else usage.completion_tokens,
+        }
+
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a function on a worker thread, unless the client has left before it begins."""
-        return await self.state.work(self.tenant.share(), self._unless_left, function, *arguments)
+        """Run a function on a worker thread, unless the call ends before it begins."""
+        return await self.state.work(self.tenant.share(), self._unless_ended, function, *arguments)
 
     async def _prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Prepare a request, on a worker thread where it needs one."""
@@ -95,9 +117,12 @@ class HttpCall:
         with self.state.preparing(self.tenant.share()):
             return prepare(self.state, request, self.tenant)
 
-    def _unless_left(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        if self._has_left:
-            raise _client_left()
+    def _check_open(self) -> None:
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    def _unless_ended(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        self._check_open()
         if self._record.seconds > self.state.limits.max_deadline_seconds:
             raise Problem(504, "the request waited too long to be read; send it again", code="deadline_exceeded")
         return function(*arguments)
@@ -154,6 +179,7 @@ class HttpCall:
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
+        self.state.in_flight.remove(self)
         if self.generation is not None:
             self.generation.close()
         self._record.close(self._outcome(problem))
@@ -167,9 +193,7 @@ class HttpCall:
         message: Message = {"type": ""}
         while message["type"] != "http.disconnect":
             message = await self._receive()
-        self._has_left = True
-        if self.generation is not None:
-            self.generation.cancel(_client_left())
+        self.cancel(_client_left())
 
     def _outcome(self, problem: Problem | None) -> RequestOutcome:
         generation = self.generation
@@ -214,10 +238,12 @@ def _classify(problem: Problem | None, endings: list[str]) -> tuple[Outcome, str
     if problem is None:
         ending: Outcome = "length" if "length" in endings else "stopped" if "stopped" in endings else "finished"
         return ending, ending
-    if problem.status in (CLIENT_LEFT, 503, 504) and problem.code in (
+    if problem.status in (CLIENT_LEFT, CANCELLED, 503, 504) and problem.code in (
         "client_left",
         "deadline_exceeded",
         "shutting_down",
+        CANCELLED_BY_ADMIN,
+        CANCELLED_BY_OWNER,
     ):
         return "cancelled", problem.code
     has_failed = problem.status >= 500 or problem.code == ANSWER_FAILED

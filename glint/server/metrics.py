@@ -3,7 +3,9 @@
 There are no metrics of speculative decoding while the server has none: a zero would claim that it was tried.
 """
 
+import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +20,8 @@ from prometheus_client.registry import Collector
 from glint.server.outcomes import Outcome, RequestOutcome
 
 PREFIX = "glint:"
+RECENT_SECONDS = 60.0
+SNAPSHOT_SECONDS = 1.0
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 FINISHED_REASONS: Mapping[Outcome, str] = {
     "finished": "stop",
@@ -74,6 +78,68 @@ class Histogram:
         figures: dict[str, float | None] = {"count": sum(self.counts), "sum": self.total}
         return figures | {name: self.quantile(share) for name, share in QUANTILES.items()}
 
+    def copy(self) -> "Histogram":
+        """The same counts and sum, on their own."""
+        return self - Histogram(self.bounds)
+
+    def __sub__(self, before: "Histogram") -> "Histogram":
+        """The values that were added since `before`."""
+        added = Histogram(self.bounds)
+        added.counts = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
+        added.total = self.total - before.total
+        return added
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters and histograms of one moment."""
+
+    at: float
+    counters: Mapping[str, int]
+    outcomes: Mapping[str, int]
+    histograms: Mapping[str, Histogram]
+
+
+class Recent:
+    """Snapshots of the last minute. Each is taken before something is counted, at most one a second.
+
+    So the first snapshot of a span holds what was counted before the span, but for less than a second of it, and a span
+    without a snapshot had nothing to count.
+    """
+
+    def __init__(self, take: Callable[[float], Snapshot], clock: Callable[[], float]) -> None:
+        self._take = take
+        self._clock = clock
+        self._snapshots: deque[Snapshot] = deque()
+        self.began_at = clock()
+        self._next_at = self.began_at
+
+    def advance(self) -> None:
+        """Take a snapshot if the last is a second old; called before anything is counted."""
+        now = self._clock()
+        if now >= self._next_at:
+            self._next_at = now + SNAPSHOT_SECONDS
+            self._snapshots.append(self._take(now))
+            while self._snapshots[0].at < now - RECENT_SECONDS:
+                self._snapshots.popleft()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was counted in the last minute, or since the start where that is later."""
+        now = self._clock()
+        today = self._take(now)
+        before = next((each for each in self._snapshots if each.at >= now - RECENT_SECONDS), today)
+        seconds = min(RECENT_SECONDS, max(now - self.began_at, SNAPSHOT_SECONDS))
+        added = {name: value - before.counters[name] for name, value in today.counters.items()}
+        queried = added["prefix_cache_queries"]
+        return {
+            "seconds": seconds,
+            "output_tokens_per_second": added["generation_tokens"] / seconds,
+            "prompt_tokens_per_second": added["prompt_tokens_computed"] / seconds,
+            "prefix_cache_hit_ratio": added["prefix_cache_hits"] / queried if queried else None,
+            "requests_by_outcome": {name: value - before.outcomes[name] for name, value in today.outcomes.items()},
+            **{name: (value - before.histograms[name]).as_dict() for name, value in today.histograms.items()},
+        }
+
 
 @dataclass(frozen=True)
 class EngineReading:
@@ -117,11 +183,14 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests that reached their first token, cached ones included.",
     "generation_tokens": "Tokens generated.",
     "prompt_tokens_cached": "Prompt tokens taken from the prefix cache.",
+    "prompt_tokens_computed": "Prompt tokens computed by steps.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "queue_full": "Requests refused because the queue was full.",
     "steps": "Steps completed.",
     "restarts": "Times that the engine was started anew after a failure.",
 }
+_RECENT_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 _PLAIN_NAMES = {"iteration_tokens_total": "step_tokens", "request_generation_tokens": "request_generated_tokens"}
 
 
@@ -131,7 +200,13 @@ class Metrics(Collector):
     `read` is called whenever metrics are read. `cache_config` becomes the labels of cache_config_info.
     """
 
-    def __init__(self, model_name: str, read: Callable[[], EngineReading], cache_config: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        read: Callable[[], EngineReading],
+        cache_config: Mapping[str, object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model_name = model_name
         self._read = read
         self._cache_config = {name: str(value) for name, value in cache_config.items()}
@@ -141,6 +216,8 @@ class Metrics(Collector):
         self._startup_seconds: dict[str, float] = {}
         self._step_tokens = self._histograms["iteration_tokens_total"]
         self._gaps = self._histograms["inter_token_latency_seconds"]
+        self._clock = clock
+        self._recent = Recent(self._snapshot, clock)
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._process = ProcessCollector(registry=self._registry)
@@ -156,16 +233,20 @@ class Metrics(Collector):
 
     def observe_step(self, num_prompt_tokens: int, num_generated_tokens: int) -> None:
         """Count a step with its prompt tokens and generated tokens."""
+        self._recent.advance()
         self._counters["steps"] += 1
         self._counters["generation_tokens"] += num_generated_tokens
+        self._counters["prompt_tokens_computed"] += num_prompt_tokens
         self._step_tokens.observe(num_prompt_tokens + num_generated_tokens)
 
     def observe_gap(self, seconds: float, count: int = 1) -> None:
         """Count the time since the previous token, for `count` tokens with the same gap."""
+        self._recent.advance()
         self._gaps.observe(seconds, count)
 
     def observe_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a prompt at its first token. Choices that share a prompt count it once."""
+        self._recent.advance()
         counters = self._counters
         counters["prompt_tokens"] += prompt_tokens
         counters["prompt_tokens_cached"] += cached_tokens
@@ -178,7 +259,9 @@ class Metrics(Collector):
         The time to the first token counts for every request that got one. With several choices the time per output
         token is that of a choice of mean length.
         """
+        self._recent.advance()
         self._outcomes[outcome.outcome] += 1
+        self._counters["queue_full"] += outcome.reason == "queue_full"
         self._observe("time_to_first_token_seconds", outcome.first_token_seconds)
         if outcome.outcome not in COMPLETED or not outcome.num_choices:
             return
@@ -196,6 +279,10 @@ class Metrics(Collector):
             num_gaps = outcome.completion_tokens / outcome.num_choices - 1
             self._observe("request_time_per_output_token_seconds", decoding / num_gaps if num_gaps > 0 else None)
 
+    def _snapshot(self, at: float) -> Snapshot:
+        histograms = {name: self._histograms[name].copy() for name in _RECENT_HISTOGRAMS}
+        return Snapshot(at, dict(self._counters), dict(self._outcomes), histograms)
+
     def _observe(self, name: str, value: float | None) -> None:
         if value is not None:
             self._histograms[name].observe(value)
@@ -209,9 +296,11 @@ class Metrics(Collector):
         reading = self._read()
         return {
             "model_name": self._model_name,
+            "uptime_seconds": self._clock() - self._recent.began_at,
             "requests_running": reading.num_running,
             "requests_waiting": reading.num_waiting,
             "requests_by_outcome": dict(self._outcomes),
+            "requests_refused_by_full_queue": self._counters["queue_full"],
             "page_usage_ratio": reading.page_usage,
             "pages": _pages(reading),
             "preemptions": reading.num_preemptions,
@@ -219,10 +308,12 @@ class Metrics(Collector):
             "restarts": self._counters["restarts"],
             "prompt_tokens": self._counters["prompt_tokens"],
             "cached_prompt_tokens": self._counters["prompt_tokens_cached"],
+            "computed_prompt_tokens": self._counters["prompt_tokens_computed"],
             "generated_tokens": self._counters["generation_tokens"],
             "prefix_cache_queried_tokens": self._counters["prefix_cache_queries"],
             "prefix_cache_hit_tokens": self._counters["prefix_cache_hits"],
             **{_PLAIN_NAMES.get(name, name): histogram.as_dict() for name, histogram in self._histograms.items()},
+            "last_minute": self._recent.as_dict(),
             "startup_seconds": dict(self._startup_seconds),
             "cpu_seconds": dict(reading.cpu_seconds),
             "cache_config": dict(self._cache_config),

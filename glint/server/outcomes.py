@@ -24,10 +24,10 @@ class RequestOutcome:
     """The end of one HTTP request. A figure that is not known is None.
 
     "finished": the model ended its answer. "stopped": a stop string or stop token did. "length": the token limit was
-    reached. "cancelled": the client left or the deadline passed. "refused": the request never ran. "failed": an error
-    of the server. "lost": the server process died. `first_token_seconds` and `total_seconds` count from the arrival,
-    `decode_seconds` from the first token to the last. `user` is the user that the client names. Token counts are
-    sums over all choices; a prompt that several choices share counts once.
+    reached. "cancelled": the client left, the deadline passed, or a DELETE of the request ended it. "refused": the
+    request never ran. "failed": an error of the server. "lost": the server process died. `first_token_seconds` and
+    `total_seconds` count from the arrival, `decode_seconds` from the first token to the last. `user` is the user that
+    the client names. Token counts are sums over all choices; a prompt that several choices share counts once.
     """
 
     request_id: str

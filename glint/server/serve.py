@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +20,17 @@ from typing import Any, NoReturn, cast
 import uvicorn
 import uvloop
 
+from glint import __version__
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine.engine import Engine, StepSummary
-from glint.engine.memory_plan import size_engine
+from glint.engine.memory_plan import SizedEngine, size_engine
 from glint.errors import GlintError, InternalFailure, RankFailed
 from glint.server.admission import Admission
 from glint.server.app import make_app
 from glint.server.http.connection import BoundedConnection
 from glint.server.http.listener import Acceptor, listen
 from glint.server.http.problems import MAX_MESSAGE_CHARS, Problem
+from glint.server.in_flight import RequestsInFlight
 from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
 from glint.server.process.lifecycle import Lifecycle, ReadinessGate, Startup
@@ -36,6 +38,7 @@ from glint.server.process.link import SupervisedOutcomeLog, SupervisorLink
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
+from glint.server.web import WebFiles, page_addresses, read_files
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
 
@@ -99,7 +102,8 @@ class Server(uvicorn.Server):
         self._open_model = open_model
         self._lifecycle = Lifecycle(settings.health_seconds)
         self._lifecycle.restarts = 0 if link is None else link.inherited.restarts
-        self.app = ReadinessGate(self._lifecycle)
+        self._files = read_files() if settings.serves_web else {}
+        self.app = WebFiles(ReadinessGate(self._lifecycle), self._files)
         self._service: EngineService | None = None
         self._owns_process = False
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
@@ -134,6 +138,8 @@ class Server(uvicorn.Server):
                 await self._link.take_over()
                 serving = asyncio.create_task(self.serve(sockets=[listener]))
             log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
+            for address in page_addresses(settings.host, settings.port, self._files):
+                log.info("page: %s", address)
         except Exception as problem:
             self._fail_to_start(problem)
         if serving is not None:
@@ -236,8 +242,8 @@ class Server(uvicorn.Server):
 
     async def start(self) -> None:
         """Load the model and warm it up; from then on `app` answers, here or behind another server."""
-        checkpoint, engine, tokenizer = await asyncio.to_thread(self._load)
-        state = self._make_state(checkpoint, engine, tokenizer)
+        checkpoint, engine, tokenizer, sized = await asyncio.to_thread(self._load)
+        state = self._make_state(checkpoint, engine, tokenizer, _describe(engine, sized))
         service = self._service = state.service
         self._lifecycle.stalled_seconds = service.stalled_seconds
         self._lifecycle.phase = "warming"
@@ -256,7 +262,7 @@ class Server(uvicorn.Server):
         self._workers.submit(state.compiler.prepare)
         log.info("start-up:\n%s", self._startup.table())
 
-    def _load(self) -> tuple[Checkpoint, Engine, Tokenizer]:
+    def _load(self) -> tuple[Checkpoint, Engine, Tokenizer, SizedEngine]:
         """Read the checkpoint and the tokenizer, at the same time, and load the weights."""
         settings = self._settings
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
@@ -276,9 +282,11 @@ class Server(uvicorn.Server):
             self._startup.mark("rest of the tokenizer")
         engine = Engine(checkpoint, sized.settings, tokenizer, settings.library_path, log.info)
         self._startup.mark("weights and memory")
-        return checkpoint, engine, tokenizer
+        return checkpoint, engine, tokenizer, sized
 
-    def _make_state(self, checkpoint: Checkpoint, engine: Engine, tokenizer: Tokenizer) -> ServerState:
+    def _make_state(
+        self, checkpoint: Checkpoint, engine: Engine, tokenizer: Tokenizer, about: Mapping[str, Any]
+    ) -> ServerState:
         settings, resolved = self._settings, engine.settings
         service = EngineService(engine, self._count_step, self._fail)
         admission = Admission(settings.limits)
@@ -317,6 +325,8 @@ class Server(uvicorn.Server):
             metrics=self._metrics,
             outcomes=OutcomeLog() if self._link is None else SupervisedOutcomeLog(self._link),
             workers=self._workers,
+            in_flight=RequestsInFlight(),
+            about=about,
             allows_special_tokens=settings.allows_special_tokens,
         )
 
@@ -338,6 +348,22 @@ class Server(uvicorn.Server):
             watchdog = threading.Timer(EXIT_SECONDS, _exit_now, ["the server does not end after its failure"])
             watchdog.daemon = True
             watchdog.start()
+
+
+def _describe(engine: Engine, sized: SizedEngine) -> dict[str, Any]:
+    """The engine and its memory, as /stats shows them."""
+    settings, stats = sized.settings, engine.stats()
+    described = {
+        "version": __version__,
+        "device": settings.device,
+        "device_name": None if sized.plan is None else sized.plan.device_name,
+        "kernels": engine.kernels,
+        "ranks": settings.tp,
+        "expert_layout": settings.expert_layout,
+        "max_requests": settings.max_requests,
+    }
+    rows = [{"name": name, "amount": amount, "remark": remark} for name, amount, remark in sized.rows(stats)]
+    return {"engine": described, "memory_plan": rows}
 
 
 def _freeze_loaded() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glint.engine.args import EngineArgs
-from glint.server.auth import ApiKeys, check_origins
+from glint.server.auth import AdminAccess, ApiKeys, check_origins
 from glint.server.http.origin import AllowedHosts, is_loopback
 from glint.server.limits import Limits
 
@@ -16,7 +16,7 @@ class ServerSettings:
     Clients may use any of `model_names`; responses carry the first. A server that has work and completes no step for
     `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to end. The server
     answers to `hosts` besides the names of this machine, and to web pages of `origins`. With
-    `allows_special_tokens` it reads control tokens in the text of messages.
+    `allows_special_tokens` it reads control tokens in the text of messages, and with `serves_web` it has pages.
     """
 
     model_dir: Path
@@ -28,6 +28,7 @@ class ServerSettings:
     port: int = 8000
     limits: Limits = field(default_factory=Limits)
     guards_metrics: bool = True
+    serves_web: bool = True
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     log_level: str = "info"
@@ -39,6 +40,20 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_origins(self.origins)
         AllowedHosts(self.host, self.hosts)
+
+    @property
+    def admin_access(self) -> AdminAccess:
+        """Who may list and cancel requests besides the holder of an admin key.
+
+        "keys": the holder of each key its own. "local": everybody, as only this machine reaches the server. "admin" and
+        "closed": nobody else; with "closed" there is no admin key either. A server with names of its own is behind a
+        proxy, wherever it listens.
+        """
+        if len(self.keys) > 0:
+            return "keys"
+        if self.keys.has_admin:
+            return "admin"
+        return "local" if is_loopback(self.host) and not self.hosts else "closed"
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from glint.sampling import TOKEN_LIMIT, SamplingParams
 from glint.server.admission import Admission
 from glint.server.http.body import shorten
 from glint.server.http.problems import Problem
+from glint.server.in_flight import RequestsInFlight
 from glint.server.limits import Limits
 from glint.server.metrics import Metrics
 from glint.server.outcomes import OutcomeLog
@@ -36,7 +37,7 @@ def errors_as_problems() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that the routes share."""
+    """Everything that the routes share. `about` describes the engine and its memory, as /stats shows them."""
 
     model_names: tuple[str, ...]
     created: int
@@ -52,6 +53,8 @@ class ServerState:
     metrics: Metrics
     outcomes: OutcomeLog
     workers: Executor
+    in_flight: RequestsInFlight
+    about: Mapping[str, Any]
     allows_special_tokens: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Finds comments, and code that is one in disguise: Python by its own tokenizer, C by a pattern, the rest by lines."""
+"""Finds comments, and code that is one in disguise: by tokens in Python, C and scripts, by lines in the rest."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ C_TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+SCRIPT_TOKEN = re.compile(
+    r"""
+    (?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))
+    |(?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)
+    |(?<=[(,=:!&|?\[{;])[ ]?/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\[\n])+/
+    |[A-Za-z_]\w*
+    |\s+|.
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+COMMENT_IN_MARKUP = re.compile("<!-" + "-")
 DEAD_CODE_IN_C = re.compile(r"^[ \t]*\#[ \t]*if[ \t]+(?:0|false)\b|\bif(?:\s+constexpr)?\s*\(\s*(?:0|false)\s*\)", re.M)
 COMMENT_SIGN = re.compile(r"(?:^|\s)\#|^\s*(?:/\*|;(?!;))", re.M)
 ELLIPSIS = re.compile(r"\.{3}|\N{HORIZONTAL ELLIPSIS}")
@@ -69,6 +80,19 @@ def comments_in_c(text: str) -> Iterator[Finding]:
         yield Finding(line_at(code, match.end()), f"dead code: {shown(match[0])}")
 
 
+def comments_in_script(text: str) -> Iterator[Finding]:
+    """The comments of a JavaScript or CSS file."""
+    for match in SCRIPT_TOKEN.finditer(text):
+        if match["comment"]:
+            yield Finding(line_at(text, match.start()), f"comment: {shown(match[0])}")
+
+
+def comments_in_markup(text: str) -> Iterator[Finding]:
+    """The comments of an HTML file."""
+    for match in COMMENT_IN_MARKUP.finditer(text):
+        yield Finding(line_at(text, match.start()), "comment")
+
+
 def comments_in_lines(text: str) -> Iterator[Finding]:
     """Comment signs at the start of a line or after white space; a shebang on line 1 is allowed."""
     for match in COMMENT_SIGN.finditer(text):
@@ -80,16 +104,18 @@ def find_comments(text: str, kind: Kind) -> list[Finding]:
     """Every comment of a source file, and every piece of code that is one in disguise."""
     if kind is Kind.PYTHON:
         return [*comments_in_python(text), *disguises_in_python(text)]
-    return list(comments_in_c(text) if kind is Kind.C else comments_in_lines(text))
+    finders = {Kind.C: comments_in_c, Kind.SCRIPT: comments_in_script, Kind.MARKUP: comments_in_markup}
+    return list(finders.get(kind, comments_in_lines)(text))
 
 
 def strings_of(text: str, kind: Kind) -> Iterator[tuple[int, str]]:
-    """What a Python or C file has between quotes, with its lines; of other kinds the whole text."""
+    """What a Python, C or script file has between quotes, with its lines; of other kinds the whole text."""
     if kind is Kind.PYTHON:
         tokens = python_tokens(text)
         yield from ((token.start[0], token.string) for token in tokens if token.type != tokenize.OP)
-    elif kind is Kind.C:
-        yield from ((line_at(text, match.start()), match[0]) for match in C_TOKEN.finditer(text) if match["string"])
+    elif kind in (Kind.C, Kind.SCRIPT):
+        token = C_TOKEN if kind is Kind.C else SCRIPT_TOKEN
+        yield from ((line_at(text, match.start()), match[0]) for match in token.finditer(text) if match["string"])
     else:
         yield 1, text
 

@@ -18,6 +18,8 @@ class Kind(Enum):
 
     PYTHON = "Python"
     C = "C and C++"
+    SCRIPT = "JavaScript and CSS"
+    MARKUP = "HTML"
     LINES = "shell and settings, read line by line"
     PROSE = "prose"
     DATA = "data"
@@ -30,6 +32,8 @@ NAMES = {
 SUFFIXES = {
     Kind.PYTHON: ".py .pyi",
     Kind.C: ".c .h .cpp .hpp .cu .cuh .inc",
+    Kind.SCRIPT: ".js .css",
+    Kind.MARKUP: ".html",
     Kind.LINES: ".sh .conf .service .dockerignore .nix .cmake .toml .yaml .yml",
     Kind.PROSE: ".md",
     Kind.DATA: ".txt .json .lock .jinja .npz .bin .png .svg",

@@ -29,6 +29,11 @@ REFUSED = [
     (Kind.C, f'auto s = "\\\\"; {SLASHES} why "\n', 1),
     (Kind.C, f"int y;\n {HASH}  if 0\nint x;\n{HASH}endif\n", 2),
     (Kind.C, "void f() {\n  if constexpr ( false ) {\n  }\n}\n", 2),
+    (Kind.SCRIPT, f"const x = '{SLASHES}';\nlet y = 1; {SLASHES} why\n", 2),
+    (Kind.SCRIPT, f"a {{\n  b: c; {OPEN} why {CLOSE}\n}}\n", 2),
+    (Kind.SCRIPT, f"x = a.replace(/[/'\"]/g, y); {SLASHES} why\n", 1),
+    (Kind.SCRIPT, f"x = a / b; {SLASHES} why / not\n", 1),
+    (Kind.MARKUP, f"<p>\n<!-{'-'} why -->\n</p>\n", 2),
     (Kind.LINES, f"{HASH}!/bin/sh\n\n{HASH} why\n", 3),
     (Kind.LINES, f"echo a {HASH} why\n", 1),
     (Kind.LINES, f"a: b\n  {HASH}c: d\n", 2),
@@ -42,6 +47,8 @@ ALLOWED = [
     (Kind.C, "int x = 0x1'0; char c = '/'; char d = '\\''; char e = '\"'; int y = x / 2;\n"),
     (Kind.C, f'auto s = u8R"({SLASHES} ")";\n'),
     (Kind.C, f"template <class{DOTS} T> void f(T{DOTS} x) {{ do {{ }} while (false); }}\n"),
+    (Kind.SCRIPT, f"f({DOTS}x); y = `{SLASHES} ${{z}}`; w = /a\\/\\/b/.test(s); v = a / b / c;\n"),
+    (Kind.MARKUP, f"<a href='https:{SLASHES}a/{HASH}b'>!</a>\n"),
     (Kind.LINES, f"{HASH}!/bin/sh\necho ${HASH} ${{{HASH}x}} a{HASH}b\ncase x in\n  a) b\n    ;;\nesac\n"),
 ]
 
@@ -101,7 +108,7 @@ def test_words_are_found_in_names_and_text(word: str) -> None:
     assert find_words("monkeypatch max_examples stubborn democracy todos mocking") == []
 
 
-@pytest.mark.parametrize("kind", [Kind.PYTHON, Kind.C, Kind.LINES])
+@pytest.mark.parametrize("kind", [Kind.PYTHON, Kind.C, Kind.SCRIPT, Kind.MARKUP, Kind.LINES])
 @pytest.mark.parametrize("mark", [DOTS, chr(0x2026)])
 def test_ellipsis_in_text_is_found(kind: Kind, mark: str) -> None:
     assert [found.line for found in find_ellipses(f'\nx = "loading{mark}"\n', kind)] == [2]

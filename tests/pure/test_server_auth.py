@@ -197,6 +197,20 @@ def test_tenants_have_salts_of_their_own() -> None:
         tenant_of({})
 
 
+def test_an_admin_key_is_valid_and_known_as_such() -> None:
+    keys = ApiKeys.load(["key"], None, {"GLINT_ADMIN_API_KEY": "from-variable"}, ["from-flag", "from-flag"])
+    found = [keys.find(key) for key in (b"key", b"from-variable", b"from-flag")]
+    assert [tenant is not None and tenant.is_admin for tenant in found] == [False, True, True]
+    assert keys.has_admin and len(keys) == 1
+    assert len(ApiKeys([], admin_keys=["admin"])) == 0 and not ApiKeys(["key"]).has_admin
+    app = Authentication(APP, ApiKeys([], admin_keys=["admin"]))
+    assert call(app, "/v1/models").json()["salt"] == 0
+    assert call(app, "/v1/models", x_api_key="admin").json()["salt"] > 0
+    for flags, variable in (([""], "x"), (["good"], "x,"), (["same"], "x")):
+        with pytest.raises(RequestError, match="--admin-api-key"):
+            ApiKeys.load(["same"], None, {"GLINT_ADMIN_API_KEY": variable}, flags)
+
+
 def test_without_keys_everybody_is_one_tenant() -> None:
     app = Authentication(APP, ApiKeys([]))
     assert call(app, "/v1/models").json()["salt"] == 0

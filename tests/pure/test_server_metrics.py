@@ -84,7 +84,7 @@ def test_the_names_of_vllm_are_there_from_the_start() -> None:
     expected |= {f"glint:{name}": "counter" for name in VLLM_COUNTERS}
     expected |= {f"glint:{name}": "histogram" for name in VLLM_HISTOGRAMS}
     own = {"pages": "gauge", "startup_seconds": "gauge", "requests": "counter", "steps": "counter"}
-    own |= {"server_cpu_seconds": "counter", "restarts": "counter"}
+    own |= dict.fromkeys(("server_cpu_seconds", "restarts", "prompt_tokens_computed", "queue_full"), "counter")
     assert kinds == expected | {f"glint:{name}": kind for name, kind in own.items()}
     for name in VLLM_COUNTERS:
         assert all(sample.name == f"glint:{name}_total" for sample in families[f"glint:{name}"].samples)
@@ -109,6 +109,61 @@ def test_gauges_are_read_when_asked() -> None:
     assert samples["cache_config_info", (("num_pages", "100"), ("page_tokens", "16"))] == 1
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert samples["process_resident_memory_bytes", ()] == pytest.approx(resident, rel=0.2)
+
+
+def test_a_full_queue_is_counted_apart_from_other_refusals() -> None:
+    metrics = make()
+    for reason in ("queue_full", "invalid_value", "queue_full"):
+        metrics.record(outcome("refused", reason=reason))
+    assert parse(metrics)["queue_full_total", ()] == metrics.as_dict()["requests_refused_by_full_queue"] == 2
+    assert parse(metrics)["requests_total", (("outcome", "refused"),)] == 3
+
+
+def test_the_last_minute_forgets_what_is_older() -> None:
+    now = [100.0]
+    metrics = Metrics("model", lambda: READING, {}, lambda: now[0])
+
+    def minute() -> dict[str, Any]:
+        return dict(metrics.as_dict()["last_minute"])
+
+    def work(seconds: float) -> None:
+        metrics.observe_step(30, 6)
+        metrics.observe_gap(seconds, 4)
+        metrics.observe_prompt(40, 10)
+        metrics.record(outcome("failed", first_token_seconds=seconds))
+
+    assert minute()["output_tokens_per_second"] == 0 and minute()["prefix_cache_hit_ratio"] is None
+    work(0.5)
+    now[0] += 10
+    assert minute()["seconds"] == 10
+    assert (minute()["output_tokens_per_second"], minute()["prompt_tokens_per_second"]) == (0.6, 3.0)
+    assert minute()["requests_by_outcome"]["failed"] == 1 and minute()["prefix_cache_hit_ratio"] == 0.25
+    work(5.0)
+    now[0] += 51
+    assert minute()["seconds"] == 60 and minute()["output_tokens_per_second"] == 0.1
+    assert minute()["inter_token_latency_seconds"]["count"] == 4
+    assert 2.0 < minute()["time_to_first_token_seconds"]["p50"] <= 5.0
+    now[0] += 60
+    assert minute()["output_tokens_per_second"] == 0 and minute()["time_to_first_token_seconds"]["p99"] is None
+    work(0.5)
+    assert minute()["output_tokens_per_second"] == 0.1
+    assert metrics.as_dict()["uptime_seconds"] == 121 and metrics.as_dict()["computed_prompt_tokens"] == 90
+
+
+@given(st.lists(st.floats(0.0, 40.0), max_size=30), st.floats(0.0, 200.0))
+def test_the_last_minute_agrees_with_a_list_of_times(pauses: list[float], wait: float) -> None:
+    now = [0.0]
+    metrics = Metrics("model", lambda: READING, {}, lambda: now[0])
+    times = []
+    for pause in pauses:
+        now[0] += pause
+        times.append(now[0])
+        metrics.observe_step(0, 1)
+    now[0] += wait
+    count = metrics.as_dict()["last_minute"]["output_tokens_per_second"] * metrics.as_dict()["last_minute"]["seconds"]
+    surely = sum(at > now[0] - 59 for at in times)
+    perhaps = sum(at >= now[0] - 60 for at in times)
+    assert surely - 1e-6 <= count <= perhaps + 1e-6
 
 
 def test_an_engine_without_pages_has_no_usage() -> None:

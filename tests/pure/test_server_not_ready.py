@@ -15,7 +15,7 @@ import pytest
 from glint.server.http import listener
 from glint.server.http.listener import listen
 from glint.server.process import not_ready
-from glint.server.process.lifecycle import Lifecycle
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate
 from glint.server.process.not_ready import NotReadyServer
 
 
@@ -27,7 +27,7 @@ class Running:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.listener = listen("127.0.0.1", self.port)
-        self._server = NotReadyServer(self.listener, lifecycle)
+        self._server = NotReadyServer(self.listener, ReadinessGate(lifecycle))
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
         self._thread.start()

@@ -176,6 +176,27 @@ def test_an_open_server_is_warned_of_once(named: dict[str, Any], count: int, nam
 
 
 @pytest.mark.parametrize(
+    ("named", "access"),
+    [
+        ({}, "local"),
+        ({"host": "localhost"}, "local"),
+        ({"hosts": ("chat.internal",)}, "closed"),
+        ({"host": "0.0.0.0"}, "closed"),
+        ({"keys": ApiKeys([], admin_keys=["admin"])}, "admin"),
+        ({"host": "0.0.0.0", "keys": ApiKeys([], admin_keys=["admin"])}, "admin"),
+        ({"keys": ApiKeys(["key"])}, "keys"),
+        ({"host": "0.0.0.0", "keys": ApiKeys(["key"], admin_keys=["admin"])}, "keys"),
+    ],
+)
+def test_requests_are_open_only_where_nobody_else_reaches_them(named: dict[str, Any], access: str) -> None:
+    assert settings(**named).admin_access == access
+
+
+def test_an_admin_key_does_not_close_a_server() -> None:
+    assert len(settings(host="0.0.0.0", keys=ApiKeys([], admin_keys=["admin"])).warnings) == 1
+
+
+@pytest.mark.parametrize(
     ("origin", "host", "is_same"),
     [
         ("http://localhost:8000", "localhost:8000", True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from tests.e2e.served import Served, served
 
 FLAG_KEY, FILE_KEY, FIRST_KEY, SECOND_KEY = "flag-key", "file-key", "first-key", "second-key"
 KEYS = (FLAG_KEY, FILE_KEY, FIRST_KEY, SECOND_KEY)
-WATCHING = ("/v1/models", "/v1/models/any", "/metrics", "/stats")
+WATCHING = ("/v1/models", "/v1/models/any", "/metrics", "/stats", "/requests")
 
 
 class Guarded:
@@ -64,7 +65,7 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
             made.append(self)
 
     monkeypatch.setattr(module, "Starlette", Remembered)
-    module.make_app(None, ServerSettings(Path("folder"), ("model",), ApiKeys([])))
+    module.make_app(SimpleNamespace(in_flight=None), ServerSettings(Path("folder"), ("model",), ApiKeys([])))
     paths = {route.path for route in made[0].routes if isinstance(route, Route)}
     assert paths == {path for path, *_ in GENERATING} | {
         "/",
@@ -72,6 +73,8 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
         "/v1/models/{name:path}",
         "/metrics",
         "/stats",
+        "/requests",
+        "/requests/{request_id}",
     }
 
 

@@ -7,10 +7,9 @@ import asyncio
 import socket
 from http import HTTPStatus
 
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from glint.server.http.listener import Acceptor
-from glint.server.process.lifecycle import Lifecycle, ReadinessGate
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 * 1024
@@ -23,10 +22,9 @@ HEADER_END = b"\r\n\r\n"
 class NotReadyServer(Acceptor):
     """Accepts at most `MAX_CONNECTIONS` connections at a time and answers each of them once, also after `close`."""
 
-    def __init__(self, listener: socket.socket, lifecycle: Lifecycle) -> None:
-        gate = ReadinessGate(lifecycle)
+    def __init__(self, listener: socket.socket, app: ASGIApp) -> None:
         self._connections: set[NotReadyConnection] = set()
-        super().__init__(listener, lambda: NotReadyConnection(gate, self._connections))
+        super().__init__(listener, lambda: NotReadyConnection(app, self._connections))
 
     def _has_room(self) -> bool:
         return len(self._connections) + len(self._connecting) < MAX_CONNECTIONS
@@ -39,8 +37,8 @@ class NotReadyConnection(asyncio.Protocol):
     and the client may lose the response.
     """
 
-    def __init__(self, gate: ReadinessGate, connections: "set[NotReadyConnection]") -> None:
-        self._gate = gate
+    def __init__(self, app: ASGIApp, connections: "set[NotReadyConnection]") -> None:
+        self._app = app
         self._connections = connections
         self._received = b""
         self._num_unread = 0
@@ -70,7 +68,7 @@ class NotReadyConnection(asyncio.Protocol):
         head, separator, _ = self._received.partition(HEADER_END)
         if separator:
             self._received = b""
-            self._responding = asyncio.create_task(self._reply(head.decode("latin-1").partition("\r\n")[0]))
+            self._responding = asyncio.create_task(self._reply(*head.split(b"\r\n")))
         elif len(self._received) > HEADER_BYTES:
             self._transport.abort()
 
@@ -78,12 +76,15 @@ class NotReadyConnection(asyncio.Protocol):
         """The client sends nothing more. The connection stays half open until the response is written."""
         return self._responding is not None and not self._response
 
-    async def _reply(self, request_line: str) -> None:
-        words = request_line.split(" ")
+    async def _reply(self, request_line: bytes, *header_lines: bytes) -> None:
+        words = request_line.decode("latin-1").split(" ")
         if len(words) == 3 and words[2].startswith("HTTP/1."):
             path = "/" + words[1].partition("://")[2].partition("/")[2] if "://" in words[1] else words[1]
-            scope: Scope = {"type": "http", "method": words[0], "path": path.partition("?")[0]}
-            await self._gate(scope, _receive_nothing, self._send)
+            headers = [
+                (name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in header_lines)
+            ]
+            scope: Scope = {"type": "http", "method": words[0], "path": path.partition("?")[0], "headers": headers}
+            await self._app(scope, _receive_nothing, self._send)
             self._transport.write(
                 self._response.partition(HEADER_END)[0] + HEADER_END if words[0] == "HEAD" else self._response
             )

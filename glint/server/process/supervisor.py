@@ -14,13 +14,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 
 from glint.errors import EngineError, RequestError
 from glint.server.http.listener import listen
 from glint.server.outcomes import OutcomeLog, RequestOutcome
-from glint.server.process.lifecycle import Lifecycle, boot_seconds, process_began
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate, boot_seconds, process_began
 from glint.server.process.link import RECORD_BYTES, SIGNALS, VARIABLE, InheritedState
 from glint.server.process.not_ready import NotReadyServer
+from glint.server.web import WebFile, WebFiles, read_files
 
 log = logging.getLogger("glint.server")
 EXIT_FAILED = 1
@@ -37,7 +39,8 @@ def supervise(chosen: argparse.Namespace) -> int:
     if chosen.max_restarts < 0:
         raise RequestError(f"--max-restarts is {chosen.max_restarts}; give 0 or more, or --no-restart")
     listener = listen(chosen.host, chosen.port)
-    return asyncio.run(Supervisor(listener, chosen.max_restarts, chosen.health_timeout).run())
+    files = read_files() if chosen.serves_web else {}
+    return asyncio.run(Supervisor(listener, chosen.max_restarts, chosen.health_timeout, files).run())
 
 
 class Child:
@@ -95,12 +98,14 @@ class Child:
 class Supervisor:
     """Starts one server after the other on the same socket, and answers while none is ready."""
 
-    def __init__(self, listener: socket.socket, max_restarts: int, health_seconds: float) -> None:
+    def __init__(
+        self, listener: socket.socket, max_restarts: int, health_seconds: float, files: Mapping[str, WebFile]
+    ) -> None:
         self._listener = listener
         self._max_restarts = max_restarts
         self._health_seconds = health_seconds
         self._lifecycle = Lifecycle(health_seconds)
-        self._not_ready = NotReadyServer(listener, self._lifecycle)
+        self._not_ready = NotReadyServer(listener, WebFiles(ReadinessGate(self._lifecycle), files))
         self._outcomes = OutcomeLog()
         self._child: Child | None = None
         self._num_in_a_row = 0
