@@ -194,7 +194,7 @@ class StatusRoutes:
 
     async def show_stats(self, request: Request) -> Response:
         """The metrics as JSON."""
-        return _json(self._state.metrics.as_dict())
+        return _json(self._state.metrics.as_dict() | self._origin())
 
     def _model(self, name: str) -> dict[str, Any]:
         state = self._state
@@ -204,7 +204,12 @@ class StatusRoutes:
             "created": state.created,
             "owned_by": "glint",
             "max_model_len": state.max_model_len,
+            **self._origin(),
         }
+
+    def _origin(self) -> dict[str, str | None]:
+        """Where the model came from; nulls for a folder."""
+        return {"repository": self._state.repository, "commit": self._state.commit}
 
 
 def _json(content: Any) -> Response:

@@ -36,7 +36,7 @@ def errors_as_problems() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that the routes share."""
+    """Everything that the routes share. A model that came by its id has a `repository` and a `commit` of the hub."""
 
     model_names: tuple[str, ...]
     created: int
@@ -53,6 +53,8 @@ class ServerState:
     outcomes: OutcomeLog
     workers: Executor
     allows_special_tokens: bool = False
+    repository: str | None = None
+    commit: str | None = None
 
     @property
     def model_name(self) -> str:

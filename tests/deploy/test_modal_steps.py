@@ -17,8 +17,8 @@ import pytest
 
 from glint.errors import CheckpointError
 from tests.deploy.conftest import DEPLOY, ROOT
-from tests.deploy.modal_hub import COMMIT, REVISIONS, Hub, serving_hub
 from tests.pure.checkpoint_files import small_folder
+from tests.pure.model_hub import COMMIT, REVISIONS, Hub, serving_hub
 
 MODEL_ID = "zai-org/GLM-4.7-FP8"
 WEIGHTS = "model.safetensors"
