@@ -23,7 +23,8 @@ MODEL_ID = "owner/name[@revision]"
 NUM_DOWNLOADS = 8
 MAX_ID_CHARS = 96
 PASSING_STATUSES = (408, 429)
-REFUSED_STATUSES = (401, 403)
+FORBIDDEN = 403
+REFUSED_STATUSES = (401, FORBIDDEN)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_NAME}/{_NAME}")
@@ -111,19 +112,22 @@ def locate_model(model: str | Path, say: Say = print_line) -> ModelSource:
     return ModelSource(Path(model).expanduser()) if model_id is None else fetch_model(model_id, say)
 
 
-def fetch_model(model_id: ModelId, say: Say = print_line, cache: Path | None = None) -> ModelSource:
+def fetch_model(
+    model_id: ModelId, say: Say = print_line, cache: Path | None = None, is_renewed: bool = False
+) -> ModelSource:
     """Bring a model into the cache, whole and compared with the hub's hashes, and give its folder.
 
     A pinned id that is whole needs no network. Otherwise the hub says which commit the revision is now; where it cannot
     be reached, or HF_HUB_OFFLINE forbids to ask, the commit that the cache knows is used. One process fetches at a
-    time; the others wait for it.
+    time; the others wait for it. If `is_renewed`, the hub must be reached, and
+    all files are compared, also those that were whole before.
     """
     with named_errors(model_id):
-        commit, is_online = find_commit(model_id, cache, say)
+        commit, is_online = find_commit(model_id, say, cache, may_be_known=not is_renewed)
         snapshot = Snapshot.open(model_id.repository, commit, cache)
-        if not snapshot.is_whole():
+        if is_renewed or not snapshot.is_whole():
             with snapshot.alone(lambda: say(f"another process fetches {model_id.repository}; waiting for it")):
-                if not snapshot.is_whole():
+                if is_renewed or not snapshot.is_whole():
                     _complete(model_id, snapshot, is_online, say)
         snapshot.remember(model_id.revision)
     return ModelSource(snapshot.folder, model_id.repository, commit)
@@ -163,8 +167,11 @@ def ask_files(repository: str, commit: str) -> dict[str, HubFile]:
     }
 
 
-def find_commit(model_id: ModelId, cache: Path | None, say: Say) -> tuple[str, bool]:
-    """The commit of a revision, and whether the hub may be asked for its files."""
+def find_commit(model_id: ModelId, say: Say, cache: Path | None = None, may_be_known: bool = True) -> tuple[str, bool]:
+    """The commit of a revision, and whether the hub may be asked for its files.
+
+    Where the hub cannot be reached, the commit that the cache has whole is given if it `may_be_known`.
+    """
     from huggingface_hub import is_offline_mode
 
     if model_id.is_pinned:
@@ -178,7 +185,7 @@ def find_commit(model_id: ModelId, cache: Path | None, say: Say) -> tuple[str, b
         with named_errors(model_id):
             return ask_commit(model_id), True
     except HubUnreachable as problem:
-        if known is None or not Snapshot.open(model_id.repository, known, cache).is_whole():
+        if not may_be_known or known is None or not Snapshot.open(model_id.repository, known, cache).is_whole():
             raise
         say(f"{problem}; the cache has commit {known} of {model_id}, which is used")
         return known, False
@@ -251,7 +258,7 @@ def _explain(model_id: ModelId, problem: BaseException) -> CheckpointError:
             f"there is no folder {model_id}, and {hub} shows no model {model_id.repository} (status {status}): look at "
             "the spelling; for a private model set HF_TOKEN to a token that may read it"
         )
-    if status in REFUSED_STATUSES:
+    if status in REFUSED_STATUSES and not _is_old_address(problem):
         return CheckpointError(
             f"{hub} refuses {model_id.repository} (status {status}); set HF_TOKEN to a token that may read it"
         )
@@ -259,12 +266,17 @@ def _explain(model_id: ModelId, problem: BaseException) -> CheckpointError:
         return CheckpointError(f"{model_id} is no model id that huggingface_hub takes: {_line(problem)}")
     if isinstance(problem, OSError) and problem.errno is not None and status is None:
         return _explain_disk(model_id, problem)
-    if status is not None and status < 500 and status not in PASSING_STATUSES:
+    if status is not None and status < 500 and status not in PASSING_STATUSES and not _is_old_address(problem):
         return CheckpointError(f"{hub} answers a question about {model_id} with status {status}: {_line(problem)}")
     return HubUnreachable(
         f"{model_id} cannot be fetched from {hub}: {_line(problem)}; look at the network, at HF_ENDPOINT and at the "
         "proxy, and start again: files that are whole are kept"
     )
+
+
+def _is_old_address(problem: Any) -> bool:
+    """Whether a file was refused at its signed address, which runs out in a long download: a new one is given."""
+    return problem.response.status_code == FORBIDDEN and "/api/" not in str(problem.response.url)
 
 
 def _explain_disk(model_id: ModelId, problem: OSError) -> CheckpointError:

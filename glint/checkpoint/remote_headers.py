@@ -42,7 +42,7 @@ def readable_headers(model: str | Path) -> Iterator[Path]:
         yield Path(model)
         return
     with named_errors(model_id):
-        commit, is_online = find_commit(model_id, None, print_line)
+        commit, is_online = find_commit(model_id, print_line)
     snapshot = Snapshot.open(model_id.repository, commit)
     if snapshot.is_whole() or not is_online:
         yield fetch_model(model_id).folder

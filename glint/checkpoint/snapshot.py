@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from glint.checkpoint.document import read_object
 from glint.checkpoint.shards import INDEX_NAME, SINGLE_NAME, is_plain_name
@@ -100,13 +100,9 @@ class Snapshot:
             yield
             return
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _takes(file):
                 wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError:
-                pass
             yield
 
     def remove_leftovers(self) -> None:
@@ -114,9 +110,9 @@ class Snapshot:
         locks = self.storage.parent / ".locks" / self.storage.name
         for part in (self.storage / "blobs").glob("*.incomplete"):
             locks.mkdir(parents=True, exist_ok=True)
-            with (locks / f"{part.name.partition('.')[0]}.lock").open("a") as lock, suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink(missing_ok=True)
+            with (locks / f"{part.name.partition('.')[0]}.lock").open("a") as lock:
+                if _takes(lock):
+                    part.unlink(missing_ok=True)
 
     def _remove_own_parts(self) -> None:
         """Remove the unfinished files that threads of this process still have open, such as on a stalled connection."""
@@ -224,6 +220,17 @@ class Snapshot:
                 f"{file.name} of {self.repository} at commit {self.commit} has {facts[0]}, the hub has {facts[1]}: it "
                 "was damaged on its way or on the disk, and is removed; start again to fetch it anew"
             )
+
+
+def _takes(lock: IO[str]) -> bool:
+    """Take a lock unless another process has it; a disk that has no locks gives it to everybody."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def free_bytes(place: Path) -> int:
