@@ -40,7 +40,7 @@ CUDA_DRIVER = "libcuda.so.1"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
-COMMANDS = ("serve", "generate", "chat", "check", "sample-model", "bench", "smoke")
+COMMANDS = ("serve", "generate", "chat", "check", "download", "sample-model", "bench", "smoke")
 SHARED_FLAGS = ("model", "engine", "threads", "kernels", "tp", "expert-layout")
 WITHOUT_NETWORK = """\
 This needs PyPI. Where there is no network, set PIP_INDEX_URL to a mirror, or PIP_FIND_LINKS to a folder of wheels
@@ -341,7 +341,7 @@ def make_parser() -> argparse.ArgumentParser:
     action.add_argument("--bench", action="store_true", help="run 'glint bench serve'; its own flags may follow")
     action.add_argument("--serve", action="store_true", help="run 'glint serve'; its own flags may follow")
     action.add_argument("--prepare", action="store_true", help="only make .venv and build, then stop")
-    parser.add_argument("--model", metavar="DIR", help="checkpoint folder (default: the sample model, made if absent)")
+    parser.add_argument("--model", metavar="MODEL", help="checkpoint folder or model id (default: the sample model)")
     parser.add_argument("--engine", metavar="FILE", help="native library (default: that of --device, built here)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where to run, or what to prepare (default: cpu)")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: one per core)")
@@ -395,12 +395,17 @@ def needed_build(arguments: Sequence[str]) -> str | None:
     So --help is answered and a wrong flag, model folder, thread count or engine is refused before anything is prepared.
     """
     sys.path.insert(0, str(ROOT))
+    from glint.checkpoint.hub import read_model_id
     from glint.cli import make_parser
+    from glint.errors import GlintError
 
     chosen = vars(make_parser().parse_args(arguments))
     model, threads, engine, device = (chosen.get(name) for name in ("model", "threads", "engine", "device"))
-    if isinstance(model, Path) and not model.is_dir():
-        raise PrepareError(f"--model {model} is not a folder; give one with a checkpoint, or leave it out")
+    if isinstance(model, Path):
+        try:
+            read_model_id(model)
+        except GlintError as problem:
+            raise PrepareError(f"--model {problem}") from problem
     if threads is not None and threads < 1:
         raise PrepareError(f"--threads {threads} is not at least 1; leave it out for one per core")
     if "engine" not in chosen or device is None:

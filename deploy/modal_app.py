@@ -31,7 +31,7 @@ BUILD = (
 def make_image() -> modal.Image:
     """The image of every container: the CUDA toolkit, and glint with both native libraries built into its package."""
     image = modal.Image.from_registry("nvidia/cuda:13.0.2-devel-ubuntu24.04", add_python="3.12").entrypoint([])
-    image = image.apt_install("g++", "ninja-build").pip_install("huggingface_hub>=2.4")
+    image = image.apt_install("g++", "ninja-build")
     image = image.env({"HF_XET_HIGH_PERFORMANCE": "1"})
     for name in SOURCE_FOLDERS:
         image = image.add_local_dir(CHECKOUT / name, f"/source/{name}", copy=True, ignore=["**/__pycache__"])
@@ -61,7 +61,7 @@ def download_model(model_id: str = SETUP.model_id, revision: str = "main") -> No
 def smoke() -> None:
     """Say which weights these are and run `glint smoke`: five prompts greedily, everything checked."""
     folder = model_folder(MODELS, SETUP.model_id)
-    print(describe_weights(folder), flush=True)
+    print(describe_weights(MODELS, SETUP.model_id), flush=True)
     steps.run_glint(["smoke", *SETUP.engine_flags(folder)])
 
 

@@ -1,4 +1,4 @@
-"""The `glint` command: serve, generate, chat, check, sample-model, bench and smoke.
+"""The `glint` command: serve, generate, chat, check, download, sample-model, bench and smoke.
 
 Modules that take long to import are imported by the command that needs them, so that `glint --help` answers at once.
 """
@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from glint import __version__
+from glint.checkpoint.hub import MODEL_ID
 from glint.errors import GlintError, RequestError
 from glint.flags import (
     add_engine_args,
@@ -98,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_chat(commands)
     _add_check(commands)
+    _add_download(commands)
     _add_sample_model(commands)
     _add_bench(commands)
     _add_smoke(commands)
@@ -144,10 +146,14 @@ def _add_chat(commands: Any) -> None:
 
 
 def _add_check(commands: Any) -> None:
-    summary = "say what a model folder holds and every problem at once, without loading it; with --gpu, test the GPUs"
+    summary = "say what a model holds and every problem at once, without loading it; with --gpu, test the GPUs"
     parser = _add_command(commands, "check", run_check, summary)
     parser.add_argument(
-        "model_dir", metavar="MODEL_DIR", type=path, nargs="?", help="folder with config.json and safetensors files"
+        "model_dir",
+        metavar="MODEL",
+        type=path,
+        nargs="?",
+        help=f"folder with config.json and safetensors files, or model id, {MODEL_ID}",
     )
     parser.add_argument(
         "--tp",
@@ -158,7 +164,8 @@ def _add_check(commands: Any) -> None:
         help="ranks (GPUs) to share the model among; bytes are given for one of them (default: 1)",
     )
     parser.epilog = (
-        "Exit code 0: no problems; 1: problems, all listed. Only headers are read, so 362 GB take seconds. Sizes are "
+        "Exit code 0: no problems; 1: problems, all listed. Only headers are read, so 362 GB take seconds; of a "
+        "model id they are read from the hub, and no weights are fetched. Sizes are "
         "bytes of one rank: weights, and key/value bytes per token. --gpu needs no model."
     )
     add_engine_args(parser, "expert_layout")
@@ -171,6 +178,16 @@ def _add_check(commands: Any) -> None:
     gpu.add_argument("--engine", metavar="FILE", type=path, help="with --gpu: the libglint_cuda.so to test")
     add_engine_args(gpu, "kernels")
     parser.set_defaults(refuse=parser.error)
+
+
+def _add_download(commands: Any) -> None:
+    summary = "fetch a model of the hub into the cache of huggingface_hub, compare its hashes, and print its folder"
+    parser = _add_command(commands, "download", run_download, summary)
+    parser.add_argument("model_id", metavar="ID", help=f"{MODEL_ID}; without a revision the main branch")
+    parser.epilog = (
+        "HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub. A download that was stopped "
+        "goes on with the files that are not whole."
+    )
 
 
 def _add_sample_model(commands: Any) -> None:
@@ -282,7 +299,11 @@ def run_serve(chosen: argparse.Namespace, **changes: Any) -> int:
             return supervise(chosen)
         from glint.server.flags import read_settings
 
+        if link is not None and link.inherited.model is not None:
+            chosen.model, chosen.model_dir = link.inherited.model, None
         settings = read_settings(chosen)
+        if link is not None and settings.commit is not None:
+            link.send("model", f"{settings.repository}@{settings.commit}")
         from glint.server.serve import serve
 
         return serve(settings, link, **changes)
@@ -330,19 +351,33 @@ def run_chat(chosen: argparse.Namespace) -> int:
 
 def run_check(chosen: argparse.Namespace) -> int:
     """Prints what a model folder holds, tests the GPUs with --gpu; exit code 1 if either cannot be used."""
+    from glint.checkpoint.remote_headers import readable_headers
     from glint.checkpoint.report import run_check as inspect
 
     if chosen.model_dir is None and not chosen.gpu:
-        chosen.refuse("give a MODEL_DIR to inspect, or --gpu to test the GPUs")
+        chosen.refuse("give a MODEL to inspect, or --gpu to test the GPUs")
     is_usable = True
     if chosen.model_dir is not None:
-        text, is_usable = inspect(chosen.model_dir, chosen.tp, chosen.expert_layout)
+        with readable_headers(chosen.model_dir) as folder:
+            name = None if folder == chosen.model_dir else str(chosen.model_dir)
+            text, is_usable = inspect(folder, chosen.tp, chosen.expert_layout, name)
         print(text, end="", flush=True)
     if chosen.gpu:
         from glint.gpu import check
 
         is_usable = check.run(chosen.engine, chosen.kernels) == 0 and is_usable
     return 0 if is_usable else EXIT_FAILED
+
+
+def run_download(chosen: argparse.Namespace) -> int:
+    """Fetches a model and prints its folder."""
+    from glint.checkpoint.hub import fetch_model, read_model_id
+
+    model_id = read_model_id(chosen.model_id)
+    if model_id is None:
+        raise RequestError(f"{chosen.model_id} is a folder here already; 'glint download' takes a model id, {MODEL_ID}")
+    print(fetch_model(model_id).folder)
+    return 0
 
 
 def run_sample_model(chosen: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from glint.checkpoint.hub import MODEL_ID, ModelSource, Say, locate_model, print_line
 from glint.engine.args import FLAGS, EngineArgs, value_types
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) ->
     """Add the flags of the model, the device and the sizes."""
     group = parser.add_argument_group("model and engine")
     group.add_argument(
-        "--model", "--model-path", metavar="DIR", type=path, help="checkpoint folder (default: the sample model)"
+        "--model",
+        "--model-path",
+        metavar="MODEL",
+        type=path,
+        help=f"checkpoint folder, or model id of the hub, {MODEL_ID} (default: the sample model)",
     )
     group.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
     add_engine_args(group, "device", "threads", "kernels", "kv_cache_dtype")
@@ -127,15 +132,20 @@ def sampling_changes(chosen: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if value is not None}
 
 
-def model_folder(chosen: argparse.Namespace) -> Path:
-    """The model folder that was asked for, or the sample model, which is made if it is not there."""
+def model_source(chosen: argparse.Namespace, say: Say = print_line) -> ModelSource:
+    """The model that was asked for, fetched if it is an id; or the sample model, which is made if it is not there."""
     if chosen.model is not None:
-        return Path(chosen.model)
+        return locate_model(chosen.model, say)
     from glint.sample.model import make_sample_model
 
     folder = make_sample_model()
     print(f"glint: no --model given, using the sample model in {folder}", file=sys.stderr)
-    return folder
+    return ModelSource(folder)
+
+
+def model_folder(chosen: argparse.Namespace) -> Path:
+    """The folder of that model."""
+    return model_source(chosen).folder
 
 
 def engine_args(chosen: argparse.Namespace) -> EngineArgs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from glint.checkpoint.hub import locate_model
 from glint.checkpoint.table import open_checkpoint
 from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
@@ -119,20 +120,22 @@ class LLM:
 
     def __init__(
         self,
-        model_dir: str | Path,
+        model: str | Path,
         *,
         engine: str | Path | None = None,
         skip_tokenizer: bool = False,
         progress: bool = False,
         **options: Any,
     ) -> None:
-        """Open the model folder and load the engine.
+        """Open the model and load the engine.
 
-        `engine` is the path of a native library, instead of the device's own. With `skip_tokenizer` prompts are token
-        ids and completions have no text. `progress` shows memory plan and loading on standard error. `options` are the
-        fields of `EngineArgs`, such as device="cuda" or tp=8.
+        `model` is a folder, or a model id of the hub, owner/name[@revision], which is fetched where the cache lacks it;
+        `source` tells its folder and commit. `engine` is the path of a native library, instead of the device's own.
+        With `skip_tokenizer` prompts are token ids and completions have no text. `progress` shows memory plan and
+        loading on standard error. `options` are the fields of `EngineArgs`, such as device="cuda" or tp=8.
         """
-        folder = Path(model_dir).expanduser()
+        self.source = locate_model(model)
+        folder = self.source.folder
         checkpoint = open_checkpoint(folder)
         sized = size_engine(folder, checkpoint.config, checkpoint.files, EngineArgs(**options), engine)
         self.tokenizer = None if skip_tokenizer else Tokenizer(folder)

@@ -28,7 +28,7 @@ from glint.bench.table import as_json, compare, render, render_comparison
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine.args import FLAGS, EngineArgs
 from glint.errors import RequestError
-from glint.flags import engine_args, model_folder
+from glint.flags import engine_args, model_source
 
 EXIT_FAILED = 1
 
@@ -44,9 +44,9 @@ def run(chosen: argparse.Namespace) -> int:
         return measure(chosen, chosen.base_url)
     if chosen.synthetic is not None:
         return run_synthetic(chosen)
-    folder = model_folder(chosen)
-    alone = measure_alone(chosen, open_checkpoint(folder)) if chosen.engine_alone else None
-    with own_server(server_flags(chosen, folder)) as url:
+    source = model_source(chosen)
+    alone = measure_alone(chosen, open_checkpoint(source.folder)) if chosen.engine_alone else None
+    with own_server(server_flags(chosen, source.pinned_id or source.folder)) as url:
         return measure(chosen, url, alone)
 
 
@@ -99,9 +99,9 @@ def server_args(chosen: argparse.Namespace) -> EngineArgs:
     return replace(args, max_num_seqs=args.max_num_seqs or max(concurrency(chosen)))
 
 
-def server_flags(chosen: argparse.Namespace, folder: Path) -> list[str]:
+def server_flags(chosen: argparse.Namespace, model: str | Path) -> list[str]:
     """The command line of the server that the bench starts for itself."""
-    flags = ["--model", str(folder), "--log-level", "warning"]
+    flags = ["--model", str(model), "--log-level", "warning"]
     for name, value in vars(server_args(chosen)).items():
         flags += [] if value is None else [FLAGS[name].spellings.split()[0], str(value)]
     return flags + ([] if chosen.engine is None else ["--engine", str(chosen.engine)])

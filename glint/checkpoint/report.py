@@ -22,8 +22,10 @@ _SCALE_TEXTS = {
 }
 
 
-def run_check(model_dir: Path, tp: int, expert_layout: ExpertLayout) -> tuple[str, bool]:
+def run_check(model_dir: Path, tp: int, expert_layout: ExpertLayout, name: str | None = None) -> tuple[str, bool]:
     """Inspect a model folder without loading weights; give the report and whether the folder can be used.
+
+    `name` is what the report calls the model, by default its folder.
 
     It can be used where nothing is wrong with it and `tp` ranks can hold it in this layout.
     """
@@ -34,12 +36,12 @@ def run_check(model_dir: Path, tp: int, expert_layout: ExpertLayout) -> tuple[st
             plan = measure_rank(inspection.config, inspection.tensors, tp, expert_layout)
         except CheckpointError as error:
             inspection = replace(inspection, problems=inspection.problems + error.problems)
-    return render_check(inspection, plan), not inspection.problems
+    return render_check(inspection, plan, name), not inspection.problems
 
 
-def render_check(inspection: Inspection, plan: RankMemory | None) -> str:
+def render_check(inspection: Inspection, plan: RankMemory | None, name: str | None = None) -> str:
     """Write what was found, where it goes, the notes and all problems, numbered, as plain text."""
-    lines = [f"Model folder {inspection.folder}", ""]
+    lines = [f"Model folder {inspection.folder}" if name is None else f"Model {name}", ""]
     if inspection.config is not None:
         lines.extend(_describe_model(inspection.config))
     lines.extend(_describe_files(inspection))

@@ -106,7 +106,8 @@ def _read_weight_map(folder: Path, problems: ProblemList) -> dict[str, str] | No
     return weight_map
 
 
-def _is_plain_name(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
+    """Whether a name of the index can only be a file of the model folder itself."""
     has_separator = any(character in name for character in "/\\\0:")
     return name not in ("", ".", "..") and not has_separator and len(name.encode()) <= MAX_NAME_BYTES
 
@@ -120,13 +121,13 @@ def _shard_names(folder: Path, weight_map: dict[str, str] | None, problems: Prob
     else:
         counts = Counter(weight_map.values())
         for name in sorted(counts):
-            if not _is_plain_name(name):
+            if not is_plain_name(name):
                 text = f"{INDEX_NAME}: {name!r} is no plain file name; weight files must lie in the model folder"
                 problems.add("names that are no plain file names", text)
             elif not (folder / name).exists():
                 text = f"{name}: the file is missing, the index places {counts[name]} tensors in it; download it"
                 problems.add("missing files", text)
-        named = {name for name in counts if _is_plain_name(name) and (folder / name).exists()}
+        named = {name for name in counts if is_plain_name(name) and (folder / name).exists()}
     reason = f"there is no {INDEX_NAME}" if weight_map is None else "the index does not name it"
     notes.extend(f"{name} is ignored: {reason}" for name in present if name not in named)
     return sorted(named)

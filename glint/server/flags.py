@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glint.engine.args import EngineArgs
 from glint.errors import RequestError
-from glint.flags import add_engine_args, add_engine_flags, engine_args, model_folder, path
+from glint.flags import add_engine_args, add_engine_flags, engine_args, model_source, path
 from glint.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PARSERS = ["glm45", "glm47"]
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add everything that `read_settings` reads."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", nargs="?", type=path, help="the same as --model")
+    parser.add_argument("model_dir", metavar="MODEL", nargs="?", type=path, help="the same as --model")
     add_engine_flags(parser)
     _add_sizes(parser.add_argument_group("sizes"))
     _add_server(parser.add_argument_group("server"))
@@ -50,7 +50,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         nargs="+",
         action="extend",
-        help="names that clients may use; responses carry the first (default: the name of the model folder)",
+        help="names that clients may use; responses carry the first (default: the model id, or the name of the folder)",
     )
     group.add_argument(
         "--no-web",
@@ -164,13 +164,15 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
 
     if chosen.model_dir is not None:
         if chosen.model is not None:
-            raise RequestError(f"MODEL_DIR {chosen.model_dir} and --model {chosen.model} are both given; give one")
+            raise RequestError(f"MODEL {chosen.model_dir} and --model {chosen.model} are both given; give one")
         chosen.model = chosen.model_dir
-    folder = model_folder(chosen)
     check_port(chosen.port)
+    source = model_source(chosen, logging.getLogger("glint.server").info)
     return ServerSettings(
-        model_dir=folder,
-        model_names=tuple(chosen.served_model_name or [_name_of(folder)]),
+        model_dir=source.folder,
+        repository=source.repository,
+        commit=source.commit,
+        model_names=tuple(chosen.served_model_name or [source.name]),
         keys=ApiKeys.load(chosen.api_key, chosen.api_key_file, os.environ, chosen.admin_api_key),
         engine_args=_engine_args(chosen),
         library_path=chosen.engine,
@@ -187,10 +189,6 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         drain_seconds=chosen.shutdown_timeout,
         allows_special_tokens=chosen.allow_special_tokens_in_messages,
     )
-
-
-def _name_of(folder: Path) -> str:
-    return folder.resolve().name or "model"
 
 
 def _engine_args(chosen: argparse.Namespace) -> EngineArgs:

@@ -194,8 +194,8 @@ class StatusRoutes:
         return Response(body, media_type=kind)
 
     async def show_stats(self, request: Request) -> Response:
-        """The metrics as JSON, with the engine, its memory plan and the figures of the last minute."""
-        return _json(self._state.metrics.as_dict() | dict(self._state.about))
+        """The metrics as JSON, with the model's origin, the engine, its memory plan and the figures of the last minute."""
+        return _json(self._state.metrics.as_dict() | self._origin() | dict(self._state.about))
 
     def _model(self, name: str) -> dict[str, Any]:
         state = self._state
@@ -205,7 +205,12 @@ class StatusRoutes:
             "created": state.created,
             "owned_by": "glint",
             "max_model_len": state.max_model_len,
+            **self._origin(),
         }
+
+    def _origin(self) -> dict[str, str | None]:
+        """Where the model came from; nulls for a folder."""
+        return {"repository": self._state.repository, "commit": self._state.commit}
 
 
 def _json(content: Any) -> Response:

@@ -66,6 +66,8 @@ def serve(
     startup = Startup(None if link is None else link.inherited.began)
     startup.mark("python and imports")
     max_connections = _raise_file_limit() - SPARE_FILES
+    if settings.commit is not None:
+        log.info("model %s, commit %s, in %s", settings.repository, settings.commit, settings.model_dir)
     for warning in settings.warnings:
         log.warning(warning)
     listener = listen(settings.host, settings.port) if link is None else link.listener
@@ -328,6 +330,8 @@ class Server(uvicorn.Server):
             in_flight=RequestsInFlight(),
             about=about,
             allows_special_tokens=settings.allows_special_tokens,
+            repository=settings.repository,
+            commit=settings.commit,
         )
 
     def _count_step(self, summary: StepSummary, gaps: list[float]) -> None:

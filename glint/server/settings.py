@@ -13,15 +13,18 @@ from glint.server.limits import Limits
 class ServerSettings:
     """All settings of `glint serve`.
 
-    Clients may use any of `model_names`; responses carry the first. A server that has work and completes no step for
-    `health_seconds` is unhealthy. After the first SIGTERM requests in flight have `drain_seconds` to end. The server
-    answers to `hosts` besides the names of this machine, and to web pages of `origins`. With
-    `allows_special_tokens` it reads control tokens in the text of messages, and with `serves_web` it has pages.
+    Clients may use any of `model_names`; responses carry the first. A model that came by its id has a `repository` and
+    a `commit` of the hub. A server that has work and completes no step for `health_seconds` is unhealthy. After the
+    first SIGTERM requests in flight have `drain_seconds` to end. The server answers to `hosts` besides the names of
+    this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of
+    messages, and with `serves_web` it has pages.
     """
 
     model_dir: Path
     model_names: tuple[str, ...]
     keys: ApiKeys
+    repository: str | None = None
+    commit: str | None = None
     engine_args: EngineArgs = field(default_factory=EngineArgs)
     library_path: Path | None = None
     host: str = "127.0.0.1"

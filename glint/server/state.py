@@ -37,7 +37,11 @@ def errors_as_problems() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that the routes share. `about` describes the engine and its memory, as /stats shows them."""
+    """Everything that the routes share.
+
+    `about` describes the engine and its memory, as /stats shows them. A model that came by its id has a `repository`
+    and a `commit` of the hub.
+    """
 
     model_names: tuple[str, ...]
     created: int
@@ -56,6 +60,8 @@ class ServerState:
     in_flight: RequestsInFlight
     about: Mapping[str, Any]
     allows_special_tokens: bool = False
+    repository: str | None = None
+    commit: str | None = None
 
     @property
     def model_name(self) -> str:

@@ -17,11 +17,12 @@ import pytest
 
 from glint.errors import CheckpointError
 from tests.deploy.conftest import DEPLOY, ROOT
-from tests.deploy.modal_hub import COMMIT, REVISIONS, Hub, serving_hub
 from tests.pure.checkpoint_files import small_folder
+from tests.pure.model_hub import COMMIT, REVISIONS, Hub, serving_hub
 
 MODEL_ID = "zai-org/GLM-4.7-FP8"
 WEIGHTS = "model.safetensors"
+NEEDED = {WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 OTHER_COMMIT = REVISIONS["v2"]
 PROGRAM = """
 import sys
@@ -67,19 +68,25 @@ def fetch(hub: Hub, models: Path, revision: str = "main", owner: str = "this-cal
         return process.returncode, text
 
 
-def bytes_of(folder: Path, hub: Hub) -> dict[str, bytes]:
-    """The fetched files of the model."""
-    return {name: (folder / name).read_bytes() for name in hub.files}
+def snapshot_of(models: Path, commit: str = COMMIT) -> Path:
+    """The folder of a fetched model."""
+    return models / "hub" / f"models--{MODEL_ID.replace('/', '--')}" / "snapshots" / commit
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """The files of a model folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_model_is_fetched_compared_and_checked_with_progress(tmp_path: Path, sample_model: Path) -> None:
     with serving_hub(MODEL_ID, sample_model) as hub:
         code, text = fetch(hub, tmp_path)
         assert code == 0, text
-        assert bytes_of(tmp_path / MODEL_ID, hub) == {path.name: path.read_bytes() for path in sample_model.iterdir()}
-        assert re.search(rf"^{MODEL_ID}: 0\.00 of 0\.17 GB, 0%, 0 MB/s$", text, re.MULTILINE)
-        assert re.search(rf"^{MODEL_ID}: 0\.17 of 0\.17 GB, 100%, \d+ MB/s$", text, re.MULTILINE)
-        assert f"{MODEL_ID}: {len(hub.files)} files have the checksums of the hub" in text
+        expected = bytes_of(sample_model)
+        del expected["glint_sample.json"]
+        assert bytes_of(snapshot_of(tmp_path)) == expected
+        assert f"{MODEL_ID} at commit {COMMIT}: {len(expected)} files, 0.17 GB, to fetch, in " in text
+        assert re.search(rf"^{MODEL_ID}: 0\.17 of 0\.17 GB, 100%, \d+\.\d\d GB/s$", text, re.MULTILINE)
         assert "Memory plan for 1 rank, experts by tp" in text
         assert text.rstrip().endswith("No problems.")
         hub.fetched.clear()
@@ -101,26 +108,25 @@ def test_a_killed_download_goes_on_with_the_files_that_are_not_whole(hub: Hub, t
     hub.hold_after_bytes = 15_000_000
     with start_fetch(hub, tmp_path) as process:
         assert hub.is_held.wait(60)
-        kept = tmp_path / MODEL_ID / ".cache" / "huggingface" / "download"
-        others = set(hub.files) - {WEIGHTS}
-        while not all((kept / f"{name}.metadata").exists() for name in others):
+        others = NEEDED - {WEIGHTS}
+        while not all((snapshot_of(tmp_path) / name).exists() for name in others):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(0.2)
         process.kill()
-    assert list((tmp_path / MODEL_ID).rglob("*.incomplete"))
+    assert list(tmp_path.rglob("*.incomplete"))
     hub.hold_after_bytes = None
     hub.fetched.clear()
     code, text = fetch(hub, tmp_path)
     assert code == 0, text
     assert hub.fetched == [(WEIGHTS, 0)]
-    assert not list((tmp_path / MODEL_ID).rglob("*.incomplete"))
+    assert not list(tmp_path.rglob("*.incomplete"))
 
 
 def large_parts(models: Path) -> list[Path]:
     """The unfinished files that hold some megabytes already; small ones come and go."""
     found = []
-    for path in (models / MODEL_ID).rglob("*.incomplete"):
+    for path in models.rglob("*.incomplete"):
         with suppress(FileNotFoundError):
             found += [path] if path.stat().st_size > 5_000_000 else []
     return found
@@ -144,7 +150,7 @@ def test_a_second_download_is_refused_while_the_first_runs_and_harms_nothing(
         hub.is_closed.set()
         text, _ = first.communicate(timeout=60)
     assert first.returncode == 0, text
-    assert bytes_of(tmp_path / MODEL_ID, hub) == {name: path.read_bytes() for name, path in hub.files.items()}
+    assert bytes_of(snapshot_of(tmp_path)) == {name: hub.files[name].read_bytes() for name in NEEDED}
     assert fetch(hub, tmp_path, owner="another-call")[0] == 0
 
 
@@ -168,7 +174,7 @@ def test_a_download_that_was_killed_is_gone_on_with_by_its_owner_alone(
 
 def test_a_changed_byte_is_found_and_mended_by_the_next_run(hub: Hub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path)[0] == 0
-    weights = tmp_path / MODEL_ID / WEIGHTS
+    weights = snapshot_of(tmp_path) / WEIGHTS
     status = weights.stat()
     with weights.open("r+b") as file:
         file.seek(20_000_000)
@@ -177,7 +183,7 @@ def test_a_changed_byte_is_found_and_mended_by_the_next_run(hub: Hub, tmp_path: 
     hub.fetched.clear()
     code, text = fetch(hub, tmp_path)
     assert code != 0
-    assert f"which were removed: {WEIGHTS}; run download_model again" in text
+    assert f"{WEIGHTS} of {MODEL_ID} at commit {COMMIT} has " in text and "is removed; start again" in text
     assert hub.fetched == []
     code, text = fetch(hub, tmp_path)
     assert code == 0, text
@@ -190,7 +196,6 @@ def test_a_file_that_is_broken_at_its_source_is_found_by_glint_check(tmp_path: P
     with serving_hub(MODEL_ID, source) as hub:
         code, text = fetch(hub, tmp_path / "models")
     assert code != 0
-    assert f"{len(hub.files)} files have the checksums of the hub" in text
     assert "Problems (" in text
     assert "cannot be served by 1 ranks" in text
 
@@ -200,8 +205,7 @@ def test_what_the_hub_refuses_ends_at_the_first_question_with_the_reason(hub: Hu
     hub.refusals = [status] * 100
     code, text = fetch(hub, tmp_path)
     assert code != 0
-    assert f"{MODEL_ID} at main cannot be fetched, and trying again would not help: " in text
-    assert str(status) in text and "look at the name of the model" in text
+    assert f"{MODEL_ID} (status {status})" in text and "set HF_TOKEN" in text
     assert hub.num_questions == 1
 
 
@@ -235,8 +239,7 @@ def test_a_disk_without_locks_still_keeps_other_owners_out(
 def test_a_revision_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
     code, text = fetch(hub, tmp_path, "v3")
     assert code != 0
-    assert f"{MODEL_ID} at v3 cannot be fetched, and trying again would not help: " in text
-    assert "Revision Not Found" in text and hub.num_questions == 1
+    assert f"{MODEL_ID} has no revision 'v3' on the hub" in text and hub.num_questions == 1
 
 
 def test_what_may_pass_is_tried_again_and_then_given_up_with_the_way_out(hub: Hub, tmp_path: Path) -> None:
@@ -247,24 +250,27 @@ def test_what_may_pass_is_tried_again_and_then_given_up_with_the_way_out(hub: Hu
     hub.refusals, hub.num_questions = [500] * 100, 0
     code, text = fetch(hub, tmp_path)
     assert code != 0
-    assert f"{MODEL_ID} at main could not be fetched whole: " in text
-    assert "run download_model again, which goes on with what is in" in text
+    assert f"{MODEL_ID} at main could not be fetched whole in 6 attempts: " in text
+    assert "run download_model again, which goes on with the files that are whole" in text
     assert hub.num_questions >= 6
 
 
 def test_the_commit_is_recorded_beside_the_weights(hub: Hub, tmp_path: Path, modal_weights: ModuleType) -> None:
-    folder = tmp_path / MODEL_ID
     assert fetch(hub, tmp_path)[0] == 0
-    assert modal_weights.describe_weights(folder) == f"weights: {MODEL_ID} at revision main, commit {COMMIT}"
+    assert modal_weights.model_folder(tmp_path, MODEL_ID) == snapshot_of(tmp_path)
+    assert (
+        modal_weights.describe_weights(tmp_path, MODEL_ID) == f"weights: {MODEL_ID} at revision main, commit {COMMIT}"
+    )
     code, text = fetch(hub, tmp_path, "v2")
     line = f"weights: {MODEL_ID} at revision v2, commit {OTHER_COMMIT}"
     assert code == 0 and line in text
-    assert modal_weights.describe_weights(folder) == line
-    kept = folder / ".cache" / "huggingface" / "download" / "config.json.metadata"
-    assert kept.read_text().splitlines()[0] == OTHER_COMMIT
+    assert modal_weights.describe_weights(tmp_path, MODEL_ID) == line
+    assert modal_weights.model_folder(tmp_path, MODEL_ID) == snapshot_of(tmp_path, OTHER_COMMIT)
     hub.refusals = [404]
     assert fetch(hub, tmp_path, "v2")[0] != 0
-    assert modal_weights.describe_weights(folder) == f"weights: {folder}, without a record of a download"
+    assert modal_weights.describe_weights(tmp_path, MODEL_ID).endswith(", without a record of a download")
+    with pytest.raises(CheckpointError, match="holds no model; fetch it first"):
+        modal_weights.model_folder(tmp_path, MODEL_ID)
 
 
 def test_the_setup_survives_its_way_into_a_container(modal_steps: ModuleType) -> None:

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "glint.engine": (*BELOW_THE_ENGINE, "glint.engine"),
     **dict.fromkeys(SCHEDULER, ("glint.errors", *SCHEDULER)),
     "glint.llm": (*BELOW_THE_ENGINE, "glint.engine"),
-    "glint.flags": ("glint.engine.args", "glint.llm", "glint.sample"),
+    "glint.flags": ("glint.checkpoint.hub", "glint.engine.args", "glint.llm", "glint.sample"),
     "glint.server": (*BELOW_THE_SERVER, "glint.server", "glint.__version__"),
     "glint.gpu": (*BELOW_THE_ENGINE, "glint.engine", "glint.bench.rank_shapes", "glint.gpu"),
     "glint.bench": (*BELOW_THE_ENGINE, "glint.engine", "glint.flags", "glint.sample", "glint.bench"),

@@ -28,6 +28,7 @@ COMMANDS = [
     ["generate"],
     ["chat"],
     ["check"],
+    ["download"],
     ["sample-model"],
     ["bench", "cpu"],
     ["bench", "serve"],
@@ -36,7 +37,7 @@ COMMANDS = [
     ["bench", "kernels"],
     ["smoke"],
 ]
-HEAVY = ("numpy", "transformers", "torch", "rich", "jinja2")
+HEAVY = ("numpy", "transformers", "huggingface_hub", "torch", "rich", "jinja2")
 NOT_ON_THE_COMMAND_LINE = {"include_stop_str_in_output", "skip_special_tokens", "stop_token_sequences"}
 
 
@@ -79,7 +80,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["generate", "hi", "--threads", "two"], "--threads"),
         (["generate", "hi", "--logit-bias", "42"], "is not ID=X"),
         (["generate", "hi", "--logit-bias", "x=1"], "is not ID=X"),
-        (["check"], "MODEL_DIR"),
+        (["check"], "give a MODEL to inspect"),
         (["sample-model", "--dtype", "int4"], "invalid choice: 'int4'"),
     ],
 )
@@ -278,7 +279,7 @@ def test_logprobs_without_json_are_refused(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupt(model_dir: Path, tp: int, expert_layout: str) -> tuple[str, bool]:
+    def interrupt(model_dir: Path, tp: int, expert_layout: str, name: str | None) -> tuple[str, bool]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("glint.checkpoint.report.run_check", interrupt)

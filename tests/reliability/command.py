@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--short", action="store_true", help="the form for CI: minutes in all, and no speed is judged")
-    parser.add_argument("--model", type=Path, help="model folder (default: a small random GLM model)")
+    parser.add_argument("--model", type=Path, help="model folder or model id (default: a small random GLM model)")
     parser.add_argument("--serve-flags", default="", help="flags for glint serve, in one text")
     parser.add_argument("--url", help="try the server at this address instead of one of our own")
     parser.add_argument("--seconds", type=float, help="time of the soak and of each load (default: by part)")

@@ -32,8 +32,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class InheritedState:
-    """What a server inherits: two open files, the process id of its supervisor, the time at which the start began, and
-    the numbers of earlier restarts and lost requests."""
+    """What a server inherits: two open files, the process id of its supervisor, the time at which the start began, the
+    numbers of earlier restarts and lost requests, and the model id, with its commit, that the first server resolved."""
 
     listener: int
     link: int
@@ -41,6 +41,7 @@ class InheritedState:
     began: float
     restarts: int = 0
     lost: int = 0
+    model: str | None = None
 
     def as_text(self) -> str:
         """The value of the environment variable."""

@@ -49,7 +49,7 @@ class Child:
     `silent_seconds` is the time without a heartbeat once the server is ready. The supervisor kills it at `kill_at`.
     """
 
-    def __init__(self, began: float, restarts: int, lost: int, listener: socket.socket) -> None:
+    def __init__(self, began: float, restarts: int, lost: int, listener: socket.socket, model: str | None) -> None:
         self.open_requests: dict[str, tuple[str, float]] = {}
         self.is_ready = False
         self.is_refused = False
@@ -62,7 +62,7 @@ class Child:
         with theirs:
             self.link.setblocking(False)
             files = (listener.fileno(), theirs.fileno())
-            inherited = InheritedState(*files, os.getpid(), began, restarts, lost)
+            inherited = InheritedState(*files, os.getpid(), began, restarts, lost, model)
             command = [sys.executable, *sys.orig_argv[1:]]
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
@@ -108,6 +108,7 @@ class Supervisor:
         self._not_ready = NotReadyServer(listener, WebFiles(ReadinessGate(self._lifecycle), files))
         self._outcomes = OutcomeLog()
         self._child: Child | None = None
+        self._model: str | None = None
         self._num_in_a_row = 0
         self._num_lost = 0
         self._failed_at: float | None = None
@@ -126,7 +127,8 @@ class Supervisor:
         began = process_began()
         while True:
             self._started_at = time.monotonic()
-            child = self._child = Child(began, self._lifecycle.restarts, self._num_lost, self._listener)
+            restarts, lost = self._lifecycle.restarts, self._num_lost
+            child = self._child = Child(began, restarts, lost, self._listener, self._model)
             code = await self._follow(child)
             if self._stopped.is_set():
                 return self._end(child, code)
@@ -181,6 +183,8 @@ class Supervisor:
                 self._outcomes.write(RequestOutcome(**fields))
             case "phase", "warming" if self._lifecycle.phase == "loading":
                 self._lifecycle.phase = "warming"
+            case "model", str(model):
+                self._model = model
             case ("refused",):
                 child.is_refused = True
             case "failed", str(failure):
