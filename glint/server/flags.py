@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,20 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     group.add_argument("--port", metavar="N", type=int, default=8000, help="port to listen on (default: 8000)")
+    group.add_argument(
+        "--uds", metavar="PATH", type=path, help="Unix socket to listen on, instead of --host and --port"
+    )
+    group.add_argument(
+        "--uds-mode",
+        metavar="OCTAL",
+        type=_mode,
+        default=0o600,
+        help="mode of that socket, such as 660 for a group or 666 for all (default: 600, this user)",
+    )
+    group.add_argument("--ssl-certfile", metavar="FILE", type=path, help="PEM certificate; the server speaks HTTPS")
+    group.add_argument(
+        "--ssl-keyfile", metavar="FILE", type=path, help="PEM key of the certificate (default: in --ssl-certfile)"
+    )
     group.add_argument(
         "--served-model-name",
         metavar="NAME",
@@ -143,6 +158,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     """The settings of the command line. Without a model it makes the sample model."""
     from glint.server.auth import ApiKeys
     from glint.server.http.listener import check_port
+    from glint.server.http.tls import tls_files
     from glint.server.settings import ServerSettings
 
     if chosen.model_dir is not None:
@@ -168,7 +184,17 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         health_seconds=chosen.health_timeout,
         drain_seconds=chosen.shutdown_timeout,
         allows_special_tokens=chosen.allow_special_tokens_in_messages,
+        tls=tls_files(chosen.ssl_certfile, chosen.ssl_keyfile),
+        uds=chosen.uds,
+        uds_mode=chosen.uds_mode,
     )
+
+
+def _mode(text: str) -> int:
+    """The mode of a file, in octal digits."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no mode of three octal digits, such as 660")
+    return int(text, 8)
 
 
 def _name_of(folder: Path) -> str:
