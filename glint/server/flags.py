@@ -25,7 +25,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_dir", metavar="MODEL_DIR", nargs="?", type=path, help="the same as --model")
     add_engine_flags(parser)
     _add_sizes(parser.add_argument_group("sizes"))
-    _add_server(parser.add_argument_group("server"))
+    server = parser.add_argument_group("server")
+    _add_address(server)
+    _add_server(server)
     _add_limits(parser.add_argument_group("limits"))
 
 
@@ -42,7 +44,7 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_server(group: argparse._ArgumentGroup) -> None:
+def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     group.add_argument("--port", metavar="N", type=int, default=8000, help="port to listen on (default: 8000)")
     group.add_argument(
@@ -57,8 +59,11 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--ssl-certfile", metavar="FILE", type=path, help="PEM certificate; the server speaks HTTPS")
     group.add_argument(
-        "--ssl-keyfile", metavar="FILE", type=path, help="PEM key of the certificate (default: in --ssl-certfile)"
+        "--ssl-keyfile", metavar="FILE", type=path, help="PEM key of the certificate (default: in its file)"
     )
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--served-model-name",
         metavar="NAME",
