@@ -56,7 +56,8 @@ later starts begin at once.
   ./run.py --serve                     the OpenAI and Anthropic APIs on http://127.0.0.1:8000
   ./run.py --bench                     a server under load for a minute: throughput and latencies
   ./run.py chat                        talk with the sample model; the same as 'glint chat'
-  ./run.py COMMAND                  any glint command: serve, generate, chat, batch, check, sample-model, bench, smoke
+  ./run.py COMMAND                     any glint command:
+                                       serve, generate, chat, batch, check, sample-model, bench, smoke
   ./run.py generate --help             what such a command takes
 """
 

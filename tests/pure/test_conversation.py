@@ -16,6 +16,7 @@ from glint.conversation import AnswerDelta, LocalModel, read_message, stream_ans
 from glint.engine.request import StepOutput
 from glint.errors import RequestError
 from glint.text.tokenizer import Tokenizer
+from tests.pure.openai_endpoint import Script, serving
 from tests.pure.text_folder import GLM_TEMPLATE, write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,17 +72,24 @@ def test_typed_lines_have_a_prompt_sign(flags: list[str]) -> None:
     assert (shown + error).count("> ") == 2
 
 
-def on_a_terminal(program: str, typed: bytes) -> tuple[int, str]:
-    """Runs a program on a terminal of its own, types what is given, and gives the exit code and what was shown."""
+def on_a_terminal(program: str, *turns: tuple[str, bytes]) -> tuple[int, str]:
+    """Runs a program on a terminal of its own and gives the exit code and what was shown.
+
+    Each turn is what must be shown, since the turn before, until it types.
+    """
     pid, controller = os.forkpty()
     if pid == 0:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-c", program])
-    os.write(controller, typed)
-    shown = b""
+    waiting = list(turns)
+    shown, seen = b"", 0
     try:
         while piece := os.read(controller, 4096):
             shown += piece
+            if waiting and (found := shown.find(waiting[0][0].encode(), seen)) >= 0:
+                awaited, typed = waiting.pop(0)
+                seen = found + len(awaited)
+                os.write(controller, typed)
     except OSError:
         pass
     os.close(controller)
@@ -98,7 +106,7 @@ def on_a_terminal(program: str, typed: bytes) -> tuple[int, str]:
     ],
 )
 def test_a_pasted_block_is_one_message(typed: bytes, messages: list[str]) -> None:
-    code, shown = on_a_terminal(ECHO, typed + b"/exit\r")
+    code, shown = on_a_terminal(ECHO, ("> ", typed + b"/exit\r"))
     assert code == 0, shown
     assert shown.count("[1 tokens") == len(messages)
     assert all(message in shown for message in messages)
@@ -133,3 +141,17 @@ def test_thinking_of_a_local_model_is_apart_from_its_text(tmp_path: Path, capsys
 def test_thinking_that_never_ends_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
     assert stream_answer([AnswerDelta("", "hm", 1, "length")]).text == ""
     assert capsys.readouterr().out == "<think>hm</think>\n\n"
+
+
+def test_ctrl_c_stops_the_answer_of_a_server_and_not_the_chat() -> None:
+    with serving(Script(gap=0.1)) as server:
+        command = ["chat", "--url", server.url, "--model", "scripted", "--max-tokens", "600"]
+        program = f"import sys; from glint import cli; sys.exit(cli.main({command!r}))"
+        turns = [("> ", b"one\r"), ("word", b"\x03"), ("interrupted]", b"two\r"), ("word", b"\x03")]
+        code, shown = on_a_terminal(program, *turns, ("interrupted]", b"/exit\r"))
+    assert code == 0 and shown.count("interrupted]") == 2 and "Traceback" not in shown, shown
+    first, second = (seen.body["messages"] for seen in server.seen)
+    assert [message["content"] for message in first] == ["one"]
+    assert (
+        second[1]["role"] == "assistant" and second[1]["content"].startswith(" word") and second[2]["content"] == "two"
+    )
