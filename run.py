@@ -40,7 +40,7 @@ CUDA_DRIVER = "libcuda.so.1"
 OLDEST_PYTHON = (3, 11)
 OLDEST_CMAKE = (3, 20)
 EXIT_REFUSED = 2
-COMMANDS = ("serve", "generate", "chat", "check", "download", "sample-model", "bench", "smoke")
+COMMANDS = ("serve", "generate", "chat", "batch", "check", "download", "sample-model", "bench", "smoke")
 SHARED_FLAGS = ("model", "engine", "threads", "kernels", "tp", "expert-layout")
 WITHOUT_NETWORK = """\
 This needs PyPI. Where there is no network, set PIP_INDEX_URL to a mirror, or PIP_FIND_LINKS to a folder of wheels
@@ -55,7 +55,9 @@ later starts begin at once.
   ./run.py --smoke --device cuda       the same on an NVIDIA GPU; builds the CUDA engine first, which needs nvcc
   ./run.py --serve                     the OpenAI and Anthropic APIs on http://127.0.0.1:8000
   ./run.py --bench                     a server under load for a minute: throughput and latencies
-  ./run.py chat                        any glint command: serve, generate, chat, check, sample-model, bench, smoke
+  ./run.py chat                        talk with the sample model; the same as 'glint chat'
+  ./run.py COMMAND                     any glint command:
+                                       serve, generate, chat, batch, check, sample-model, bench, smoke
   ./run.py generate --help             what such a command takes
 """
 
@@ -400,6 +402,8 @@ def needed_build(arguments: Sequence[str]) -> str | None:
     from glint.errors import GlintError
 
     chosen = vars(make_parser().parse_args(arguments))
+    if chosen.get("url") is not None:
+        return None
     model, threads, engine, device = (chosen.get(name) for name in ("model", "threads", "engine", "device"))
     if isinstance(model, Path):
         try:

@@ -38,7 +38,7 @@ DRAIN_LOOP_SECONDS = 0.5
 CLOSE_SECONDS = 15.0
 RUNNING_REQUESTS = 1024
 CLIENT_LEFT: Message = {"type": "http.disconnect"}
-PROXY_FLAGS = frozenset({"--host", "--port"})
+PROXY_FLAGS = frozenset({"--host", "--port", "--uds", "--ssl-certfile", "--ssl-keyfile"})
 log = logging.getLogger("glint.ray")
 ROUTERS: dict[str, dict[str, str]] = {
     "least-loaded": {},

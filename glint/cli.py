@@ -1,4 +1,4 @@
-"""The `glint` command: serve, generate, chat, check, download, sample-model, bench and smoke.
+"""The `glint` command: serve, generate, chat, batch, check, download, sample-model, bench and smoke.
 
 Modules that take long to import are imported by the command that needs them, so that `glint --help` answers at once.
 """
@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from glint import __version__
 from glint.checkpoint.hub import MODEL_ID
+from glint.engine.args import EngineArgs
 from glint.errors import GlintError, RequestError
 from glint.flags import (
     add_engine_args,
@@ -26,6 +27,9 @@ from glint.flags import (
     path,
     sampling_changes,
 )
+
+if TYPE_CHECKING:
+    from glint.remote import RemoteModel
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -98,6 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_generate(commands)
     _add_chat(commands)
+    _add_batch(commands)
     _add_check(commands)
     _add_download(commands)
     _add_sample_model(commands)
@@ -141,8 +146,43 @@ def _add_generate(commands: Any) -> None:
 def _add_chat(commands: Any) -> None:
     parser = _add_command(commands, "chat", run_chat, "talk with a model; the conversation is remembered until /reset")
     parser.add_argument("--system", metavar="TEXT", help="system message that opens the conversation (default: none)")
+    remote = parser.add_argument_group("a model behind a URL")
+    remote.add_argument(
+        "--url",
+        metavar="URL",
+        help="talk with a running server, glint's or another with OpenAI's API, such as http://127.0.0.1:8000; --model "
+        "is then the served name (default: the only one)",
+    )
+    remote.add_argument("--api-key", metavar="KEY", help="key of that server (default: $GLINT_API_KEY, if set)")
+    parser.epilog = "A pasted block of lines is one message, where Python has GNU readline. Ctrl-C stops the answer."
     add_engine_flags(parser)
     add_sampling_flags(parser, CHAT_TOKENS)
+
+
+def _add_batch(commands: Any) -> None:
+    summary = "answer the requests of a file in OpenAI's batch format; run again, it goes on where it was stopped"
+    parser = _add_command(commands, "batch", run_batch, summary)
+    parser.add_argument(
+        "input",
+        metavar="IN.jsonl",
+        type=path,
+        help="lines of JSON with custom_id, method POST, url and body; urls are /v1/chat/completions, /v1/completions "
+        "and /v1/responses",
+    )
+    parser.add_argument("output", metavar="OUT.jsonl", type=path, help="one line per answer, in the order they end")
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        help="names that bodies may use as model (default: the name of the model folder)",
+    )
+    add_engine_flags(parser)
+    add_engine_args(parser.add_argument_group("sizes"), "max_step_tokens", "kv_cache_bytes", "page_tokens")
+    parser.epilog = (
+        "Wrong lines and a custom_id that occurs twice are refused by line number before anything runs. Ctrl-C keeps "
+        "what is answered; requests that OUT.jsonl answers are not run again. Exit code 1: a request failed."
+    )
 
 
 def _add_check(commands: Any) -> None:
@@ -318,7 +358,7 @@ def run_serve(chosen: argparse.Namespace, **changes: Any) -> int:
 
 def run_generate(chosen: argparse.Namespace) -> int:
     """Continues a text: streamed, or whole with --json or several answers."""
-    from glint.conversation import stream_answer
+    from glint.conversation import plain_delta, stream_answer
 
     prompt = read_prompt(chosen)
     changes = sampling_changes(chosen)
@@ -327,7 +367,7 @@ def run_generate(chosen: argparse.Namespace) -> int:
     with open_model(chosen) as llm:
         params = llm.default_params(**changes)
         if not chosen.json and params.n == 1:
-            return stream_answer(llm.stream(prompt, params)).exit_code
+            return stream_answer(map(plain_delta, llm.stream(prompt, params))).exit_code
         completion = llm.generate(prompt, sampling_params=params)[0]
     if chosen.json:
         print(json.dumps(asdict(completion), ensure_ascii=False))
@@ -342,11 +382,38 @@ def run_generate(chosen: argparse.Namespace) -> int:
 
 def run_chat(chosen: argparse.Namespace) -> int:
     """Talks with a model until /exit or the end of standard input."""
-    from glint.conversation import Conversation, talk
+    from glint.conversation import Conversation, LocalModel, talk
 
     changes = sampling_changes(chosen)
+    if chosen.url is not None:
+        return talk(Conversation(remote_model(chosen, changes), chosen.system))
+    if chosen.api_key is not None:
+        raise RequestError("--api-key is of a server that --url names; give --url, or leave --api-key out")
     with open_model(chosen) as llm:
-        return talk(Conversation(llm, llm.default_params(**changes), chosen.system))
+        return talk(Conversation(LocalModel(llm, llm.default_params(**changes)), chosen.system))
+
+
+def remote_model(chosen: argparse.Namespace, changes: dict[str, Any]) -> RemoteModel:
+    """The model of --url; flags of an engine in this process are refused."""
+    from glint.remote import Address, RemoteModel, find_model
+
+    given = [name for name, value in vars(engine_args(chosen)).items() if value != getattr(EngineArgs, name)]
+    given += ["engine"] if chosen.engine is not None else []
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise RequestError(f"{flag} is of an engine in this process, and --url {chosen.url} has its own; leave one out")
+    key = chosen.api_key or os.environ.get("GLINT_API_KEY", "").split(",")[0].strip() or None
+    address = Address.parse(chosen.url, key)
+    name = find_model(address, None if chosen.model is None else str(chosen.model))
+    print(f"glint: {name} at {chosen.url}", file=sys.stderr)
+    return RemoteModel(address, name, changes)
+
+
+def run_batch(chosen: argparse.Namespace) -> int:
+    """Answers the requests of a file."""
+    from glint import batch
+
+    return batch.run(chosen)
 
 
 def run_check(chosen: argparse.Namespace) -> int:

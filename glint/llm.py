@@ -211,7 +211,7 @@ class LLM:
 
     def render(self, messages: Sequence[Message], **template_arguments: Any) -> str:
         """The prompt of a conversation, as the model's chat template writes it."""
-        return render_prompt(self._need_tokenizer(), list(messages), **template_arguments).text
+        return render_prompt(self.need_tokenizer(), list(messages), **template_arguments).text
 
     def stream(
         self, prompt: str | Iterable[int], sampling_params: SamplingParams | None = None
@@ -309,7 +309,7 @@ class LLM:
         return params
 
     def _encode_chat(self, messages: Sequence[Message], template_arguments: dict[str, Any]) -> _Gathered:
-        tokenizer = self._need_tokenizer()
+        tokenizer = self.need_tokenizer()
         prompt = render_prompt(tokenizer, list(messages), **template_arguments)
         return _Gathered(prompt.text, tokenizer.encode_prompt(prompt))
 
@@ -317,9 +317,10 @@ class LLM:
         """Turn a text into tokens; the special tokens that it spells are special tokens."""
         if not isinstance(text, str):
             raise RequestError(f"a prompt is {text!r}; it must be a text, token ids go to prompt_token_ids")
-        return _Gathered(text, self._need_tokenizer().encode(text, add_special_tokens=True))
+        return _Gathered(text, self.need_tokenizer().encode(text, add_special_tokens=True))
 
-    def _need_tokenizer(self) -> Tokenizer:
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises `RequestError` where it was left out."""
         if self.tokenizer is None:
             raise RequestError("texts need the tokenizer, which skip_tokenizer left out; give prompt_token_ids")
         return self.tokenizer

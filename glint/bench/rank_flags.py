@@ -22,8 +22,8 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=count,
         default=8,
-        help="ranks, one of which is measured; 1 measures the whole model, as glm-4.5-air fits into one H200 "
-        "(default: 8)",
+        help="ranks (GPUs), one of which is measured; 1 measures the whole model; glm-4.5-air fits into one GPU of "
+        "141 GB with --tp 1, into two of 80 GB with --tp 2 (default: 8)",
     )
     add_engine_args(model, "expert_layout")
     model.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")

@@ -16,13 +16,7 @@ from glint.bench.plot import draw
 from glint.bench.rank import StepLoad
 from glint.bench.rank_shapes import find_model
 from glint.bench.report import LoadReport
-from glint.bench.serving_flags import (
-    CONCURRENCY,
-    DURATION_SECONDS,
-    KEY_VARIABLE,
-    SYNTHETIC_CONCURRENCY,
-    SYNTHETIC_WAVES,
-)
+from glint.bench.serving_flags import KEY_VARIABLE, SYNTHETIC_WAVES, fill_defaults
 from glint.bench.synthetic import synthetic_checkpoint, write_tokenizer
 from glint.bench.table import as_json, compare, render, render_comparison
 from glint.checkpoint.table import Checkpoint, open_checkpoint
@@ -40,6 +34,7 @@ def run(chosen: argparse.Namespace) -> int:
     """
     check_files(chosen)
     check_server(chosen)
+    fill_defaults(chosen)
     if chosen.base_url is not None:
         return measure(chosen, chosen.base_url)
     if chosen.synthetic is not None:
@@ -89,14 +84,14 @@ def check_server(chosen: argparse.Namespace) -> None:
 def measure_alone(chosen: argparse.Namespace, checkpoint: Checkpoint) -> dict[int, StepLoad]:
     """The loads of the command line on the engine alone, by concurrency."""
     return measure_engine(
-        checkpoint, server_args(chosen), chosen.engine, concurrency(chosen), chosen.prompt_len, chosen.gen_len
+        checkpoint, server_args(chosen), chosen.engine, chosen.concurrency, chosen.prompt_len, chosen.gen_len
     )
 
 
 def server_args(chosen: argparse.Namespace) -> EngineArgs:
     """The options of the engine. Without --max-num-seqs it takes as many requests at once as the load has."""
     args = engine_args(chosen)
-    return replace(args, max_num_seqs=args.max_num_seqs or max(concurrency(chosen)))
+    return replace(args, max_num_seqs=args.max_num_seqs or max(chosen.concurrency))
 
 
 def server_flags(chosen: argparse.Namespace, model: str | Path) -> list[str]:
@@ -107,12 +102,6 @@ def server_flags(chosen: argparse.Namespace, model: str | Path) -> list[str]:
     return flags + ([] if chosen.engine is None else ["--engine", str(chosen.engine)])
 
 
-def concurrency(chosen: argparse.Namespace) -> tuple[int, ...]:
-    """The numbers of requests in flight, one load for each."""
-    asked: tuple[int, ...] | None = chosen.concurrency
-    return asked or (CONCURRENCY if chosen.synthetic is None else SYNTHETIC_CONCURRENCY)
-
-
 def measure(chosen: argparse.Namespace, base_url: str, alone: Mapping[int, StepLoad] | None = None) -> int:
     """Runs all loads on a server and its peers; gives the exit code.
 
@@ -121,12 +110,13 @@ def measure(chosen: argparse.Namespace, base_url: str, alone: Mapping[int, StepL
     settings = settings_of(chosen, base_url)
     runs: list[LoadReport] = []
     for single in turns(settings, chosen):
-        print(f"glint: {single.base_url}, {single.concurrency} at once", file=sys.stderr, flush=True)
+        lengths = f"{single.prompt_tokens} + {single.output_tokens} tokens each"
+        print(f"glint: {single.base_url}, {single.concurrency} at once, {lengths}", file=sys.stderr, flush=True)
         report = run_load(single)
         runs.append(report)
         if len(runs) > 1:
             print()
-        if chosen.peer_url or len(concurrency(chosen)) > 1:
+        if chosen.peer_url or len(chosen.concurrency) > 1:
             print(f"{report.measured.base_url} ({report.measured.model})")
         print(render(report), flush=True)
     if chosen.peer_url:
@@ -149,7 +139,7 @@ def turns(settings: LoadSettings, chosen: argparse.Namespace) -> Iterator[LoadSe
 
     The server and its peers get the same prompts. A peer has a model name and a key of its own.
     """
-    for count in concurrency(chosen):
+    for count in chosen.concurrency:
         for round_index in range(chosen.rounds):
             own = replace(settings, concurrency=count, label=f"{count}/{round_index}")
             if own.duration_seconds is None and own.num_prompts is None:
@@ -166,8 +156,8 @@ def settings_of(chosen: argparse.Namespace, base_url: str) -> LoadSettings:
         api_key=chosen.api_key or os.environ.get(KEY_VARIABLE) or None,
         model=chosen.served_model_name,
         endpoint=chosen.endpoint,
-        concurrency=concurrency(chosen)[0],
-        duration_seconds=duration_of(chosen),
+        concurrency=chosen.concurrency[0],
+        duration_seconds=chosen.duration,
         num_prompts=chosen.num_prompts,
         request_rate=chosen.request_rate,
         prompt_tokens=chosen.prompt_len,
@@ -182,14 +172,6 @@ def settings_of(chosen: argparse.Namespace, base_url: str) -> LoadSettings:
         goodput=tuple(chosen.goodput),
         timeout_seconds=chosen.timeout,
     )
-
-
-def duration_of(chosen: argparse.Namespace) -> float | None:
-    """Seconds of a load; None where a number of requests ends it, which random weights have by default."""
-    if chosen.num_prompts is not None:
-        return None
-    asked: float | None = chosen.duration
-    return DURATION_SECONDS if asked is None and chosen.synthetic is None else asked
 
 
 def check_files(chosen: argparse.Namespace) -> None:

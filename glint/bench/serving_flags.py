@@ -2,16 +2,34 @@
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 from glint.bench.rank_shapes import KNOWN_MODELS
 from glint.flags import add_engine_flags
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
-CONCURRENCY = (64,)
-DURATION_SECONDS = 60.0
-SYNTHETIC_CONCURRENCY = (1, 8, 64, 128, 256)
 SYNTHETIC_WAVES = 4
+
+
+class LoadDefaults(NamedTuple):
+    """What is left out of a load: requests in flight, tokens of a prompt and an answer, and its seconds.
+
+    A load without seconds ends once each of the requests in flight was followed by `SYNTHETIC_WAVES` - 1 more.
+    """
+
+    concurrency: tuple[int, ...]
+    prompt_len: int
+    gen_len: int
+    duration: float | None
+
+
+DEFAULTS = LoadDefaults(concurrency=(64,), prompt_len=256, gen_len=256, duration=60.0)
+CPU_DEFAULTS = LoadDefaults(concurrency=(4,), prompt_len=64, gen_len=64, duration=30.0)
+SYNTHETIC_DEFAULTS = DEFAULTS._replace(concurrency=(1, 8, 64, 128, 256), duration=None)
+LOAD = """\
+A server that the bench starts on the CPU gets a small load by default, which ends within a minute or two with the
+sample model. The table says what the load was."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="before the server starts, measure the same load on the engine alone, as steps of prefill and decode "
         "without scheduler, HTTP and text, and print the share of its tok/s that the server reaches",
     )
-    _add_load_flags(parser.add_argument_group("load"))
+    _add_load_flags(parser.add_argument_group("load", LOAD))
     out = parser.add_argument_group("figures")
     out.add_argument(
         "--percentiles",
@@ -78,15 +96,15 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--concurrency",
         metavar="N[,N]",
         type=counts,
-        help="requests in flight; several numbers are measured one after the other (default: 64; with --synthetic "
-        f"{','.join(map(str, SYNTHETIC_CONCURRENCY))})",
+        help="requests in flight; several numbers are measured one after the other (default: "
+        f"{_listed(DEFAULTS)}; {_listed(CPU_DEFAULTS)} on the CPU; {_listed(SYNTHETIC_DEFAULTS)} with --synthetic)",
     )
     group.add_argument(
         "--duration",
         metavar="SECONDS",
         type=positive,
-        help=f"length of the load (default: {DURATION_SECONDS:g}; with --synthetic until each of the requests in "
-        f"flight was followed by {SYNTHETIC_WAVES - 1} more)",
+        help=f"length of the load (default: {DEFAULTS.duration:g}; {CPU_DEFAULTS.duration:g} on the CPU; with "
+        f"--synthetic until each of the requests in flight was followed by {SYNTHETIC_WAVES - 1} more)",
     )
     group.add_argument(
         "--num-prompts", metavar="N", type=count, help="end after N requests instead of after --duration"
@@ -94,8 +112,10 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--request-rate", metavar="R", type=_rate, help="requests per second, Poisson arrivals (default: inf)"
     )
-    group.add_argument("--prompt-len", metavar="N", type=count, default=256, help="tokens of a prompt (default: 256)")
-    group.add_argument("--gen-len", metavar="N", type=count, default=256, help="tokens of an answer (default: 256)")
+    for name, what in (("prompt_len", "a prompt"), ("gen_len", "an answer")):
+        usual, small = (getattr(defaults, name) for defaults in (DEFAULTS, CPU_DEFAULTS))
+        text = f"tokens of {what} (default: {usual}; {small} on the CPU)"
+        group.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=count, help=text)
     group.add_argument(
         "--prompts",
         choices=["random", "text"],
@@ -125,6 +145,21 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--timeout", metavar="SECONDS", type=positive, default=600.0, help="longest wait for an answer (default: 600)"
     )
+
+
+def fill_defaults(chosen: argparse.Namespace) -> None:
+    """Sets what the command line leaves out of the load; a number of requests takes the place of its seconds."""
+    is_on_cpu = chosen.base_url is None and chosen.synthetic is None and chosen.device == "cpu"
+    defaults = CPU_DEFAULTS if is_on_cpu else DEFAULTS if chosen.synthetic is None else SYNTHETIC_DEFAULTS
+    for name, value in defaults._asdict().items():
+        if getattr(chosen, name) is None:
+            setattr(chosen, name, value)
+    if chosen.num_prompts is not None:
+        chosen.duration = None
+
+
+def _listed(defaults: LoadDefaults) -> str:
+    return ",".join(map(str, defaults.concurrency))
 
 
 def count(text: str) -> int:

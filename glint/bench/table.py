@@ -218,6 +218,8 @@ def _latency_rows(report: LoadReport, name: str, short: str) -> list[str]:
 
 def _length_rows(report: LoadReport) -> list[str]:
     rows = [
+        _row("Asked input tokens of a request:", report.measured.prompt_tokens),
+        _row("Asked output tokens of a request:", report.measured.output_tokens),
         _row("Mean input tokens:", report.mean_input_tokens),
         _row("Mean output tokens:", report.mean_output_tokens),
         _row(f"Requests not of {report.measured.prompt_tokens} input tokens:", report.off_input_length),

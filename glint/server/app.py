@@ -62,7 +62,7 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     fast_path = FastPath(generating, app)
     record = _refusals_of(state)
     guarded = Authentication(fast_path, settings.keys, guards_metrics=settings.guards_metrics, on_refusal=record)
-    hosts = AllowedHosts(settings.host, settings.hosts)
+    hosts = AllowedHosts(settings.bind, settings.hosts)
     return SiteGuard(allow_origins(guarded, settings.origins), hosts, settings.origins, record)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_dir", metavar="MODEL", nargs="?", type=path, help="the same as --model")
     add_engine_flags(parser)
     _add_sizes(parser.add_argument_group("sizes"))
-    _add_server(parser.add_argument_group("server"))
+    server = parser.add_argument_group("server")
+    _add_address(server)
+    _add_server(server)
     _add_keys(parser.add_argument_group("keys"))
     _add_limits(parser.add_argument_group("limits"))
 
@@ -42,9 +45,26 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_server(group: argparse._ArgumentGroup) -> None:
+def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     group.add_argument("--port", metavar="N", type=int, default=8000, help="port to listen on (default: 8000)")
+    group.add_argument(
+        "--uds", metavar="PATH", type=path, help="Unix socket to listen on, instead of --host and --port"
+    )
+    group.add_argument(
+        "--uds-mode",
+        metavar="OCTAL",
+        type=_mode,
+        default=0o600,
+        help="mode of that socket, such as 660 for a group or 666 for all (default: 600, this user)",
+    )
+    group.add_argument("--ssl-certfile", metavar="FILE", type=path, help="PEM certificate; the server speaks HTTPS")
+    group.add_argument(
+        "--ssl-keyfile", metavar="FILE", type=path, help="PEM key of the certificate (default: in its file)"
+    )
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--served-model-name",
         metavar="NAME",
@@ -160,6 +180,7 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     """The settings of the command line. Without a model it makes the sample model."""
     from glint.server.auth import ApiKeys
     from glint.server.http.listener import check_port
+    from glint.server.http.tls import tls_files
     from glint.server.settings import ServerSettings
 
     if chosen.model_dir is not None:
@@ -188,7 +209,17 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         health_seconds=chosen.health_timeout,
         drain_seconds=chosen.shutdown_timeout,
         allows_special_tokens=chosen.allow_special_tokens_in_messages,
+        tls=tls_files(chosen.ssl_certfile, chosen.ssl_keyfile),
+        uds=chosen.uds,
+        uds_mode=chosen.uds_mode,
     )
+
+
+def _mode(text: str) -> int:
+    """The mode of a file, in octal digits."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no mode of three octal digits, such as 660")
+    return int(text, 8)
 
 
 def _engine_args(chosen: argparse.Namespace) -> EngineArgs:

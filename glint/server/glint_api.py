@@ -194,7 +194,7 @@ class StatusRoutes:
         return Response(body, media_type=kind)
 
     async def show_stats(self, request: Request) -> Response:
-        """The metrics as JSON, with the model's origin, the engine, its memory plan and the figures of the last minute."""
+        """The metrics as JSON, with the model's origin, the engine, its memory plan and figures of the last minute."""
         return _json(self._state.metrics.as_dict() | self._origin() | dict(self._state.about))
 
     def _model(self, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -28,7 +28,7 @@ from glint.errors import GlintError, InternalFailure, RankFailed
 from glint.server.admission import Admission
 from glint.server.app import make_app
 from glint.server.http.connection import BoundedConnection
-from glint.server.http.listener import Acceptor, listen
+from glint.server.http.listener import Acceptor, listening
 from glint.server.http.problems import MAX_MESSAGE_CHARS, Problem
 from glint.server.in_flight import RequestsInFlight
 from glint.server.metrics import EngineReading, Metrics
@@ -70,11 +70,12 @@ def serve(
         log.info("model %s, commit %s, in %s", settings.repository, settings.commit, settings.model_dir)
     for warning in settings.warnings:
         log.warning(warning)
-    listener = listen(settings.host, settings.port) if link is None else link.listener
-    startup.mark("listen")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        server = Server(settings, startup, max_connections, link, open_model)
-        return runner.run(server.run_to_end(listener))
+    server = Server(settings, startup, max_connections, link, open_model)
+    own = listening(settings.host, settings.port, settings.uds, settings.uds_mode)
+    with own if link is None else nullcontext(link.listener) as listener:
+        startup.mark("listen")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(server.run_to_end(listener))
 
 
 def _raise_file_limit() -> int:
@@ -108,6 +109,7 @@ class Server(uvicorn.Server):
         self.app = WebFiles(ReadinessGate(self._lifecycle), self._files)
         self._service: EngineService | None = None
         self._owns_process = False
+        self._tls = None if settings.tls is None else settings.tls.make_context()
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="prepare")
         config = uvicorn.Config(
             self.app,
@@ -139,8 +141,9 @@ class Server(uvicorn.Server):
             if self._link is not None:
                 await self._link.take_over()
                 serving = asyncio.create_task(self.serve(sockets=[listener]))
-            log.info("ready: %s on http://%s:%d", settings.model_names[0], settings.host, settings.port)
-            for address in page_addresses(settings.host, settings.port, self._files):
+            log.info("ready: %s on %s", settings.model_names[0], settings.address)
+            pages = self._files if settings.uds is None else {}
+            for address in page_addresses(settings.scheme, settings.host, settings.port, pages):
                 log.info("page: %s", address)
         except Exception as problem:
             self._fail_to_start(problem)
@@ -193,7 +196,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on the sockets; uvicorn closes the acceptors like its own servers."""
         await super().startup(sockets=[])
-        acceptors = [Acceptor(listener, self._make_connection) for listener in sockets or []]
+        acceptors = [Acceptor(listener, self._make_connection, self._tls) for listener in sockets or []]
         for acceptor in acceptors:
             acceptor.open()
         self.servers = cast(Any, acceptors)

@@ -6,6 +6,7 @@ from pathlib import Path
 from glint.engine.args import EngineArgs
 from glint.server.auth import AdminAccess, ApiKeys, check_origins
 from glint.server.http.origin import AllowedHosts, is_loopback
+from glint.server.http.tls import TlsFiles
 from glint.server.limits import Limits
 
 
@@ -17,7 +18,8 @@ class ServerSettings:
     a `commit` of the hub. A server that has work and completes no step for `health_seconds` is unhealthy. After the
     first SIGTERM requests in flight have `drain_seconds` to end. The server answers to `hosts` besides the names of
     this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of
-    messages, and with `serves_web` it has pages.
+    messages, and with `serves_web` it has pages. With `tls` it speaks HTTPS. With `uds` it listens on that path, made
+    with `uds_mode`, instead of `host` and `port`.
     """
 
     model_dir: Path
@@ -39,10 +41,28 @@ class ServerSettings:
     health_seconds: float = 60.0
     drain_seconds: float = 60.0
     allows_special_tokens: bool = False
+    tls: TlsFiles | None = None
+    uds: Path | None = None
+    uds_mode: int = 0o600
 
     def __post_init__(self) -> None:
         check_origins(self.origins)
-        AllowedHosts(self.host, self.hosts)
+        AllowedHosts(self.bind, self.hosts)
+
+    @property
+    def bind(self) -> str:
+        """What the server listens on: an address, or the path of a Unix socket."""
+        return self.host if self.uds is None else str(self.uds)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the server's addresses."""
+        return "http" if self.tls is None else "https"
+
+    @property
+    def address(self) -> str:
+        """Where clients find the server."""
+        return f"{self.scheme}://{self.host}:{self.port}" if self.uds is None else f"{self.scheme}+unix:{self.uds}"
 
     @property
     def admin_access(self) -> AdminAccess:
@@ -56,12 +76,12 @@ class ServerSettings:
             return "keys"
         if self.keys.has_admin:
             return "admin"
-        return "local" if is_loopback(self.host) and not self.hosts else "closed"
+        return "local" if is_loopback(self.bind) and not self.hosts else "closed"
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about unsafe settings."""
-        if is_loopback(self.host) or len(self.keys) > 0:
+        if self.uds is not None or is_loopback(self.host) or len(self.keys) > 0:
             return self.keys.warnings
         message = f"listening on {self.host} without an API key: anybody who reaches the port may use the model"
         if not self.hosts:

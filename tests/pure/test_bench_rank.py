@@ -102,6 +102,27 @@ def test_air_is_the_model_of_its_parameter_counts() -> None:
     assert GLM_45_AIR.has_qk_norm is False and GLM_45_AIR.routed_scaling == 1.0
 
 
+@pytest.mark.parametrize(
+    ("tp", "widths", "gigabytes"),
+    [(1, (96, 8, 10944, 1408, 1408, 151552), 107.04), (2, (48, 4, 5472, 704, 704, 75776), 53.59)],
+)
+def test_air_on_one_gpu_and_on_two(tp: int, widths: tuple[int, ...], gigabytes: float) -> None:
+    chosen = rank_flags("--model", "glm-4.5-air", "--tp", str(tp))
+    shape = shape_rank(find_model(chosen.model), chosen.tp, chosen.expert_layout)
+    rank = shape.model
+    cut = (rank.num_heads, rank.num_kv_heads, rank.dense_width, rank.expert_width, rank.shared_width, rank.vocab_size)
+    assert cut == widths
+    assert (rank.num_layers, rank.num_dense_layers, rank.hidden_size, shape.local_experts) == (46, 1, 4096, 128)
+    assert sum(step_bytes(shape, 1, 0, 128).values()) / 1e9 == pytest.approx(gigabytes, abs=0.02)
+
+
+def test_the_help_teaches_air_on_one_gpu_and_on_two(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        rank_flags("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "glm-4.5-air fits into one GPU of 141 GB with --tp 1, into two of 80 GB with --tp 2" in said
+
+
 def rank_flags(*flags: str) -> Any:
     """The command line of the bench."""
     return make_parser().parse_args(["bench", "rank", *flags])

@@ -18,7 +18,7 @@ from glint.bench import serving
 from glint.bench.plot import Axis, draw
 from glint.bench.prompts import OPENING, PromptMaker, encode_locally
 from glint.bench.report import LoadReport, Measurement, ServerCounters, summarise
-from glint.bench.serving_flags import KEY_VARIABLE, add_flags
+from glint.bench.serving_flags import KEY_VARIABLE, add_flags, fill_defaults
 from glint.bench.stream import StreamedAnswer
 from glint.bench.table import as_json, compare, render, render_comparison
 from glint.errors import RequestError
@@ -251,9 +251,28 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@pytest.mark.parametrize(
+    ("flags", "load"),
+    [
+        ("", ((4,), 64, 64, 30.0)),
+        ("--gen-len 8 --concurrency 2", ((2,), 64, 8, 30.0)),
+        ("--device cuda", ((64,), 256, 256, 60.0)),
+        ("--base-url http://127.0.0.1:1", ((64,), 256, 256, 60.0)),
+        ("--synthetic glm-4.5-air --device cuda", ((1, 8, 64, 128, 256), 256, 256, None)),
+        ("--synthetic glm-4.5-air --device cuda --duration 5", ((1, 8, 64, 128, 256), 256, 256, 5.0)),
+        ("--num-prompts 3", ((4,), 64, 64, None)),
+    ],
+)
+def test_a_load_is_sized_by_the_device(flags: str, load: tuple[Any, ...]) -> None:
+    chosen = parse(*flags.split())
+    fill_defaults(chosen)
+    assert (chosen.concurrency, chosen.prompt_len, chosen.gen_len, chosen.duration) == load
+
+
 def test_the_key_comes_from_the_environment_and_peers_never_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     chosen = parse("--peer-url", "http://peer", "--concurrency", "1,8", "--rounds", "2", "--served-model-name", "own")
+    fill_defaults(chosen)
     loads = list(serving.turns(serving.settings_of(chosen, "http://own"), chosen))
     assert [load.base_url for load in loads] == ["http://own", "http://peer"] * 4
     assert [load.concurrency for load in loads] == [1, 1, 1, 1, 8, 8, 8, 8]

@@ -15,7 +15,7 @@ from glint.bench import serving
 from glint.bench.engine_alone import fits
 from glint.bench.rank import StepLoad
 from glint.bench.rank_shapes import GLM_45_AIR
-from glint.bench.serving_flags import add_flags
+from glint.bench.serving_flags import add_flags, fill_defaults
 from glint.bench.synthetic import SYNTHETIC_SEED, synthetic_checkpoint, write_tokenizer
 from glint.checkpoint.table import open_checkpoint
 from glint.cli import make_parser
@@ -85,13 +85,14 @@ def test_flags_that_do_not_go_together_are_refused(flags: str, said: str) -> Non
 def loads(*flags: str) -> list[tuple[int, float | None, int | None]]:
     """The concurrency, duration and number of prompts of every load."""
     chosen = parse(*flags)
+    fill_defaults(chosen)
     turns = serving.turns(serving.settings_of(chosen, "http://own"), chosen)
     return [(load.concurrency, load.duration_seconds, load.num_prompts) for load in turns]
 
 
 def test_the_load_of_random_weights_is_the_one_of_the_user() -> None:
     synthetic = ("--synthetic", "glm-4.5-air")
-    assert loads() == [(64, 60.0, None)]
+    assert loads("--device", "cuda") == [(64, 60.0, None)]
     assert loads(*synthetic) == [(count, None, 4 * count) for count in (1, 8, 64, 128, 256)]
     assert loads(*synthetic, "--concurrency", "2", "--duration", "5") == [(2, 5.0, None)]
     assert loads(*synthetic, "--concurrency", "2", "--num-prompts", "3") == [(2, None, 3)]

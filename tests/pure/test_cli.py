@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from glint import cli, flags
-from glint.conversation import stream_answer
+from glint.conversation import plain_delta, stream_answer
 from glint.engine.args import EngineArgs
 from glint.engine.request import FinishReason, StepOutput
 from glint.errors import RequestError
@@ -297,7 +297,7 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
 
 
 def test_a_streamed_answer_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = stream_answer([step("Hel", 1), step("", 1), step("lo", 2, "stop")])
+    answer = stream_answer(map(plain_delta, [step("Hel", 1), step("", 1), step("lo", 2, "stop")]))
     captured = capsys.readouterr()
     assert captured.out == "Hello\n"
     assert captured.err.startswith("[4 tokens, the first after ") and captured.err.endswith("stop]\n")
@@ -305,7 +305,7 @@ def test_a_streamed_answer_is_printed_as_it_comes(capsys: pytest.CaptureFixture[
 
 
 def test_a_failed_answer_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = stream_answer([step("Hel", 1), step("", 0, "failed", "the logits held a NaN")])
+    answer = stream_answer(map(plain_delta, [step("Hel", 1), step("", 0, "failed", "the logits held a NaN")]))
     assert answer.exit_code == 1
     assert "the answer failed: the logits held a NaN" in capsys.readouterr().err
 
@@ -315,6 +315,6 @@ def test_an_interrupted_answer_keeps_its_text(capsys: pytest.CaptureFixture[str]
         yield step("Hel", 1)
         raise KeyboardInterrupt
 
-    answer = stream_answer(outputs())
+    answer = stream_answer(map(plain_delta, outputs()))
     assert (answer.text, answer.exit_code) == ("Hel", 130)
     assert capsys.readouterr().out == "Hel\n"

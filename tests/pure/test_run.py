@@ -48,12 +48,32 @@ def test_the_commands_are_those_of_glint(entry: ModuleType) -> None:
     assert set(entry.COMMANDS) == set(commands)
 
 
+def test_the_help_names_every_command(entry: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        entry.run(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"any glint command: {', '.join(entry.COMMANDS)}" in said
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_a_command_is_run_as_glint_runs_it(entry: ModuleType, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+    monkeypatch.setattr(entry, "prepare", lambda *given: steps.append(given))
+    monkeypatch.setattr(entry.os, "execv", lambda *given: steps.append(given))
+    entry.start_glint([command, "--max-tokens", "3"])
+    python = entry.VENV_PYTHON
+    assert steps == [([], "cpu"), (python, [str(python), "-P", "-m", "glint", command, "--max-tokens", "3"])]
+
+
 @pytest.mark.parametrize(
     ("arguments", "needed"),
     [
         (["check", "folder"], None),
         (["sample-model"], None),
         (["chat"], "cpu"),
+        (["chat", "--url", "http://127.0.0.1:8000", "--model", "a served name"], None),
+        (["generate", "hello"], "cpu"),
+        (["batch", "in.jsonl", "out.jsonl"], "cpu"),
         (["bench", "cpu"], "cpu"),
         (["bench", "rank"], "cuda"),
         (["bench", "kernels"], None),

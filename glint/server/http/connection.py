@@ -384,7 +384,7 @@ class BoundedConnection(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "method": self._parser.get_method().decode(),
-            "scheme": "http",
+            "scheme": "http" if self.transport.get_extra_info("sslcontext") is None else "https",
             "path": unquote(raw_path.decode()),
             "raw_path": raw_path,
             "query_string": target.query or b"",
@@ -444,7 +444,8 @@ class BoundedConnection(asyncio.Protocol):
             self._await_reading()
         if may_send:
             self._pause_or_resume(False)
-            self.transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
             self._await_next()
         else:
             self.transport.close()
@@ -517,7 +518,7 @@ def _too_large(bound: str) -> Problem:
 
 def _not_http(reason: str, piece: bytes) -> Problem:
     if piece[0] == TLS_HANDSHAKE:
-        reason = "it looks like TLS, which is not spoken here; use http://, or a proxy that ends TLS"
+        reason = "it looks like TLS, which is not spoken here; use http://, or start the server with --ssl-certfile"
     elif reason == HTTP2_REASON:
         reason = "it is HTTP/2, which is not spoken here; use HTTP/1.1"
     return Problem(400, f"the request is not valid HTTP/1.1: {reason}", code="invalid_http")

@@ -1,10 +1,16 @@
 """The listening socket of a server, and the loop that accepts its connections."""
 
 import asyncio
+import os
 import socket
-from collections.abc import Callable
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from glint.errors import EngineError, RequestError
+from glint.server.http.tls import HANDSHAKE_SECONDS
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 256 * 1024
@@ -44,6 +50,65 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextmanager
+def listening(host: str, port: int, uds: Path | None, uds_mode: int) -> Iterator[socket.socket]:
+    """A listening socket on a Unix socket's path, or else on an address. The path is removed at the end."""
+    if uds is None:
+        with listen(host, port) as listener:
+            yield listener
+        return
+    with listen_unix(uds, uds_mode) as listener:
+        made = uds.stat()
+        try:
+            yield listener
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(uds.stat(), made):
+                    uds.unlink()
+
+
+def listen_unix(path: Path, mode: int) -> socket.socket:
+    """Bind a Unix socket that is made with this mode. A socket that nobody listens on any more is replaced."""
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o777 & ~mode)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as problem:
+        listener.close()
+        reason = problem.strerror or problem
+        message = (
+            f"cannot listen on --uds {path}: {reason}; give a path of at most 107 bytes in a folder you may write to"
+        )
+        raise EngineError(message) from problem
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that no process listens on; refuse any other file, and a socket that is in use."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:
+        return
+    if not is_socket:
+        raise RequestError(f"--uds {path} is there and is no socket; give another path, or remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with suppress(OSError):
+                path.unlink()
+            return
+        except OSError as problem:
+            reason = problem.strerror or problem
+            raise EngineError(f"cannot tell who uses --uds {path}: {reason}; give another path") from problem
+    raise EngineError(f"--uds {path} is in use by another process; give another path, or stop it")
+
+
 class Acceptor:
     """Accepts the connections of a listening socket between `open` and `close`.
 
@@ -51,7 +116,13 @@ class Acceptor:
     turn. A turn that writes hundreds of streams takes milliseconds, so a flood of connections would wait for seconds.
     """
 
-    def __init__(self, listener: socket.socket, make_connection: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_connection: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._listener = listener
         self._listener.setblocking(False)
         self._make_connection = make_connection
@@ -101,8 +172,11 @@ class Acceptor:
         return None
 
     async def _connect(self, accepted: socket.socket) -> None:
-        """Make the transport of a connection. A connection that has ended meanwhile is dropped."""
+        """Make the transport of a connection. One that has ended meanwhile, or that fails to speak TLS, is dropped."""
+        seconds = None if self._tls is None else HANDSHAKE_SECONDS
         try:
-            await self._loop.connect_accepted_socket(self._make_connection, accepted)
+            await self._loop.connect_accepted_socket(
+                self._make_connection, accepted, ssl=self._tls, ssl_handshake_timeout=seconds
+            )
         except OSError:
             accepted.close()

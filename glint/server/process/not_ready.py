@@ -5,6 +5,7 @@ It uses no HTTP library, so that the supervisor starts at once.
 
 import asyncio
 import socket
+import ssl
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Scope
@@ -22,9 +23,9 @@ HEADER_END = b"\r\n\r\n"
 class NotReadyServer(Acceptor):
     """Accepts at most `MAX_CONNECTIONS` connections at a time and answers each of them once, also after `close`."""
 
-    def __init__(self, listener: socket.socket, app: ASGIApp) -> None:
+    def __init__(self, listener: socket.socket, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         self._connections: set[NotReadyConnection] = set()
-        super().__init__(listener, lambda: NotReadyConnection(app, self._connections))
+        super().__init__(listener, lambda: NotReadyConnection(app, self._connections), tls)
 
     def _has_room(self) -> bool:
         return len(self._connections) + len(self._connecting) < MAX_CONNECTIONS
@@ -91,7 +92,10 @@ class NotReadyConnection(asyncio.Protocol):
         else:
             self._response = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             self._transport.write(self._response)
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._transport.abort)
 

@@ -11,13 +11,15 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 
 from glint.errors import EngineError, RequestError
-from glint.server.http.listener import listen
+from glint.server.http.listener import listening
+from glint.server.http.tls import tls_files
 from glint.server.outcomes import OutcomeLog, RequestOutcome
 from glint.server.process.lifecycle import Lifecycle, ReadinessGate, boot_seconds, process_began
 from glint.server.process.link import RECORD_BYTES, SIGNALS, VARIABLE, InheritedState
@@ -38,9 +40,11 @@ def supervise(chosen: argparse.Namespace) -> int:
     """Keep a server running until a signal or until it has failed too often; returns the exit code."""
     if chosen.max_restarts < 0:
         raise RequestError(f"--max-restarts is {chosen.max_restarts}; give 0 or more, or --no-restart")
-    listener = listen(chosen.host, chosen.port)
-    files = read_files() if chosen.serves_web else {}
-    return asyncio.run(Supervisor(listener, chosen.max_restarts, chosen.health_timeout, files).run())
+    pages = read_files() if chosen.serves_web else {}
+    files = tls_files(chosen.ssl_certfile, chosen.ssl_keyfile)
+    tls = None if files is None else files.make_context()
+    with listening(chosen.host, chosen.port, chosen.uds, chosen.uds_mode) as listener:
+        return asyncio.run(Supervisor(listener, chosen.max_restarts, chosen.health_timeout, pages, tls).run())
 
 
 class Child:
@@ -99,13 +103,18 @@ class Supervisor:
     """Starts one server after the other on the same socket, and answers while none is ready."""
 
     def __init__(
-        self, listener: socket.socket, max_restarts: int, health_seconds: float, files: Mapping[str, WebFile]
+        self,
+        listener: socket.socket,
+        max_restarts: int,
+        health_seconds: float,
+        pages: Mapping[str, WebFile],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._listener = listener
         self._max_restarts = max_restarts
         self._health_seconds = health_seconds
         self._lifecycle = Lifecycle(health_seconds)
-        self._not_ready = NotReadyServer(listener, WebFiles(ReadinessGate(self._lifecycle), files))
+        self._not_ready = NotReadyServer(listener, WebFiles(ReadinessGate(self._lifecycle), pages), tls)
         self._outcomes = OutcomeLog()
         self._child: Child | None = None
         self._model: str | None = None
