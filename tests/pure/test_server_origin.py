@@ -182,6 +182,7 @@ def test_an_open_server_is_warned_of_once(named: dict[str, Any], count: int, nam
         ({"host": "localhost"}, "local"),
         ({"hosts": ("chat.internal",)}, "closed"),
         ({"host": "0.0.0.0"}, "closed"),
+        ({"uds": Path("glint.sock")}, "closed"),
         ({"keys": ApiKeys([], admin_keys=["admin"])}, "admin"),
         ({"host": "0.0.0.0", "keys": ApiKeys([], admin_keys=["admin"])}, "admin"),
         ({"keys": ApiKeys(["key"])}, "keys"),
