@@ -1,6 +1,7 @@
 import { newId } from "./dom.js";
 
 export const ROOT = "root";
+const MAX_TITLE = 80;
 
 export function newConversation(settings) {
   const now = Date.now();
@@ -48,7 +49,7 @@ export function pathTo(conversation, message) {
 
 export function titleFrom(text) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
-  return line.length > 60 ? `${line.slice(0, 59).trimEnd()}\u2013` : line;
+  return line.length > MAX_TITLE ? line.slice(0, MAX_TITLE).replace(/\s\S*$/, "") : line;
 }
 
 export function textOf(conversation) {

@@ -11,7 +11,7 @@ from tests.web.test_chat import ANSWER, ask
 WIDE = "```\n" + "x" * 500 + "\n```\n\n|" + "column with words|" * 12 + "\n" + "|-" * 12 + "|\n\n" + "y" * 400
 CONTROLS = "button, input, textarea, select, a[href], summary, [tabindex='0']"
 NAMELESS = """nodes => nodes.filter(node => {
-  const labels = [...(node.labels ?? [])].map(label => label.textContent.trim()).join("");
+  const labels = Array.from(node.labels ?? []).map(label => label.textContent.trim()).join("");
   const own = ["INPUT", "TEXTAREA", "SELECT"].includes(node.tagName) ? "" : node.textContent.trim();
   return !(labels || own || node.getAttribute("aria-label") || node.getAttribute("title"));
 }).map(node => node.outerHTML.slice(0, 200))"""
@@ -23,7 +23,7 @@ CONTRASTS = """nodes => nodes.filter(node => node.checkVisibility() && node.text
   let behind = node;
   while (behind && (parse(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
   const pair = [light(parse(getComputedStyle(node).color)), light(parse(getComputedStyle(behind).backgroundColor))];
-  return [node.outerHTML.slice(0, 80), (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05)];
+  return [node.outerHTML.slice(0, 80), (Math.max.apply(null, pair) + 0.05) / (Math.min.apply(null, pair) + 0.05)];
 }).filter(([, contrast]) => contrast < 4.5)"""
 
 
