@@ -4,7 +4,7 @@ import { askForKey } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { CHARTS, amount, clock, reading } from "./figures.js";
 import { RequestTable } from "./requests.js";
-import { switchTheme, theme } from "./theme.js";
+import { switchTheme, watchTheme } from "./theme.js";
 
 const POLL_MILLISECONDS = 1000;
 const RETRY_MILLISECONDS = 2000;
@@ -139,14 +139,10 @@ function onVisibility() {
   }
 }
 
-function showTheme() {
-  byId("theme").textContent = theme() === "dark" ? "Light" : "Dark";
-}
-
 byId("charts").append(...charts.map((chart) => chart.node));
-byId("theme").addEventListener("click", () => (switchTheme(), showTheme()));
+byId("theme").addEventListener("click", switchTheme);
+watchTheme((shown) => (byId("theme").textContent = shown === "dark" ? "Light" : "Dark"));
 byId("set-key").addEventListener("click", () => takeKey("The API key, or the admin key for the requests of all keys."));
 document.addEventListener("visibilitychange", onVisibility);
 new ResizeObserver(draw).observe(byId("charts"));
-showTheme();
 start();

@@ -9,11 +9,12 @@ const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const WORD = /[\p{L}\p{N}]/u;
 const ADDRESS = /https?:\/\/[^\s<>"'`]+/y;
 const MARKS = [
-  ["**", "strong"],
-  ["__", "strong"],
-  ["~~", "del"],
-  ["*", "em"],
-  ["_", "em"],
+  ["***", ["strong", "em"]],
+  ["**", ["strong"]],
+  ["__", ["strong"]],
+  ["~~", ["del"]],
+  ["*", ["em"]],
+  ["_", ["em"]],
 ];
 
 export function safeAddress(text) {
@@ -173,14 +174,15 @@ class InlineParser {
   }
 
   #takeMark() {
-    for (const [mark, tag] of MARKS) {
+    for (const [mark, tags] of MARKS) {
       if (!this.text.startsWith(mark, this.#at) || this.#unclosed.has(mark)) continue;
       const from = this.#at + mark.length;
       if (!this.#opens(mark, from)) continue;
       const end = this.#findMark(mark, from);
       if (end < 0) continue;
       const inner = renderInline(this.text.slice(from, end), this.depth + 1);
-      return this.#push(h(tag, {}, inner), end + mark.length);
+      const node = tags.reduce((inside, tag) => h(tag, {}, inside), inner);
+      return this.#push(node, end + mark.length);
     }
     return false;
   }
@@ -194,7 +196,7 @@ class InlineParser {
     let at = this.text.indexOf(mark, from + 1);
     while (at >= 0 && !this.#closes(mark, at)) at = this.text.indexOf(mark, at + this.#runLength(at));
     if (at < 0) this.#unclosed.add(mark);
-    return at;
+    return mark.length === 2 && this.#runLength(at) === 3 ? at + 1 : at;
   }
 
   #closes(mark, at) {
@@ -206,7 +208,7 @@ class InlineParser {
 
   #runLength(at) {
     let end = at;
-    while (this.text[end] === this.text[at]) end += 1;
+    while (end >= 0 && this.text[end] === this.text[at]) end += 1;
     return end - at;
   }
 }

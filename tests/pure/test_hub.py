@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -435,8 +436,10 @@ def test_several_processes_fetch_once(hub: Hub, cache: Path) -> None:
     others = [threading.Thread(target=lambda: sources.append(locate_model(ID, lines.append).folder)) for _ in range(3)]
     for thread in others:
         thread.start()
+    deadline = time.monotonic() + 30
     while len(lines) < 3:
-        assert not sources
+        assert not sources and time.monotonic() < deadline
+        time.sleep(0.01)
     hub.hold_after_bytes = None
     hub.is_closed.set()
     for thread in [first, *others]:
@@ -510,7 +513,8 @@ def test_a_failed_job_stops_the_others_and_is_raised() -> None:
 
     def go_on() -> None:
         begun.set()
-        while True:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
             transfer.count(0)
 
     never = SimpleNamespace(is_run=False)

@@ -17,7 +17,6 @@ from tests.e2e.served import Served, served
 
 SECRET = "a prompt that the dashboard never shows"
 ADMIN_KEY, KEY = "key-of-the-administrator", "key-of-a-client"
-expect.set_options(timeout=30_000)
 CHARTS = ("output", "prompt", "requests", "pages", "first", "between", "hits", "errors")
 
 
