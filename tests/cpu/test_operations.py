@@ -300,17 +300,19 @@ def test_nan_stays_in_its_row(operations: Operations, kind: ScaleKind | None) ->
 
 
 @pytest.mark.parametrize("cols", [130, 192])
-@pytest.mark.parametrize("kind", [*KINDS, None])
-def test_a_row_is_the_same_at_every_row_count(operations: Operations, kind: ScaleKind | None, cols: int) -> None:
-    weight = make_weight(12, 37, cols, kind)
+@pytest.mark.parametrize(("kind", "has_groups"), [*((kind, False) for kind in (*KINDS, None)), ("tile", True)])
+def test_a_row_is_the_same_at_every_row_count(
+    operations: Operations, kind: ScaleKind | None, has_groups: bool, cols: int
+) -> None:
+    weight, bias = make_weight(12, 37, cols, kind), normal(14, 37)
     inputs = uneven_rows(13, 4096, cols)
-    whole = operations.gemm(GemmCase(inputs, weight, normal(14, 37)))
+    whole = operations.gemm(GemmCase(inputs, weight, bias, has_groups=has_groups))
     for count in ROW_COUNTS:
         first = (count * 37) % (4096 - count)
-        part = GemmCase(inputs[first : first + count], weight, normal(14, 37))
+        part = GemmCase(inputs[first : first + count], weight, bias, has_groups=has_groups)
         np.testing.assert_array_equal(operations.gemm(part), whole[first : first + count], err_msg=f"{count} rows")
     backwards = np.arange(4095, -1, -1, dtype=np.int32)
-    gathered = operations.gemm(GemmCase(inputs, weight, normal(14, 37), backwards))
+    gathered = operations.gemm(GemmCase(inputs, weight, bias, backwards, has_groups=has_groups))
     np.testing.assert_array_equal(gathered, whole[::-1])
 
 

@@ -80,7 +80,7 @@ def on_a_terminal(program: str, *turns: tuple[str, bytes]) -> tuple[int, str]:
     pid, controller = os.forkpty()
     if pid == 0:
         os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-c", program])
+        os.execve(sys.executable, [sys.executable, "-c", program], os.environ | {"TERM": "xterm"})
     waiting = list(turns)
     shown, seen = b"", 0
     try:
@@ -108,6 +108,7 @@ def on_a_terminal(program: str, *turns: tuple[str, bytes]) -> tuple[int, str]:
 def test_a_pasted_block_is_one_message(typed: bytes, messages: list[str]) -> None:
     code, shown = on_a_terminal(ECHO, ("> ", typed + b"/exit\r"))
     assert code == 0, shown
+    assert "\x1b[?2004h" in shown, "the terminal was not asked to mark what is pasted"
     assert shown.count("[1 tokens") == len(messages)
     assert all(message in shown for message in messages)
 
