@@ -55,6 +55,7 @@ class ResidentProduct {
                       .operand = operand_.data(),
                       .operand_stride = kCols,
                       .input_scales = nullptr,
+                      .input_groups = 1,
                       .input_rows = nullptr,
                       .count = 1,
                       .weight = &weight_,
