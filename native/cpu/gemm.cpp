@@ -15,6 +15,7 @@ GemmTile tile_of(const GemmCall& call, int64_t tile) {
           .operand = call.input.operand,
           .operand_stride = call.input.stride,
           .input_scales = call.input.scales,
+          .input_groups = call.input.groups,
           .input_rows = call.input_rows,
           .count = call.count,
           .weight = &call.weight,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,7 +12,13 @@ namespace glint {
 
 inline constexpr int64_t kOperandAlignment = 64;
 inline constexpr int64_t kTileRows = 32;
+inline constexpr int64_t kInputGroup = kScaleTile;
 inline constexpr int64_t kMaxQueriesPerTile = 16;
+
+struct ColumnRange {
+  int64_t first;
+  int64_t count;
+};
 
 struct GemmTile {
   float* out;
@@ -19,6 +26,7 @@ struct GemmTile {
   const std::byte* operand;
   int64_t operand_stride;
   const float* input_scales;
+  int64_t input_groups;
   const int32_t* input_rows;
   int64_t count;
   const Weight* weight;
@@ -27,7 +35,14 @@ struct GemmTile {
   int64_t row_count;
 
   int64_t input_row(int64_t index) const { return input_rows == nullptr ? index : input_rows[index]; }
-  float input_scale(int64_t index) const { return input_scales == nullptr ? 1.0F : input_scales[input_row(index)]; }
+  float input_scale(int64_t index, int64_t group) const {
+    return input_scales == nullptr ? 1.0F : input_scales[input_row(index) * input_groups + group];
+  }
+  ColumnRange group_cols(int64_t group) const {
+    if (input_groups == 1) return {0, weight->cols};
+    const int64_t first = group * kInputGroup;
+    return {first, std::min(kInputGroup, weight->cols - first)};
+  }
   float bias_at(int64_t row) const { return bias == nullptr ? 0.0F : bias[row]; }
 };
 

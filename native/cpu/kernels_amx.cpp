@@ -226,7 +226,7 @@ class Fp8Gemm {
       const __m512 biases = _mm512_load_ps(biases_ + row);
       for (int64_t token = 0; token < tokens; ++token) {
         const __m512 total = _mm512_load_ps(sums.values[half][token]);
-        const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token)), factors);
+        const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token, 0)), factors);
         float* out = tile_.out + (token_first + token) * tile_.out_stride + row_ + row;
         _mm512_mask_storeu_ps(out, mask, _mm512_add_ps(_mm512_mul_ps(total, scales), biases));
       }

@@ -46,9 +46,13 @@ void gemm_exact(const GemmTile& tile, std::byte* scratch) {
     for (int64_t col = 0; col < weight.cols; ++col) row_values[col] = weight_value(weight, row, col);
     for (int64_t index = 0; index < tile.count; ++index) {
       const float* input = operand + tile.input_row(index) * tile.operand_stride;
-      const double sum = dot(input, row_values, weight.cols);
-      tile.out[index * tile.out_stride + row] = static_cast<float>(static_cast<double>(tile.input_scale(index)) * sum +
-                                                                   static_cast<double>(tile.bias_at(row)));
+      double sum = 0;
+      for (int64_t group = 0; group < tile.input_groups; ++group) {
+        const ColumnRange cols = tile.group_cols(group);
+        sum += static_cast<double>(tile.input_scale(index, group)) *
+               dot(input + cols.first, row_values + cols.first, cols.count);
+      }
+      tile.out[index * tile.out_stride + row] = static_cast<float>(sum + static_cast<double>(tile.bias_at(row)));
     }
   }
 }

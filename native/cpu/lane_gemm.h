@@ -210,7 +210,7 @@ class LaneGemm {
       biases[r] = tile.bias_at(row + r);
     }
     for (int t = 0; t < kTokens; ++t) {
-      const float input_scale = tile.input_scale(token + t);
+      const float input_scale = tile.input_scale(token + t, 0);
       float* out = tile.out + (token + t) * tile.out_stride + row;
       for (int r = 0; r < kRows; ++r) {
         const float total = Isa::sum(sums[r][t]) * unit;

@@ -35,6 +35,7 @@ struct GemmInput {
   const std::byte* operand = nullptr;
   const float* scales = nullptr;
   int64_t stride = 0;
+  int64_t groups = 1;
 };
 
 struct GemmCall {
