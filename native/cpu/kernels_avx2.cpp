@@ -12,9 +12,9 @@ namespace {
 struct Avx2Isa {
   static constexpr int kLanes = 8;
   static constexpr int kFp8Vectors = 2;
-  static constexpr int kRows = 4;
-  static constexpr int kTokens = 2;
-  static constexpr int kDirectRows = 4;
+  static constexpr int kBf16Vectors = 2;
+  static constexpr int kTokens = 3;
+  static constexpr int64_t kPanelBytes = 20 << 10;
   static constexpr float kFp8Factor = 0x1p-8F;
 
   static __m256 multiply_add(__m256 left, __m256 right, __m256 sum) { return _mm256_fmadd_ps(left, right, sum); }
@@ -27,9 +27,20 @@ struct Avx2Isa {
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
   }
 
+  static Vectors<4>::Floats sum_rows(__m256 row0, __m256 row1, __m256 row2, __m256 row3) {
+    const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(row0, row1), _mm256_hadd_ps(row2, row3));
+    return _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1));
+  }
+
+  static constexpr int direct_rows(int tokens) { return tokens <= 2 ? 4 : 2; }
+
   static __m256 load_bf16(const std::byte* source) {
     const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+  }
+
+  static std::array<Lanes<kLanes>::Floats, kBf16Vectors> decode_bf16(const std::byte* source) {
+    return {load_bf16(source), load_bf16(source + 2 * kLanes)};
   }
 
   static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
@@ -54,7 +65,8 @@ const KernelSet& avx2_kernels() {
                                      .attend = LaneAttention<Avx2Isa>::attend,
                                      .swiglu = lane_swiglu<Avx2Isa>,
                                      .quantise = LaneQuantise<Avx2Isa>::to_floats,
-                                     .multiply_adds = lane_multiply_adds<Avx2Isa>};
+                                     .multiply_adds = lane_multiply_adds<Avx2Isa>,
+                                     .sums_groups = true};
   return kernels;
 }
 

@@ -11,7 +11,8 @@ const KernelSet& avx512_kernels() {
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_floats,
-                                     .multiply_adds = lane_multiply_adds<Avx512Isa>};
+                                     .multiply_adds = lane_multiply_adds<Avx512Isa>,
+                                     .sums_groups = true};
   return kernels;
 }
 

@@ -12,11 +12,11 @@ namespace {
 struct NeonIsa {
   static constexpr int kLanes = 4;
   static constexpr int kFp8Vectors = 4;
-  static constexpr int kRows = 4;
+  static constexpr int kBf16Vectors = 4;
   static constexpr int kTokens = 4;
-  static constexpr int kDirectRows = 4;
+  static constexpr int64_t kPanelBytes = 40 << 10;
   static constexpr float kFp8Factor = 0x1p-120F;
-  static constexpr uint32_t kValueBits = 0x87f0;
+  using Floats = Lanes<kLanes>::Floats;
 
   static float32x4_t multiply_add(float32x4_t left, float32x4_t right, float32x4_t sum) {
     return vfmaq_f32(sum, left, right);
@@ -26,63 +26,49 @@ struct NeonIsa {
 
   static float sum(float32x4_t values) { return vaddvq_f32(values); }
 
+  static float32x4_t sum_rows(float32x4_t row0, float32x4_t row1, float32x4_t row2, float32x4_t row3) {
+    return vpaddq_f32(vpaddq_f32(row0, row1), vpaddq_f32(row2, row3));
+  }
+
   static float32x4_t load_bf16(const std::byte* source) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(source)), 16));
   }
 
-  static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
-    const int8x16_t values = vld1q_s8(reinterpret_cast<const int8_t*>(source));
-    const int16x8_t value_bits = vdupq_n_s16(static_cast<int16_t>(kValueBits));
-    const int16x8_t zeros = vdupq_n_s16(0);
-    const int16x8_t low = vandq_s16(vshll_n_s8(vget_low_s8(values), 4), value_bits);
-    const int16x8_t high = vandq_s16(vshll_high_n_s8(values, 4), value_bits);
-    return {widen(vzip1q_s16(zeros, low)), widen(vzip2q_s16(zeros, low)), widen(vzip1q_s16(zeros, high)),
-            widen(vzip2q_s16(zeros, high))};
+  static std::array<Floats, kBf16Vectors> decode_bf16(const std::byte* source) {
+    const uint16x8_t low = vld1q_u16(reinterpret_cast<const uint16_t*>(source));
+    const uint16x8_t high = vld1q_u16(reinterpret_cast<const uint16_t*>(source) + 8);
+    const uint16x8_t zeros = vdupq_n_u16(0);
+    return {vreinterpretq_f32_u16(vzip1q_u16(zeros, low)), vreinterpretq_f32_u16(vzip2q_u16(zeros, low)),
+            vreinterpretq_f32_u16(vzip1q_u16(zeros, high)), vreinterpretq_f32_u16(vzip2q_u16(zeros, high))};
   }
 
-  static void sum_fp8(Lanes<kLanes>::Floats (&sums)[kDirectRows][1], const std::byte* values, int64_t stride,
-                      const float* input, int64_t steps) {
-    const std::byte* rows[kDirectRows] = {values, values + stride, values + 2 * stride, values + 3 * stride};
-    auto* out = reinterpret_cast<float*>(sums);
-    asm volatile(
-        "dup v31.8h, %w[bits]\n movi v30.4s, #0\n"
-        "movi v0.4s, #0\n movi v1.4s, #0\n movi v2.4s, #0\n movi v3.4s, #0\n"
-        "1:\n"
-        "ldr q16, [%[row0]], #16\n ldr q17, [%[row1]], #16\n ldr q18, [%[row2]], #16\n ldr q19, [%[row3]], #16\n"
-        "ldp q24, q25, [%[input]], #32\n ldp q26, q27, [%[input]], #32\n"
-        "prfm pldl1keep, [%[row0], %[ahead]]\n prfm pldl1keep, [%[row1], %[ahead]]\n"
-        "prfm pldl1keep, [%[row2], %[ahead]]\n prfm pldl1keep, [%[row3], %[ahead]]\n"
-        "sshll v4.8h, v16.8b, #4\n sshll2 v5.8h, v16.16b, #4\n and v4.16b, v4.16b, v31.16b\n"
-        "and v5.16b, v5.16b, v31.16b\n zip1 v20.8h, v30.8h, v4.8h\n zip2 v21.8h, v30.8h, v4.8h\n"
-        "zip1 v22.8h, v30.8h, v5.8h\n zip2 v23.8h, v30.8h, v5.8h\n"
-        "sshll v6.8h, v17.8b, #4\n fmla v0.4s, v20.4s, v24.4s\n sshll2 v7.8h, v17.16b, #4\n"
-        "and v6.16b, v6.16b, v31.16b\n fmla v0.4s, v21.4s, v25.4s\n and v7.16b, v7.16b, v31.16b\n"
-        "zip1 v28.8h, v30.8h, v6.8h\n fmla v0.4s, v22.4s, v26.4s\n zip2 v29.8h, v30.8h, v6.8h\n"
-        "zip1 v8.8h, v30.8h, v7.8h\n fmla v0.4s, v23.4s, v27.4s\n zip2 v9.8h, v30.8h, v7.8h\n"
-        "sshll v4.8h, v18.8b, #4\n fmla v1.4s, v28.4s, v24.4s\n sshll2 v5.8h, v18.16b, #4\n"
-        "and v4.16b, v4.16b, v31.16b\n fmla v1.4s, v29.4s, v25.4s\n and v5.16b, v5.16b, v31.16b\n"
-        "zip1 v20.8h, v30.8h, v4.8h\n fmla v1.4s, v8.4s, v26.4s\n zip2 v21.8h, v30.8h, v4.8h\n"
-        "zip1 v22.8h, v30.8h, v5.8h\n fmla v1.4s, v9.4s, v27.4s\n zip2 v23.8h, v30.8h, v5.8h\n"
-        "sshll v6.8h, v19.8b, #4\n fmla v2.4s, v20.4s, v24.4s\n sshll2 v7.8h, v19.16b, #4\n"
-        "and v6.16b, v6.16b, v31.16b\n fmla v2.4s, v21.4s, v25.4s\n and v7.16b, v7.16b, v31.16b\n"
-        "zip1 v28.8h, v30.8h, v6.8h\n fmla v2.4s, v22.4s, v26.4s\n zip2 v29.8h, v30.8h, v6.8h\n"
-        "zip1 v8.8h, v30.8h, v7.8h\n fmla v2.4s, v23.4s, v27.4s\n zip2 v9.8h, v30.8h, v7.8h\n"
-        "fmla v3.4s, v28.4s, v24.4s\n subs %[steps], %[steps], #1\n fmla v3.4s, v29.4s, v25.4s\n"
-        "fmla v3.4s, v8.4s, v26.4s\n fmla v3.4s, v9.4s, v27.4s\n"
-        "b.ne 1b\n"
-        "stp q0, q1, [%[out]]\n stp q2, q3, [%[out], #32]\n"
-        : [row0] "+r"(rows[0]), [row1] "+r"(rows[1]), [row2] "+r"(rows[2]), [row3] "+r"(rows[3]), [input] "+r"(input),
-          [steps] "+r"(steps)
-        : [out] "r"(out), [bits] "r"(kValueBits), [ahead] "r"(kDirectRows * stride)
-        : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v16", "v17", "v18", "v19", "v20",
-          "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+  static constexpr int direct_rows(int tokens) { return tokens <= 2 ? 4 : 2; }
+
+  static uint8x16_t bytes_of_four(uint8_t first) {
+    constexpr uint8_t kNone = 255;
+    const uint8x16_t bytes = {kNone, kNone, 0, 16, kNone, kNone, 1, 17, kNone, kNone, 2, 18, kNone, kNone, 3, 19};
+    return vqaddq_u8(bytes, vdupq_n_u8(first));
   }
 
-  static void sum_panel(Lanes<kLanes>::Floats (&sums)[kRows][kTokens], const float* panel, int64_t stride,
-                        const float* const* inputs, int64_t cols) {
-    const float* rows[kRows] = {panel, panel + stride, panel + 2 * stride, panel + 3 * stride};
-    const float* tokens[kTokens] = {inputs[0], inputs[1], inputs[2], inputs[3]};
-    int64_t steps = (cols + 7) / 8;
+  static std::array<Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
+    const uint8x16_t values = vld1q_u8(reinterpret_cast<const uint8_t*>(source));
+    Floats first;
+    Floats second;
+    Floats third;
+    Floats fourth;
+    asm("shl v30.16b, %[values].16b, #4\n sshr v31.16b, %[values].16b, #4\n and v31.16b, v31.16b, %[bits].16b\n"
+        "tbl %[first].16b, {v30.16b, v31.16b}, %[bytes0].16b\n tbl %[second].16b, {v30.16b, v31.16b}, %[bytes4].16b\n"
+        "tbl %[third].16b, {v30.16b, v31.16b}, %[bytes8].16b\n tbl %[fourth].16b, {v30.16b, v31.16b}, %[bytes12].16b\n"
+        : [first] "=&w"(first), [second] "=&w"(second), [third] "=&w"(third), [fourth] "=w"(fourth)
+        : [values] "w"(values), [bits] "w"(vdupq_n_u8(0x87)), [bytes0] "w"(bytes_of_four(0)),
+          [bytes4] "w"(bytes_of_four(4)), [bytes8] "w"(bytes_of_four(8)), [bytes12] "w"(bytes_of_four(12))
+        : "v30", "v31");
+    return {first, second, third, fourth};
+  }
+
+  static void sum_panel(Floats (&sums)[4][kTokens], const float* (&rows)[4], const float* (&tokens)[kTokens],
+                        int64_t cols) {
+    int64_t steps = cols / 8;
     auto* out = reinterpret_cast<float*>(sums);
     asm volatile(
         "movi v0.4s, #0\n movi v1.4s, #0\n movi v2.4s, #0\n movi v3.4s, #0\n"
@@ -123,8 +109,6 @@ struct NeonIsa {
           "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",
           "v30", "v31");
   }
-
-  static float32x4_t widen(int16x8_t pairs) { return vreinterpretq_f32_s16(pairs); }
 };
 
 }
@@ -138,7 +122,8 @@ const KernelSet& neon_kernels() {
                                  .attend = LaneAttention<NeonIsa>::attend,
                                  .swiglu = lane_swiglu<NeonIsa>,
                                  .quantise = LaneQuantise<NeonIsa>::to_floats,
-                                 .multiply_adds = lane_multiply_adds<NeonIsa>};
+                                 .multiply_adds = lane_multiply_adds<NeonIsa>,
+                                 .sums_groups = true};
   return kernels;
 }
 

@@ -11,210 +11,324 @@ namespace {
 template <typename Isa>
 class LaneGemm {
  public:
-  using Lane = Lanes<Isa::kLanes>;
-  using Floats = typename Lane::Floats;
-  static constexpr int64_t kPanelRows = 16;
-  static constexpr float kFp8Unit = 1.0F / Isa::kFp8Factor;
-
   static void fp8(const GemmTile& tile, std::byte* scratch) { multiply<Fp8Reader>(tile, scratch); }
   static void floats(const GemmTile& tile, std::byte* scratch) { multiply<Bf16Reader>(tile, scratch); }
 
  private:
-  struct PanelReader {
-    static constexpr int kVectors = 4;
-    const float* panel;
-    int64_t stride;
-    std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      const float* source = panel + row * stride + col;
-      return {Lane::load(source), Lane::load(source + Isa::kLanes), Lane::load(source + 2 * Isa::kLanes),
-              Lane::load(source + 3 * Isa::kLanes)};
-    }
-  };
+  using Lane = Lanes<Isa::kLanes>;
+  using Floats = typename Lane::Floats;
+  using Quad = Vectors<4>::Floats;
+  static constexpr int kRows = 4;
+  static constexpr int kMaxTokens = 6;
+  static constexpr int64_t kPrefetchBytes = 2048;
+  static constexpr float kFp8Unit = 1.0F / Isa::kFp8Factor;
+
+  template <int kTokens>
+  using Sums = Floats[kRows][kTokens];
 
   struct Bf16Reader {
-    static constexpr int kVectors = 4;
-    const std::byte* data;
-    int64_t stride;
-    std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      const std::byte* source = data + 2 * (row * stride + col);
-      return {Isa::load_bf16(source), Isa::load_bf16(source + 2 * Isa::kLanes),
-              Isa::load_bf16(source + 4 * Isa::kLanes), Isa::load_bf16(source + 6 * Isa::kLanes)};
-    }
-    void prefetch(int64_t row, int64_t col) const { __builtin_prefetch(data + 2 * (row * stride + col)); }
-    static void decode(float* out, const std::byte* source, int64_t count) {
-      int64_t index = 0;
-      for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
-        Lane::store(out + index, Isa::load_bf16(source + 2 * index));
-      }
-      for (; index < count; ++index) {
-        uint16_t bits = 0;
-        std::memcpy(&bits, source + 2 * index, sizeof(bits));
-        out[index] = float_from_bf16(bits);
-      }
-    }
+    static constexpr int kVectors = Isa::kBf16Vectors;
+    static constexpr int64_t kElementBytes = 2;
+    static std::array<Floats, kVectors> read(const std::byte* source) { return Isa::decode_bf16(source); }
   };
 
   struct Fp8Reader {
     static constexpr int kVectors = Isa::kFp8Vectors;
-    const std::byte* data;
-    int64_t stride;
-    std::array<Floats, kVectors> read(int64_t row, int64_t col) const {
-      return Isa::decode_fp8(data + row * stride + col);
-    }
-    void prefetch(int64_t row, int64_t col) const { __builtin_prefetch(data + row * stride + col); }
-    static void decode(float* out, const std::byte* source, int64_t count) {
-      constexpr int64_t kStep = Isa::kLanes * kVectors;
-      int64_t index = 0;
-      for (; index + kStep <= count; index += kStep) {
-        const std::array<Floats, kVectors> values = Isa::decode_fp8(source + index);
-        for (int part = 0; part < kVectors; ++part) Lane::store(out + index + part * Isa::kLanes, values[part]);
+    static constexpr int64_t kElementBytes = 1;
+    static std::array<Floats, kVectors> read(const std::byte* source) { return Isa::decode_fp8(source); }
+  };
+
+  template <typename Reader>
+  static constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
+
+  struct Block {
+    int64_t first;
+    int64_t last;
+    int64_t index;
+  };
+
+  struct Place {
+    int64_t row;
+    int64_t rows;
+    int64_t token;
+  };
+
+  template <typename Reader>
+  struct DirectRows {
+    const std::byte* rows[kRows];
+    const std::byte* next_rows;
+
+    DirectRows(const GemmTile& tile, const Place& place) {
+      for (int r = 0; r < kRows; ++r) {
+        rows[r] = tile.weight->row(place.row + std::min<int64_t>(r, place.rows - 1));
       }
-      for (; index < count; ++index) {
-        out[index] = e4m3_table()[std::to_integer<uint8_t>(source[index])] * Isa::kFp8Factor;
+      next_rows = rows[0] + std::max(kRows * tile.weight->stride * Reader::kElementBytes, kPrefetchBytes);
+    }
+
+    template <int kTokens>
+    void add(Sums<kTokens>& sums, const float* const* inputs, const Block& block) const {
+      constexpr int64_t kCols = kStep<Reader>;
+      const int64_t whole_first = round_up(block.first, kCols);
+      const int64_t whole_last = block.last / kCols * kCols;
+      if (whole_first != block.first) {
+        add_part<kTokens>(sums, inputs, {block.first, std::min(whole_first, block.last), block.index});
+      }
+      if (whole_first < whole_last) add_whole<kTokens>(sums, inputs, whole_first, whole_last);
+      if (whole_last < block.last && whole_first <= whole_last) {
+        add_part<kTokens>(sums, inputs, {whole_last, block.last, block.index});
+      }
+    }
+
+    template <int kTokens>
+    void add_whole(Sums<kTokens>& sums, const float* const* inputs, int64_t first, int64_t last) const {
+      constexpr int kRowsAtOnce = Isa::direct_rows(kTokens);
+      for (int r = 0; r < kRows; r += kRowsAtOnce) {
+        const std::byte* const* chosen = rows + r;
+        add_steps<kRowsAtOnce, kTokens, Reader>(sums + r, inputs, first, last, [&](int row, int64_t col) {
+          if (row == 0) __builtin_prefetch(next_rows + (kRowsAtOnce * col + r * last) * Reader::kElementBytes);
+          return Reader::read(chosen[row] + col * Reader::kElementBytes);
+        });
+      }
+    }
+
+    template <int kTokens>
+    void add_part(Sums<kTokens>& sums, const float* const* inputs, const Block& part) const {
+      float values[kRows][kStep<Reader>];
+      for (int r = 0; r < kRows; ++r) decode_part<Reader>(values[r], rows[r], part);
+      const int64_t first = part.first / kStep<Reader> * kStep<Reader>;
+      add_steps<kRows, kTokens, Reader>(sums, inputs, first, first + kStep<Reader>,
+                                        [&](int row, int64_t) { return read_floats<Reader>(values[row]); });
+    }
+  };
+
+  template <typename Reader>
+  struct PanelRows {
+    const float* rows[kRows];
+
+    PanelRows(const float* panel, int64_t stride, int64_t count) {
+      for (int r = 0; r < kRows; ++r) rows[r] = panel + std::min<int64_t>(r, count - 1) * stride;
+    }
+
+    template <int kTokens>
+    void add(Sums<kTokens>& sums, const float* const* inputs, const Block& block) const {
+      const int64_t first = block.first / kStep<Reader> * kStep<Reader>;
+      const int64_t last = round_up(block.last, kStep<Reader>);
+      const int64_t shift = block.index * kStep<Reader>;
+      if constexpr (kTokens == Isa::kTokens && requires { &Isa::sum_panel; }) {
+        const float* weights[kRows];
+        const float* operands[kTokens];
+        for (int r = 0; r < kRows; ++r) weights[r] = rows[r] + first + shift;
+        for (int t = 0; t < kTokens; ++t) operands[t] = inputs[t] + first;
+        Isa::sum_panel(sums, weights, operands, last - first);
+      } else {
+        add_steps<kRows, kTokens, Reader>(sums, inputs, first, last, [&](int row, int64_t col) {
+          return read_floats<Reader>(rows[row] + col + shift);
+        });
       }
     }
   };
 
   template <typename Reader>
-  static void multiply(const GemmTile& tile, std::byte* scratch) {
-    auto* panel = reinterpret_cast<float*>(scratch);
-    const bool reads_directly = tile.count == 1 && tile.weight->scale_kind != GLINT_SCALE_TILE;
-    const int64_t row_last = tile.row_first + tile.row_count;
-    for (int64_t row = tile.row_first; row < row_last; row += kPanelRows) {
-      const int64_t rows = std::min(kPanelRows, row_last - row);
-      if (reads_directly) {
-        multiply_directly<Reader>(tile, row, rows);
-      } else {
-        multiply_panel<Reader>(tile, row, rows, panel);
-      }
-    }
+  static std::array<Floats, Reader::kVectors> read_floats(const float* source) {
+    std::array<Floats, Reader::kVectors> values;
+    for (int v = 0; v < Reader::kVectors; ++v) values[v] = Lane::load(source + v * Isa::kLanes);
+    return values;
   }
 
   template <typename Reader>
-  static void multiply_directly(const GemmTile& tile, int64_t row_first, int64_t rows) {
-    const Reader reader{tile.weight->data, tile.weight->stride};
-    int64_t row = 0;
-    for (; row + Isa::kDirectRows <= rows; row += Isa::kDirectRows) {
-      multiply_micro<Isa::kDirectRows, 1, Reader>(tile, reader, row_first + row, row_first + row, 0);
-    }
-    for (; row < rows; ++row) multiply_micro<1, 1, Reader>(tile, reader, row_first + row, row_first + row, 0);
+  static void decode_part(float* out, const std::byte* row, const Block& part) {
+    constexpr int64_t kCols = kStep<Reader>;
+    const int64_t skipped = part.first % kCols;
+    std::byte bytes[kCols * Reader::kElementBytes] = {};
+    std::memcpy(bytes + skipped * Reader::kElementBytes, row + part.first * Reader::kElementBytes,
+                static_cast<size_t>((part.last - part.first) * Reader::kElementBytes));
+    store<Reader>(out, Reader::read(bytes));
   }
 
   template <typename Reader>
-  static void multiply_panel(const GemmTile& tile, int64_t row_first, int64_t rows, float* panel) {
-    const int64_t stride = round_up(tile.weight->cols, kOperandAlignment);
-    for (int64_t row = 0; row < rows; ++row)
-      fill_panel_row<Reader>(panel + row * stride, tile, row_first + row, stride);
-    const PanelReader reader{panel, stride};
-    int64_t token = 0;
-    for (; token + Isa::kTokens <= tile.count; token += Isa::kTokens) {
-      multiply_rows<Isa::kTokens>(tile, reader, row_first, rows, token);
-    }
-    for (; token < tile.count; ++token) multiply_rows<1>(tile, reader, row_first, rows, token);
+  static void store(float* out, const std::array<Floats, Reader::kVectors>& values) {
+    for (int v = 0; v < Reader::kVectors; ++v) Lane::store(out + v * Isa::kLanes, values[v]);
   }
 
-  template <typename Reader>
-  static void fill_panel_row(float* out, const GemmTile& tile, int64_t row, int64_t stride) {
-    const Weight& weight = *tile.weight;
-    Reader::decode(out, weight.row(row), weight.cols);
-    std::fill(out + weight.cols, out + stride, 0.0F);
-    if (weight.scale_kind != GLINT_SCALE_TILE) return;
-    for (int64_t col = 0; col < weight.cols;) {
-      const int64_t tile_end = ((weight.col_first + col) / kScaleTile + 1) * kScaleTile - weight.col_first;
-      const int64_t end = std::min(tile_end, weight.cols);
-      const float scale = weight.scale_at(row, col);
-      for (; col < end; ++col) out[col] = out[col] * kFp8Unit * scale;
-    }
-  }
-
-  template <int kTokens>
-  static void multiply_rows(const GemmTile& tile, const PanelReader& reader, int64_t row_first, int64_t rows,
-                            int64_t token) {
-    int64_t row = 0;
-    for (; row + Isa::kRows <= rows; row += Isa::kRows) {
-      multiply_micro<Isa::kRows, kTokens, PanelReader>(tile, reader, row, row_first + row, token);
-    }
-    for (; row < rows; ++row) multiply_micro<1, kTokens, PanelReader>(tile, reader, row, row_first + row, token);
-  }
-
-  template <int kRows, int kTokens, typename Reader>
-  static void multiply_micro(const GemmTile& tile, const Reader& reader, int64_t reader_row, int64_t row,
-                             int64_t token) {
-    constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
-    constexpr bool kIsPanel = std::is_same_v<Reader, PanelReader>;
-    const float* inputs[kTokens];
-    for (int index = 0; index < kTokens; ++index) {
-      inputs[index] =
-          reinterpret_cast<const float*>(tile.operand) + tile.input_row(token + index) * tile.operand_stride;
-    }
-    Floats sums[kRows][kTokens] = {};
-    const int64_t cols = kIsPanel ? round_up(tile.weight->cols, kStep) : tile.weight->cols / kStep * kStep;
-    constexpr bool kIsWholePanel = kIsPanel && kRows == Isa::kRows && kTokens == Isa::kTokens;
-    constexpr bool kIsWholeDirect = std::is_same_v<Reader, Fp8Reader> && kRows == Isa::kDirectRows;
-    if constexpr (kIsWholePanel && requires { &Isa::sum_panel; }) {
-      Isa::sum_panel(sums, reader.panel + reader_row * reader.stride, reader.stride, inputs, tile.weight->cols);
-    } else if constexpr (kIsWholeDirect && requires { &Isa::sum_fp8; }) {
-      if (cols > 0) Isa::sum_fp8(sums, tile.weight->row(row), tile.weight->stride, inputs[0], cols / kStep);
-    } else {
-      for (int64_t col = 0; col < cols; col += kStep) {
-        add_step<kRows, kTokens>(sums, reader, reader_row, inputs, col);
-      }
-    }
-    if constexpr (!kIsPanel) {
-      if (cols < tile.weight->cols) add_tail<kRows, Reader>(sums, tile, row, inputs[0], cols);
-    }
-    finish<kRows, kTokens>(tile, sums, row, token);
-  }
-
-  template <int kRows, int kTokens, typename Reader>
-  static inline __attribute__((always_inline)) void add_step(Floats (&sums)[kRows][kTokens], const Reader& reader,
-                                                             int64_t row, const float* const* inputs, int64_t col) {
+  template <int kSomeRows, int kTokens>
+  static inline __attribute__((always_inline)) void copy_sums(Floats (*out)[kTokens], const Floats (*in)[kTokens]) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      if constexpr (!std::is_same_v<Reader, PanelReader>) reader.prefetch(row + r + kRows, col);
-      const std::array<Floats, Reader::kVectors> weights = reader.read(row + r, col);
+    for (int r = 0; r < kSomeRows; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < Reader::kVectors; ++v) {
+      for (int t = 0; t < kTokens; ++t) out[r][t] = in[r][t];
+    }
+  }
+
+  template <int kSomeRows, int kTokens, typename Reader, typename Read>
+  static inline __attribute__((always_inline)) void add_steps(Floats (*sums)[kTokens], const float* const* inputs,
+                                                              int64_t first, int64_t last, const Read& read) {
+    constexpr int kTogether = kTokens == 1 ? 1 : kSomeRows;
+    Floats parts[kSomeRows][kTokens];
+    copy_sums<kSomeRows, kTokens>(parts, sums);
+    for (int64_t col = first; col < last; col += kStep<Reader>) {
 #pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) {
-          sums[r][t] = Isa::multiply_add(weights[v], Lane::load(inputs[t] + col + v * Isa::kLanes), sums[r][t]);
+      for (int group = 0; group < kSomeRows; group += kTogether) {
+        std::array<Floats, Reader::kVectors> weights[kTogether];
+#pragma GCC unroll 8
+        for (int r = 0; r < kTogether; ++r) weights[r] = read(group + r, col);
+#pragma GCC unroll 8
+        for (int v = 0; v < Reader::kVectors; ++v) {
+#pragma GCC unroll 8
+          for (int t = 0; t < kTokens; ++t) {
+            const Floats input = Lane::load(inputs[t] + col + v * Isa::kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < kTogether; ++r) {
+              parts[group + r][t] = Isa::multiply_add(weights[r][v], input, parts[group + r][t]);
+            }
+          }
         }
       }
     }
+    copy_sums<kSomeRows, kTokens>(sums, parts);
   }
 
-  template <int kRows, typename Reader>
-  static void add_tail(Floats (&sums)[kRows][1], const GemmTile& tile, int64_t row, const float* input, int64_t first) {
-    constexpr int64_t kStep = int64_t{Isa::kLanes} * Reader::kVectors;
-    const int64_t rest = tile.weight->cols - first;
-    const int64_t element_bytes = tile.weight->element_bytes();
-    for (int r = 0; r < kRows; ++r) {
-      float values[kStep] = {};
-      Reader::decode(values, tile.weight->row(row + r) + first * element_bytes, rest);
-      for (int64_t col = 0; col < round_up(rest, Isa::kLanes); col += Isa::kLanes) {
-        sums[r][0] = Isa::multiply_add(Lane::load(values + col), Lane::load(input + first + col), sums[r][0]);
+  static bool has_blocks(const GemmTile& tile) {
+    return tile.weight->scale_kind == GLINT_SCALE_TILE || tile.input_groups > 1;
+  }
+
+  static Block block_from(const GemmTile& tile, int64_t first, int64_t index) {
+    const Weight& weight = *tile.weight;
+    int64_t last = weight.cols;
+    if (tile.input_groups > 1) last = std::min(last, (first / kInputGroup + 1) * kInputGroup);
+    if (weight.scale_kind == GLINT_SCALE_TILE) {
+      last = std::min(last, ((weight.col_first + first) / kScaleTile + 1) * kScaleTile - weight.col_first);
+    }
+    return {first, last, index};
+  }
+
+  template <typename Visit>
+  static void for_each_block(const GemmTile& tile, const Visit& visit) {
+    for (Block block = block_from(tile, 0, 0); block.first < tile.weight->cols;
+         block = block_from(tile, block.last, block.index + 1)) {
+      visit(block);
+    }
+  }
+
+  template <typename Reader>
+  static void multiply(const GemmTile& tile, std::byte* scratch) {
+    if (tile.count <= kMaxTokens) {
+      for (int64_t row = 0; row < tile.row_count; row += kRows) {
+        const Place place{tile.row_first + row, std::min<int64_t>(kRows, tile.row_count - row), 0};
+        multiply_tokens(tile, DirectRows<Reader>(tile, place), place, tile.count);
+      }
+    } else {
+      multiply_panel<Reader>(tile, reinterpret_cast<float*>(scratch));
+    }
+  }
+
+  template <typename Reader>
+  static void multiply_panel(const GemmTile& tile, float* panel) {
+    const int64_t blocks = has_blocks(tile) ? tile.weight->cols / kScaleTile + 2 : 0;
+    const int64_t stride = round_up(tile.weight->cols, kOperandAlignment) + blocks * kStep<Reader>;
+    const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(float));
+    const int64_t rows_at_once = std::max<int64_t>(kRows, Isa::kPanelBytes / row_bytes / kRows * kRows);
+    for (int64_t first = 0; first < tile.row_count; first += rows_at_once) {
+      const Place part{tile.row_first + first, std::min(rows_at_once, tile.row_count - first), 0};
+      for (int64_t row = 0; row < part.rows; ++row) {
+        fill_panel_row<Reader>(panel + row * stride, tile, tile.weight->row(part.row + row));
+      }
+      multiply_part<Reader>(tile, panel, stride, part);
+    }
+  }
+
+  template <typename Reader>
+  static void multiply_part(const GemmTile& tile, const float* panel, int64_t stride, const Place& part) {
+    for (int64_t token = 0; token < tile.count; token += Isa::kTokens) {
+      const int64_t count = std::min<int64_t>(Isa::kTokens, tile.count - token);
+      for (int64_t row = 0; row < part.rows; row += kRows) {
+        const Place place{part.row + row, std::min<int64_t>(kRows, part.rows - row), token};
+        multiply_tokens(tile, PanelRows<Reader>(panel + row * stride, stride, place.rows), place, count);
       }
     }
   }
 
-  template <int kRows, int kTokens>
-  static void finish(const GemmTile& tile, const Floats (&sums)[kRows][kTokens], int64_t row, int64_t token) {
-    const Weight& weight = *tile.weight;
-    const bool has_unit = weight.dtype == GLINT_DTYPE_F8_E4M3 && weight.scale_kind != GLINT_SCALE_TILE;
-    const float unit = has_unit ? kFp8Unit : 1.0F;
-    const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
-    float row_scales[kRows];
-    float biases[kRows];
+  template <typename Reader>
+  static void fill_panel_row(float* out, const GemmTile& tile, const std::byte* row) {
+    constexpr int64_t kCols = kStep<Reader>;
+    for_each_block(tile, [&](const Block& block) {
+      float* target = out + block.index * kCols;
+      for (int64_t col = block.first / kCols * kCols; col < block.last; col += kCols) {
+        const Block part{std::max(col, block.first), std::min(col + kCols, block.last), block.index};
+        if (part.last - part.first == kCols) {
+          store<Reader>(target + col, Reader::read(row + col * Reader::kElementBytes));
+        } else {
+          decode_part<Reader>(target + col, row, part);
+        }
+      }
+    });
+  }
+
+  template <int kTokens = 1, typename Rows>
+  static void multiply_tokens(const GemmTile& tile, const Rows& rows, const Place& place, int64_t count) {
+    if (count == kTokens) {
+      multiply_micro<kTokens>(tile, rows, place);
+    } else if constexpr (kTokens < kMaxTokens) {
+      multiply_tokens<kTokens + 1>(tile, rows, place, count);
+    }
+  }
+
+  template <int kTokens, typename Rows>
+  static void multiply_micro(const GemmTile& tile, const Rows& rows, const Place& place) {
+    const float* inputs[kTokens];
+    for (int t = 0; t < kTokens; ++t) {
+      inputs[t] = reinterpret_cast<const float*>(tile.operand) + tile.input_row(place.token + t) * tile.operand_stride;
+    }
+    Sums<kTokens> totals = {};
+    if (!has_blocks(tile)) {
+      rows.add(totals, inputs, {0, tile.weight->cols, 0});
+    } else {
+      for_each_block(tile, [&](const Block& block) {
+        Sums<kTokens> sums = {};
+        rows.add(sums, inputs, block);
+        add_block<kTokens>(totals, sums, tile, place, block);
+      });
+    }
+    finish<kTokens>(tile, totals, place);
+  }
+
+  template <int kTokens>
+  static void add_block(Sums<kTokens>& totals, const Sums<kTokens>& sums, const GemmTile& tile, const Place& place,
+                        const Block& block) {
+    const bool has_groups = tile.input_groups > 1;
     for (int r = 0; r < kRows; ++r) {
-      row_scales[r] = has_row_scale ? weight.scale_at(row + r, 0) : 1.0F;
-      biases[r] = tile.bias_at(row + r);
+      const int64_t row = place.row + std::min<int64_t>(r, place.rows - 1);
+      const float weight_scale =
+          tile.weight->scale_kind == GLINT_SCALE_TILE ? tile.weight->scale_at(row, block.first) : 1.0F;
+      for (int t = 0; t < kTokens; ++t) {
+        const float input_scale = has_groups ? tile.input_scale(place.token + t, block.first / kInputGroup) : 1.0F;
+        const Floats factor = Isa::broadcast(input_scale * weight_scale);
+        totals[r][t] = Isa::multiply_add(sums[r][t] * unit_of(tile), factor, totals[r][t]);
+      }
+    }
+  }
+
+  static float unit_of(const GemmTile& tile) { return tile.weight->dtype == GLINT_DTYPE_F8_E4M3 ? kFp8Unit : 1.0F; }
+
+  template <int kTokens>
+  static void finish(const GemmTile& tile, const Sums<kTokens>& sums, const Place& place) {
+    const Weight& weight = *tile.weight;
+    const float unit = has_blocks(tile) ? 1.0F : unit_of(tile);
+    const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
+    Quad row_scales = {};
+    Quad biases = {};
+    for (int r = 0; r < place.rows; ++r) {
+      row_scales[r] = has_row_scale ? weight.scale_at(place.row + r, 0) : 1.0F;
+      biases[r] = tile.bias_at(place.row + r);
     }
     for (int t = 0; t < kTokens; ++t) {
-      const float input_scale = tile.input_scale(token + t, 0);
-      float* out = tile.out + (token + t) * tile.out_stride + row;
-      for (int r = 0; r < kRows; ++r) {
-        const float total = Isa::sum(sums[r][t]) * unit;
-        out[r] = total * (input_scale * row_scales[r]) + biases[r];
+      const float input_scale = tile.input_groups > 1 ? 1.0F : tile.input_scale(place.token + t, 0);
+      const Quad sum = Isa::sum_rows(sums[0][t], sums[1][t], sums[2][t], sums[3][t]) * unit;
+      const Quad total = sum * (input_scale * row_scales) + biases;
+      float* out = tile.out + (place.token + t) * tile.out_stride + place.row;
+      if (place.rows == kRows) {
+        std::memcpy(out, &total, sizeof(total));
+      } else {
+        for (int r = 0; r < place.rows; ++r) out[r] = total[r];
       }
     }
   }

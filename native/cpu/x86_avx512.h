@@ -14,9 +14,9 @@ namespace {
 struct Avx512Isa {
   static constexpr int kLanes = 16;
   static constexpr int kFp8Vectors = 2;
-  static constexpr int kRows = 4;
+  static constexpr int kBf16Vectors = 2;
   static constexpr int kTokens = 4;
-  static constexpr int kDirectRows = 4;
+  static constexpr int64_t kPanelBytes = 20 << 10;
   static constexpr float kFp8Factor = 0x1p-8F;
 
   static __m512 multiply_add(__m512 left, __m512 right, __m512 sum) { return _mm512_fmadd_ps(left, right, sum); }
@@ -30,6 +30,23 @@ struct Avx512Isa {
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
   }
 
+  static Vectors<4>::Floats sum_rows(__m512 row0, __m512 row1, __m512 row2, __m512 row3) {
+    const __m512 halves01 = add_halves(row0, row1);
+    const __m512 halves23 = add_halves(row2, row3);
+    const __m512 quads =
+        _mm512_add_ps(_mm512_shuffle_f32x4(halves01, halves23, 0x88), _mm512_shuffle_f32x4(halves01, halves23, 0xdd));
+    const __m512 pairs = _mm512_add_ps(quads, _mm512_permute_ps(quads, 0x4e));
+    const __m512 totals = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, totals));
+  }
+
+  static __m512 add_halves(__m512 left, __m512 right) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(left, right, 0x44), _mm512_shuffle_f32x4(left, right, 0xee));
+  }
+
+  static constexpr int direct_rows(int tokens) { return tokens <= 4 ? 4 : 2; }
+
   static void store_bf16(uint16_t* target, __m512 values) {
     const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(values), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), _mm512_cvtepi32_epi16(words));
@@ -38,6 +55,10 @@ struct Avx512Isa {
   static __m512 load_bf16(const std::byte* source) {
     const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  }
+
+  static std::array<Lanes<kLanes>::Floats, kBf16Vectors> decode_bf16(const std::byte* source) {
+    return {load_bf16(source), load_bf16(source + 2 * kLanes)};
   }
 
   static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
