@@ -42,6 +42,9 @@ class ResidentProduct {
   static constexpr int64_t kWeights = kTileRows * kCols;
 
   ResidentProduct() {
+    constexpr std::byte kE4m3One{0x38};
+    std::fill_n(memory_.data(), memory_.byte_count(), kE4m3One);
+    std::fill_n(operand_.data(), operand_.byte_count(), std::byte{0});
     weight_.data = memory_.data();
     weight_.dtype = GLINT_DTYPE_F8_E4M3;
     weight_.rows = kTileRows;
@@ -66,7 +69,7 @@ class ResidentProduct {
   }
 
  private:
-  ZeroedMemory memory_{kWeights};
+  ZeroedMemory memory_{2 * kWeights};
   ZeroedMemory operand_{kCols * cpu::kOperandElementBytes};
   ZeroedMemory scratch_{static_cast<uint64_t>(gemm_scratch_bytes(kCols))};
   float out_[kTileRows] = {};
