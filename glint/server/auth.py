@@ -24,6 +24,7 @@ METRICS_PATH = "/metrics"
 NUM_SALTS = 2**63
 MAX_TOKEN_BYTES = 4096
 
+_SALT_SECRET = secrets.token_bytes(32)
 _KEY = re.compile(r"[!-~]+")
 _WEIGHT = re.compile(r"weight=([0-9]{1,9})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
@@ -42,6 +43,13 @@ class Tenant:
     def share(self, priority: int = 0) -> Share:
         """The share of the engine that a request of this tenant counts against."""
         return Share(self.cache_salt, self.weight, priority)
+
+    def salt_of(self, salt: str | None) -> int:
+        """The salt of a request that has one of its own, else the tenant's."""
+        if salt is None:
+            return self.cache_salt
+        digest = hmac.digest(_SALT_SECRET, f"{self.cache_salt} {salt}".encode(errors="surrogatepass"), "sha256")
+        return 1 + int.from_bytes(digest[:16]) % (NUM_SALTS - 1)
 
 
 class ApiKeys:

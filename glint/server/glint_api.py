@@ -40,7 +40,7 @@ class GenerateBody(SamplingFields, kw_only=True):
 async def handle_generate(call: HttpCall) -> None:
     """Continue a text: one JSON object, or one per step as server-sent events."""
     body = await call.read(GenerateBody)
-    call.user = body.user
+    call.user = body.user or body.safety_identifier
     generation = await call.begin(body.to_request(call))
     if body.stream:
         await _stream_generate(call, generation)

@@ -51,7 +51,7 @@ def prepare(state: ServerState, request: GenerationRequest, tenant: Tenant) -> P
     grammar = _compile(state, request.constraint, request.format_field)
     _check_context(state, len(content), request.params, "prompt")
     share = tenant.share(request.priority)
-    engine_request = EngineRequest(content, request.params, tenant.cache_salt, grammar, share=share)
+    engine_request = EngineRequest(content, request.params, tenant.salt_of(request.cache_salt), grammar, share=share)
     return PreparedRequest(engine_request, None, request.deadline_seconds)
 
 
@@ -96,7 +96,8 @@ def _prepare_chat(
     tokens = tokenizer.encode_prompt(rendered)
     _check_context(state, len(tokens), request.params, "messages")
     share = tenant.share(request.priority)
-    engine_request = EngineRequest(tokens, request.params, tenant.cache_salt, grammar, begins_after, share)
+    salt = tenant.salt_of(request.cache_salt)
+    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
     return PreparedRequest(engine_request, parser, request.deadline_seconds)

@@ -40,7 +40,8 @@ class TextPrompt:
 class GenerationRequest:
     """One prompt with its sampling, deadline and constraint. `format_field` is the field that named the constraint.
 
-    The engine runs requests of one key with a lower `priority` first.
+    The engine runs requests of one key with a lower `priority` first. Requests with different `cache_salt` never share
+    pages of the prefix cache.
     """
 
     prompt: ChatPrompt | TextPrompt
@@ -49,6 +50,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     format_field: str = "response_format"
     priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def needs_worker(self) -> bool:

@@ -54,7 +54,7 @@ class Thinking(Strict):
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """The body of a chat completion. It accepts the thinking fields of several APIs."""
+    """The body of a chat completion. It accepts the thinking fields of several APIs. The model has one verbosity."""
 
     messages: list[dict[str, Any]]
     tools: list[FunctionTool] | None = None
@@ -68,7 +68,7 @@ class ChatBody(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
+    verbosity: Literal["medium"] | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
@@ -153,7 +153,7 @@ def new_call_id() -> str:
 async def handle_chat(call: HttpCall) -> None:
     """Answer a chat completion, streamed or whole."""
     body = await call.read(ChatBody)
-    call.user = body.user
+    call.user = body.user or body.safety_identifier
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"

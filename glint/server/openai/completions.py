@@ -58,7 +58,7 @@ class TextBody(SamplingFields, kw_only=True):
 async def handle_text(call: HttpCall) -> None:
     """Answer a text completion, streamed or whole."""
     body = await call.read(TextBody)
-    call.user = body.user
+    call.user = body.user or body.safety_identifier
     with renamed_fields({"prompt_logprobs": "logprobs"}):
         generation = await call.begin(*body.to_requests(call))
     if body.stream:

@@ -1,9 +1,19 @@
 """Fields that the bodies of the OpenAI routes share."""
 
-from typing import Any
+from typing import Any, Literal
 
 from glint.sampling import SamplingParams
-from glint.server.fields import Strict, check_count, check_token_ids, deadline_of, refusal, unsigned_seed
+from glint.server.fields import (
+    Strict,
+    check_cache_salt,
+    check_count,
+    check_metadata,
+    check_not_stored,
+    check_token_ids,
+    deadline_of,
+    refusal,
+    unsigned_seed,
+)
 from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
 from glint.server.state import ServerState
 from glint.text.grammar import Choice, Constraint, JsonObject, JsonSchema, Regex
@@ -64,7 +74,11 @@ class StructuredOutputs(Strict):
 
 
 class SamplingFields(Strict):
-    """Sampling and stop fields: those of OpenAI and those of the other engines."""
+    """Sampling and stop fields: those of OpenAI and those of the other engines.
+
+    Clients send `metadata`, `store`, `service_tier`, `safety_identifier` and `prompt_cache_key` by themselves. Their
+    allowed values change no answer: the server stores nothing, has one tier and caches every prompt.
+    """
 
     model: str | None = None
     stream: bool = False
@@ -89,11 +103,19 @@ class SamplingFields(Strict):
     structured_outputs: StructuredOutputs | None = None
     deadline_seconds: float | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     def to_params(self, state: ServerState, **changes: Any) -> SamplingParams:
         """The sampling parameters of this body, checked against the server's limits."""
         limits = state.limits
+        check_metadata(self.metadata)
+        check_not_stored(self.store)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if self.n is not None and not 1 <= self.n <= limits.choices:
             raise refusal(f"n is {self.n}; it must be an integer from 1 to {limits.choices} (--max-choices)", "n")
@@ -129,8 +151,15 @@ class SamplingFields(Strict):
         self, prompt: ChatPrompt | TextPrompt, params: SamplingParams, state: ServerState
     ) -> GenerationRequest:
         """The generation request for one prompt of this body."""
-        deadline, priority = deadline_of(self.deadline_seconds, state.limits), self.priority or 0
-        return GenerationRequest(prompt, params, deadline, self.to_constraint(), self.format_field, priority)
+        return GenerationRequest(
+            prompt,
+            params,
+            deadline_of(self.deadline_seconds, state.limits),
+            self.to_constraint(),
+            self.format_field,
+            self.priority or 0,
+            check_cache_salt(self.cache_salt),
+        )
 
     @property
     def format_field(self) -> str:
