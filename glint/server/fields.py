@@ -14,7 +14,6 @@ from glint.server.limits import Limits
 from glint.server.state import ServerState
 from glint.text.tools import Tool
 
-
 MAX_METADATA = 16
 MAX_SALT_CHARS = 1024
 
