@@ -16,7 +16,7 @@ from glint.server.generation.request import ChatPrompt, GenerationRequest, TextP
 from glint.server.http_call import HttpCall
 from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system, check_messages
 from glint.server.openai.fields import SamplingFields
-from glint.server.openai.output import finite, openai_usage
+from glint.server.openai.output import StreamUsage, finite, openai_usage
 from glint.server.state import ServerState
 
 
@@ -43,7 +43,7 @@ async def handle_generate(call: HttpCall) -> None:
     call.user = body.user or body.safety_identifier
     generation = await call.begin(body.to_request(call))
     if body.stream:
-        await _stream_generate(call, generation)
+        await _stream_generate(call, generation, body)
     else:
         await _reply_generate(call, generation)
 
@@ -69,11 +69,15 @@ async def _reply_generate(call: HttpCall, generation: Generation) -> None:
     await call.reply(msgspec.json.encode(answer | {"usage": openai_usage(generation.usage)}))
 
 
-async def _stream_generate(call: HttpCall, generation: Generation) -> None:
+async def _stream_generate(call: HttpCall, generation: Generation, body: GenerateBody) -> None:
+    usage = StreamUsage(generation, body.wants_continuous_usage)
+
+    def encode(delta: Delta) -> bytes:
+        usage.count(delta)
+        return b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta))[:-1] + usage.end()
+
     await call.open_stream()
-    await call.stream(
-        generation, lambda delta: b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta)) + b"\n\n"
-    )
+    await call.stream(generation, encode)
     last = {"id": call.request_id, "usage": openai_usage(generation.usage)}
     await call.send_events(b"data: " + msgspec.json.encode(last) + b"\n\n")
     await call.end_stream()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import httpx
@@ -144,3 +146,137 @@ def test_a_cache_salt_that_is_none(
 ) -> None:
     assert refused_chat(client, asked, cache_salt=salt).param == "cache_salt"
     assert refused_text(client, text_asked, cache_salt=salt).param == "cache_salt"
+
+
+def test_no_stop_ends_an_answer_before_min_tokens(
+    client: openai.OpenAI, asked: dict[str, Any], text_asked: dict[str, Any], server: Served
+) -> None:
+    whole = both_chats(client, asked)
+    body = {"prompt": whole, "add_special_tokens": False}
+    tokens = httpx.post(f"{server.url}/tokenize", json=body, timeout=30).json()["tokens"]
+    stop = {"stop_token_ids": [tokens[1]]}
+    least = stop | {"min_tokens": 5}
+    for fields, count in ((stop, 2), (least, 6)):
+        usage = client.chat.completions.create(extra_body=fields, **asked).usage
+        assert usage is not None
+        assert usage.completion_tokens == 2 if count == 2 else usage.completion_tokens >= count
+    assert both_chats(client, asked, **least) != whole
+    text = both_texts(client, text_asked)
+    assert both_texts(client, text_asked, stop=[text[4:7]]) == text[: text.index(text[4:7])]
+    assert both_texts(client, text_asked, stop=[text[4:7]], min_tokens=8) == text
+    ended = client.completions.create(
+        extra_body={"min_tokens": 7, "stop_token_sequences": [[1, 2]]}, **text_asked | {"max_tokens": 7}
+    )
+    assert ended.usage is not None and ended.usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize("value", [-1, 13, 1.5, "5"])
+def test_a_least_number_that_cannot_be(
+    client: openai.OpenAI, asked: dict[str, Any], text_asked: dict[str, Any], value: Any
+) -> None:
+    assert refused_chat(client, asked, min_tokens=value).param == "min_tokens"
+    assert refused_text(client, text_asked, min_tokens=value).param == "min_tokens"
+
+
+def test_a_stop_token_sequence_ends_the_answer_behind_it(
+    client: openai.OpenAI, text_asked: dict[str, Any], server: Served
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    known = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["choices"][0]["token_ids"]
+    fields = {"stop_token_sequences": [[5, 6, 7], known[2:5]]}
+    answer = client.completions.create(extra_body=fields, **text_asked)
+    assert answer.usage is not None and answer.usage.completion_tokens == 5
+    assert answer.choices[0].finish_reason == "stop"
+    whole = both_texts(client, text_asked)
+    assert whole.startswith(both_texts(client, text_asked, **fields)) and answer.choices[0].text != whole
+
+
+@pytest.mark.parametrize("value", [[[]], [[10**6]], [5], [[1]] * 17, [[1] * 257]])
+def test_stop_token_sequences_that_cannot_be(client: openai.OpenAI, text_asked: dict[str, Any], value: Any) -> None:
+    assert "stop_token_sequences" in refused_text(client, text_asked, stop_token_sequences=value).message
+
+
+def test_every_chunk_has_the_usage_so_far(
+    client: openai.OpenAI, asked: dict[str, Any], text_asked: dict[str, Any], server: Served
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chat = list(client.chat.completions.create(stream=True, extra_body={"stream_options": options}, **asked))
+    text = list(client.completions.create(stream=True, extra_body={"stream_options": options}, n=2, **text_asked))
+    for chunks in (chat, text):
+        usages = [chunk.usage for chunk in chunks]
+        counts = [usage.completion_tokens for usage in usages if usage is not None]
+        assert len(counts) == len(chunks) and counts == sorted(counts) and counts[-1] == counts[-2] > counts[0]
+        assert all(usage and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens for usage in usages)
+        assert not chunks[-1].choices and all(chunk.choices for chunk in chunks[:-1])
+    assert chat[0].usage is not None and chat[0].usage.completion_tokens == 0
+    alone = list(
+        client.completions.create(
+            stream=True, extra_body={"stream_options": {"continuous_usage_stats": True}}, **text_asked
+        )
+    )
+    assert all(chunk.choices and chunk.usage is not None for chunk in alone)
+    body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "stream": True, "stream_options": options}
+    lines = httpx.post(f"{server.url}/generate", json=body, timeout=60).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+
+
+def test_usage_of_chunks_is_a_boolean_of_a_stream(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    options = {"continuous_usage_stats": "yes"}
+    assert "continuous_usage_stats" in refused_chat(client, asked, stream_options=options).message
+    with pytest.raises(openai.BadRequestError, match="stream_options"):
+        client.chat.completions.create(extra_body={"stream_options": {"continuous_usage_stats": True}}, **asked)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+LARK = 'start: "I say " WORD\nWORD: /[a-c]{3}/'
+GBNF = 'root ::= "I say " word\nword ::= [a-c]{3}'
+CONSTRAINED: dict[str, tuple[dict[str, Any], str]] = {
+    "guided_json": ({"guided_json": SCHEMA}, r'\{\s*"kind"\s*:\s*"[ab]"\s*\}'),
+    "guided_json as text": ({"guided_json": json.dumps(SCHEMA)}, r'\{\s*"kind"\s*:\s*"[ab]"\s*\}'),
+    "guided_regex": ({"guided_regex": "x[0-9]{3}y"}, "x[0-9]{3}y"),
+    "guided_choice": ({"guided_choice": ["north", "south"]}, "north|south"),
+    "guided_grammar": ({"guided_grammar": LARK}, "I say [abc]{3}"),
+    "lark": ({"structured_outputs": {"grammar": LARK}}, "I say [abc]{3}"),
+    "gbnf": ({"structured_outputs": {"grammar": GBNF}}, "I say [abc]{3}"),
+    "json as text": ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, r'\{\s*"kind"\s*:\s*"[ab]"\s*\}'),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_guided_fields_hold_the_answer(
+    client: openai.OpenAI, asked: dict[str, Any], text_asked: dict[str, Any], name: str
+) -> None:
+    fields, form = CONSTRAINED[name]
+    assert re.fullmatch(form, both_chats(client, asked | {"max_tokens": 40}, **fields))
+    assert re.fullmatch(form, both_texts(client, text_asked | {"max_tokens": 40}, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": "[1]"}, "guided_json"),
+        ({"guided_json": {"type": "nothing"}}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice"),
+        ({"guided_grammar": "nonsense"}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": "start: <|user|>"}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": LARK, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ],
+)
+def test_guided_fields_that_cannot_be_held(
+    client: openai.OpenAI, asked: dict[str, Any], fields: dict[str, Any], field: str
+) -> None:
+    refused = refused_chat(client, asked, **fields)
+    assert str(refused.param).startswith(field) and field in refused.message

@@ -10,7 +10,7 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 from glint.server.http_call import HttpCall
 from glint.server.openai.fields import FunctionFields, SamplingFields
-from glint.server.openai.output import DONE, chat_logprobs, openai_usage
+from glint.server.openai.output import DONE, StreamUsage, chat_logprobs, openai_usage
 from glint.server.state import ServerState
 from glint.text.output import (
     ContentText,
@@ -228,13 +228,14 @@ class _ChoiceBuilder:
 
 
 async def _stream(call: HttpCall, generation: Generation, body: ChatBody) -> None:
-    chunks = _Chunks(call, generation.params.logprobs)
+    usage = StreamUsage(generation, body.wants_continuous_usage)
+    chunks = _Chunks(call, generation.params.logprobs, usage)
     await call.open_stream()
     first = [chunks.of(index, {"role": "assistant", "content": ""}) for index in range(generation.num_choices)]
     await call.send_events(b"".join(first))
     await call.stream(generation, chunks.of_delta)
     last = DONE
-    if body.stream_options is not None and body.stream_options.include_usage:
+    if body.wants_usage:
         last = chunks.of_usage(generation) + DONE
     await call.send_events(last)
     await call.end_stream()
@@ -243,7 +244,8 @@ async def _stream(call: HttpCall, generation: Generation, body: ChatBody) -> Non
 class _Chunks:
     """Writes the chunks of one stream. The fields that all chunks share are encoded once."""
 
-    def __init__(self, call: HttpCall, num_logprobs: int | None) -> None:
+    def __init__(self, call: HttpCall, num_logprobs: int | None, usage: StreamUsage) -> None:
+        self._usage = usage
         self._tokenizer = call.state.tokenizer
         self._num_logprobs = num_logprobs
         opening = {
@@ -257,10 +259,11 @@ class _Chunks:
     def of(self, choice: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None) -> bytes:
         """One chunk of one choice."""
         entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._opening + msgspec.json.encode(entry) + b"]}\n\n"
+        return self._opening + msgspec.json.encode(entry) + b"]" + self._usage.end()
 
     def of_delta(self, delta: Delta) -> bytes:
         """The chunks of one step: one per event. The first has the log-probabilities, the last the finish reason."""
+        self._usage.count(delta)
         entries = chat_logprobs(delta.output, self._tokenizer, self._num_logprobs)
         logprobs = None if entries is None else {"content": entries, "refusal": None}
         parts = []

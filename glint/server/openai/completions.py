@@ -9,7 +9,7 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import GenerationRequest, TextPrompt
 from glint.server.http_call import HttpCall
 from glint.server.openai.fields import SamplingFields
-from glint.server.openai.output import DONE, openai_usage, text_logprobs
+from glint.server.openai.output import DONE, StreamUsage, openai_usage, text_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -140,17 +140,21 @@ def _echo(call: HttpCall, generation: Generation, choices: list[_ChoiceBuilder])
 async def _stream(call: HttpCall, generation: Generation, body: TextBody) -> None:
     opening = b"data: " + msgspec.json.encode(_opening(call))[:-1] + b',"choices":['
     offsets = [0] * generation.num_choices
+    usage = StreamUsage(generation, body.wants_continuous_usage)
     await call.open_stream()
-    await call.stream(generation, lambda delta: _event(call, opening, delta, body.logprobs, offsets))
+    await call.stream(generation, lambda delta: _event(call, opening, delta, body.logprobs, offsets, usage))
     last = DONE
-    if body.stream_options is not None and body.stream_options.include_usage:
+    if body.wants_usage:
         last = opening + b'],"usage":' + msgspec.json.encode(openai_usage(generation.usage)) + b"}\n\n" + DONE
     await call.send_events(last)
     await call.end_stream()
 
 
-def _event(call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int]) -> bytes:
+def _event(
+    call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int], usage: StreamUsage
+) -> bytes:
     """One chunk of one choice, or nothing where a step added neither text nor an end."""
+    usage.count(delta)
     output = delta.output
     logprobs = None
     if num_logprobs is not None and output.logprobs:
@@ -166,4 +170,4 @@ def _event(call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | Non
         "finish_reason": delta.finish_reason,
         "stop_reason": output.stop_reason,
     }
-    return opening + msgspec.json.encode(entry) + b"]}\n\n"
+    return opening + msgspec.json.encode(entry) + b"]" + usage.end()
