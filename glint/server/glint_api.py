@@ -1,6 +1,7 @@
 """glint's own routes: /generate, /tokenize, /detokenize, the list of models, metrics and statistics."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system,
 from glint.server.openai.fields import SamplingFields
 from glint.server.openai.output import StreamUsage, finite, openai_usage
 from glint.server.state import ServerState
+
+ANTHROPIC_HEADER = "anthropic-version"
 
 
 class GenerateBody(SamplingFields, kw_only=True):
@@ -180,8 +183,16 @@ class StatusRoutes:
         about = {"name": "glint", "version": __version__, "models": self._state.model_names}
         return _json(about | {"routes": served_paths(request), "documentation": "docs/server.md of glint"})
 
+    async def show_version(self, request: Request) -> Response:
+        """The version alone, as vLLM shows it."""
+        return _json({"version": __version__})
+
     async def list_models(self, request: Request) -> Response:
-        """All names of the served model."""
+        """All names of the served model, in the form of the API that the headers speak."""
+        names = self._state.model_names
+        if ANTHROPIC_HEADER in request.headers:
+            data = [self._anthropic_model(name) for name in names]
+            return _json({"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
         entries = [self._model(name) for name in self._state.model_names]
         return _json({"object": "list", "data": entries})
 
@@ -189,7 +200,7 @@ class StatusRoutes:
         """One model by its name."""
         name = request.path_params["name"]
         self._state.check_model(name)
-        return _json(self._model(name))
+        return _json(self._anthropic_model(name) if ANTHROPIC_HEADER in request.headers else self._model(name))
 
     async def show_metrics(self, request: Request) -> Response:
         """The metrics as Prometheus reads them."""
@@ -208,6 +219,18 @@ class StatusRoutes:
             "created": state.created,
             "owned_by": "glint",
             "max_model_len": state.max_model_len,
+        }
+
+    def _anthropic_model(self, name: str) -> dict[str, Any]:
+        state = self._state
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(state.created, UTC).isoformat().replace("+00:00", "Z"),
+            "lifecycle": "active",
+            "max_input_tokens": state.max_model_len,
+            "max_tokens": state.max_model_len,
         }
 
 

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+import glint
 from tests.e2e.raw_http import outcome_of
 from tests.e2e.served import Served
 
@@ -280,3 +281,31 @@ def test_guided_fields_that_cannot_be_held(
 ) -> None:
     refused = refused_chat(client, asked, **fields)
     assert str(refused.param).startswith(field) and field in refused.message
+
+
+def test_the_last_message_is_continued(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    whole = both_chats(client, asked)
+    cut = whole.index(" ", 4)
+    begun = asked | {"messages": [*QUESTION, {"role": "assistant", "content": whole[:cut]}]}
+    rest = both_chats(client, begun, continue_final_message=True, add_generation_prompt=False)
+    assert rest.startswith(whole[cut:][:8])
+    assert both_chats(client, begun, continue_final_message=True) == rest != both_chats(client, begun)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": "yes"}, "continue_final_message"),
+        ({"continue_final_message": True}, "messages[0] is of the role 'user'"),
+    ],
+)
+def test_messages_that_cannot_be_continued(
+    client: openai.OpenAI, asked: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    assert words in refused_chat(client, asked, **fields).message
+
+
+def test_the_version_is_that_of_the_package(server: Served) -> None:
+    assert httpx.get(f"{server.url}/version", timeout=30).json() == {"version": glint.__version__}

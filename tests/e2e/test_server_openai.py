@@ -193,7 +193,6 @@ UNSUPPORTED: dict[str, Any] = {
     "web_search_options": {},
     "guided_whitespace_pattern": " ",
     "use_beam_search": True,
-    "add_generation_prompt": False,
     "no_such_field": 1,
 }
 

@@ -11,7 +11,7 @@ from glint.server.state import ServerState
 from glint.text import chat
 from glint.text.grammar import Constraint, Grammar, ToolCalls
 from glint.text.guard import PromptText
-from glint.text.output import OutputParser, OutputStart, find_start
+from glint.text.output import OutputParser, OutputStart, find_continued_start, find_start
 from glint.text.tools import Tool
 
 THINK_OPEN = "<think>"
@@ -65,6 +65,7 @@ def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
         enable_thinking=prompt.enable_thinking,
         clear_thinking=prompt.clear_thinking,
         allow_special_tokens=state.allows_special_tokens,
+        continues=prompt.continues,
     )
 
 
@@ -81,7 +82,7 @@ def _prepare_chat(
     state.check_length(rendered.text, "messages")
     knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
     constraint = _chat_constraint(request, prompt)
-    start = find_start(rendered.marked, knows_thinking)
+    start = (find_continued_start if prompt.continues else find_start)(rendered.marked, knows_thinking)
     if constraint is not None and start is OutputStart.UNDECIDED:
         rendered = rendered.extended("\n" + THINK_OPEN)
         start = OutputStart.REASONING

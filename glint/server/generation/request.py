@@ -20,13 +20,14 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation and the tools that the model may call."""
+    """A conversation and the tools that the model may call. With `continues` the model goes on in the last message."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     enable_thinking: bool | None = None
     clear_thinking: bool | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True)

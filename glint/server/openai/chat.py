@@ -69,6 +69,8 @@ class ChatBody(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
     verbosity: Literal["medium"] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
@@ -90,13 +92,23 @@ class ChatBody(SamplingFields, kw_only=True):
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation that the model continues."""
         check_messages(self.messages, state)
+        self._check_continuation()
         return ChatPrompt(
             messages=[as_system(message) for message in self.messages],
             tools=check_tools([tool.function.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
             enable_thinking=_agreed("enable_thinking", self._thinking_settings()),
             clear_thinking=_agreed("clear_thinking", self._clear_thinking_settings()),
+            continues=self.continue_final_message,
         )
+
+    def _check_continuation(self) -> None:
+        if self.add_generation_prompt is not None and self.add_generation_prompt == self.continue_final_message:
+            shown = str(self.add_generation_prompt).lower()
+            message = (
+                f"add_generation_prompt and continue_final_message are both {shown}; one must be the other's opposite"
+            )
+            raise refusal(message, "add_generation_prompt")
 
     def _tool_choice(self) -> ToolChoice:
         if isinstance(self.tool_choice, NamedChoice):
