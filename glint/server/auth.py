@@ -49,7 +49,7 @@ class Tenant:
         if salt is None:
             return self.cache_salt
         digest = hmac.digest(_SALT_SECRET, f"{self.cache_salt} {salt}".encode(errors="surrogatepass"), "sha256")
-        return 1 + int.from_bytes(digest[:16]) % (NUM_SALTS - 1)
+        return _to_salt(digest)
 
 
 class ApiKeys:
@@ -69,7 +69,7 @@ class ApiKeys:
         for key in keys:
             digest = hashlib.sha256(_checked(key).encode()).digest()
             salt = hmac.digest(secret, key.encode(), "sha256")
-            cache_salt = 1 + int.from_bytes(salt[:16]) % (NUM_SALTS - 1)
+            cache_salt = _to_salt(salt)
             self._digests[digest] = cache_salt
             self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1))
 
@@ -100,6 +100,11 @@ class ApiKeys:
         for known, its_salt in self._digests.items():
             salt |= its_salt * hmac.compare_digest(known, digest)
         return self._tenants.get(salt)
+
+
+def _to_salt(digest: bytes) -> int:
+    """A salt for the engine, never 0, from a digest."""
+    return 1 + int.from_bytes(digest[:16]) % (NUM_SALTS - 1)
 
 
 def _checked(key: str) -> str:
