@@ -26,7 +26,8 @@ class SamplingParams:
     is full. `logprobs` N gives each token's log-probability and the N best beside it; `prompt_logprobs` the same for
     the prompt. `stop` strings end the text before them, or after them with `include_stop_str_in_output`.
     `stop_token_sequences` end the answer at the token that completes one of them; its tokens and their text stay in
-    the answer. Anything out of range raises `RequestError`.
+    the answer. Before `min_tokens` tokens no stop of any kind ends the answer; only a grammar that is complete does.
+    Anything out of range raises `RequestError`.
     """
 
     n: int = 1
@@ -40,6 +41,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = 16
+    min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop: str | Sequence[str] = ()
@@ -64,6 +66,7 @@ class SamplingParams:
             _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
         _check_optional_integer("seed", self.seed, 0, SEED_LIMIT - 1)
         _check_optional_integer("max_tokens", self.max_tokens, 1, TOKEN_LIMIT - 1)
+        self._check_min_tokens()
         _check_optional_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_optional_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         self._check_stops()
@@ -84,6 +87,12 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers", "logit_bias")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+
+    def _check_min_tokens(self) -> None:
+        _check_integer("min_tokens", self.min_tokens, 0, TOKEN_LIMIT - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"min_tokens is {self.min_tokens}; it must be at most max_tokens, which is {self.max_tokens}"
+            raise RequestError(message, "min_tokens")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

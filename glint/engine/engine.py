@@ -12,6 +12,7 @@ from typing import Self
 from glint.checkpoint.table import Checkpoint
 from glint.engine.guarded_matcher import GuardedMatcher
 from glint.engine.loading import shown_loading
+from glint.engine.min_tokens import MinTokens, TokenMatcher
 from glint.engine.native_options import kernels_name, native_options, refusing_in_public_words
 from glint.engine.request import ActiveRequest, OutputText, StepOutput
 from glint.engine.settings import EngineSettings
@@ -151,11 +152,12 @@ class Engine:
         except TypeError as problem:
             raise RequestError(f"the prompt holds something that is not a token id: {problem}") from problem
         self._check_request(prompt, params, cache_salt)
-        constraints = [self._constrain(grammar, begins_after) for _ in range(params.n)]
         room = self.settings.max_model_len - len(prompt)
         max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = secrets.randbelow(SEED_LIMIT) if params.seed is None else params.seed
         eos_tokens = () if params.ignore_eos else self._eos_tokens
+        stop_tokens = tuple(dict.fromkeys((*eos_tokens, *params.stop_token_ids)))
+        constraints = [self._constrain(params, stop_tokens, grammar, begins_after) for _ in range(params.n)]
         ids = list(range(self._next_id, self._next_id + params.n))
         self._next_id += params.n
         for choice_index, request_id in enumerate(ids):
@@ -166,7 +168,7 @@ class Engine:
                 seed=seed,
                 choice_index=choice_index,
                 cache_salt=cache_salt,
-                stop_tokens=tuple(dict.fromkeys((*eos_tokens, *params.stop_token_ids))),
+                stop_tokens=stop_tokens,
                 max_new_tokens=max_new_tokens,
                 text=None if self._tokenizer is None else OutputText(self._tokenizer, params),
                 constraint=constraints[choice_index],
@@ -189,14 +191,17 @@ class Engine:
         """
         return self._loop.step()
 
-    def _constrain(self, grammar: Grammar | None, begins_after: int | None) -> GuardedMatcher | None:
-        if grammar is None:
-            return None
+    def _constrain(
+        self, params: SamplingParams, stop_tokens: tuple[int, ...], grammar: Grammar | None, begins_after: int | None
+    ) -> GuardedMatcher | None:
+        """What decides which tokens may come next in one choice; None where every token may."""
         try:
-            matcher = grammar.start(begins_after)
+            matcher: TokenMatcher | None = None if grammar is None else grammar.start(begins_after)
         except Exception as problem:
             raise RequestError(f"the grammar of the request cannot start: {problem}; change the grammar") from problem
-        return GuardedMatcher(matcher, -(-self._model.vocab_size // MASK_BITS))
+        if params.min_tokens:
+            matcher = MinTokens(params, stop_tokens, self._model.vocab_size, matcher)
+        return None if matcher is None else GuardedMatcher(matcher, -(-self._model.vocab_size // MASK_BITS))
 
     def _check_request(self, prompt: tuple[int, ...], params: SamplingParams, cache_salt: int) -> None:
         vocab_size = self._model.vocab_size

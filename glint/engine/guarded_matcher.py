@@ -2,7 +2,7 @@
 
 from ctypes import Array, c_uint32
 
-from glint.text.grammar import Matcher
+from glint.engine.min_tokens import TokenMatcher
 
 
 class GuardedMatcher:
@@ -11,8 +11,8 @@ class GuardedMatcher:
     `is_over` says that no further mask is needed: the grammar is complete, the matcher failed, or the request ended.
     """
 
-    def __init__(self, matcher: Matcher, mask_words: int) -> None:
-        self._matcher: Matcher | None = matcher
+    def __init__(self, matcher: TokenMatcher, mask_words: int) -> None:
+        self._matcher: TokenMatcher | None = matcher
         self._mask_words = mask_words
         self.num_accepted = 0
         self.is_complete = False

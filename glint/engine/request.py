@@ -47,12 +47,16 @@ class StepOutput(NamedTuple):
 
 
 class OutputText:
-    """The growing text of one request: tokens in, text out, ended by stop strings."""
+    """The growing text of one request: tokens in, text out, ended by stop strings.
+
+    The text of the first `min_tokens` tokens is not searched for stop strings.
+    """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._stops = StopStrings(list(params.stop), include_stop=params.include_stop_str_in_output)
         self._has_stops = bool(params.stop)
+        self._unsearched_tokens = params.min_tokens if params.stop else 0
 
     @property
     def matched_stop(self) -> str | None:
@@ -62,6 +66,9 @@ class OutputText:
     def push(self, token: int) -> tuple[str, bool]:
         """Take a token; give the text that is now certain and whether a stop string ended it."""
         text = self._detokenizer.push(token)
+        if self._unsearched_tokens:
+            self._unsearched_tokens -= 1
+            return text, False
         return self._stops.push(text) if self._has_stops else (text, False)
 
     def finish(self) -> tuple[str, bool]:

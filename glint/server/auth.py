@@ -27,6 +27,7 @@ NUM_SALTS = 2**63
 MAX_TOKEN_BYTES = 4096
 AdminAccess = Literal["keys", "admin", "local", "closed"]
 
+_SALT_SECRET = secrets.token_bytes(32)
 _KEY = re.compile(r"[!-~]+")
 _WEIGHT = re.compile(r"weight=([0-9]{1,9})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
@@ -47,6 +48,13 @@ class Tenant:
     def share(self, priority: int = 0) -> Share:
         """The share of the engine that a request of this tenant counts against."""
         return Share(self.cache_salt, self.weight, priority)
+
+    def salt_of(self, salt: str | None) -> int:
+        """The salt of a request that has one of its own, else the tenant's."""
+        if salt is None:
+            return self.cache_salt
+        digest = hmac.digest(_SALT_SECRET, f"{self.cache_salt} {salt}".encode(errors="surrogatepass"), "sha256")
+        return _to_salt(digest)
 
 
 class ApiKeys:
@@ -75,7 +83,7 @@ class ApiKeys:
         for key in keys + admins:
             digest = hashlib.sha256(_checked(key).encode()).digest()
             salt = hmac.digest(secret, key.encode(), "sha256")
-            cache_salt = 1 + int.from_bytes(salt[:16]) % (NUM_SALTS - 1)
+            cache_salt = _to_salt(salt)
             self._digests[digest] = cache_salt
             self._tenants[cache_salt] = Tenant(cache_salt, (weights or {}).get(key, 1), key in admins)
 
@@ -123,6 +131,11 @@ class ApiKeys:
 def _split(environment: Mapping[str, str], variable: str) -> list[str]:
     """The keys of a variable, separated by commas."""
     return [key.strip() for key in environment[variable].split(",")] if variable in environment else []
+
+
+def _to_salt(digest: bytes) -> int:
+    """A salt for the engine, never 0, from a digest."""
+    return 1 + int.from_bytes(digest[:16]) % (NUM_SALTS - 1)
 
 
 def _checked(key: str) -> str:

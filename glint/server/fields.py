@@ -14,6 +14,9 @@ from glint.server.limits import Limits
 from glint.server.state import ServerState
 from glint.text.tools import Tool
 
+MAX_METADATA = 16
+MAX_SALT_CHARS = 1024
+
 
 def refusal(message: str, field: str) -> Problem:
     """A refusal of the value of one field."""
@@ -68,6 +71,25 @@ def deadline_of(seconds: float | None, limits: Limits, field: str = "deadline_se
         message = f"the field '{field}' is {seconds}; it must be {allowed}"
         raise Problem(400, message, "invalid_value", field)
     return seconds
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Refuse more metadata than OpenAI takes."""
+    check_count("metadata", len(metadata or ()), MAX_METADATA)
+
+
+def check_not_stored(store: bool | None) -> None:
+    """Refuse to store a response."""
+    if store:
+        raise refusal("store is true, but responses are not stored here; leave it out or set it to false", "store")
+
+
+def check_cache_salt(salt: str | None) -> str | None:
+    """The cache salt, checked: like vLLM's it is a string that is not empty."""
+    if salt == "":
+        raise refusal("cache_salt is empty; give a string that is not, or leave it out", "cache_salt")
+    check_count("cache_salt", len(salt or ""), MAX_SALT_CHARS, "characters")
+    return salt
 
 
 def unsigned_seed(seed: int | None) -> int | None:

@@ -1,6 +1,7 @@
 """glint's own routes: /generate, /tokenize, /detokenize, the list of models, metrics and statistics."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,8 +17,10 @@ from glint.server.generation.request import ChatPrompt, GenerationRequest, TextP
 from glint.server.http_call import HttpCall
 from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system, check_messages
 from glint.server.openai.fields import SamplingFields
-from glint.server.openai.output import finite, openai_usage
+from glint.server.openai.output import StreamUsage, finite, openai_usage
 from glint.server.state import ServerState
+
+ANTHROPIC_HEADER = "anthropic-version"
 
 
 class GenerateBody(SamplingFields, kw_only=True):
@@ -40,10 +43,10 @@ class GenerateBody(SamplingFields, kw_only=True):
 async def handle_generate(call: HttpCall) -> None:
     """Continue a text: one JSON object, or one per step as server-sent events."""
     body = await call.read(GenerateBody)
-    call.user = body.user
+    call.user = body.user or body.safety_identifier
     generation = await call.begin(body.to_request(call))
     if body.stream:
-        await _stream_generate(call, generation)
+        await _stream_generate(call, generation, body)
     else:
         await _reply_generate(call, generation)
 
@@ -69,11 +72,15 @@ async def _reply_generate(call: HttpCall, generation: Generation) -> None:
     await call.reply(msgspec.json.encode(answer | {"usage": openai_usage(generation.usage)}))
 
 
-async def _stream_generate(call: HttpCall, generation: Generation) -> None:
+async def _stream_generate(call: HttpCall, generation: Generation, body: GenerateBody) -> None:
+    usage = StreamUsage(generation, body.wants_continuous_usage)
+
+    def encode(delta: Delta) -> bytes:
+        usage.count(delta)
+        return b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta))[:-1] + usage.end()
+
     await call.open_stream()
-    await call.stream(
-        generation, lambda delta: b"data: " + msgspec.json.encode({"index": delta.choice} | _part(delta)) + b"\n\n"
-    )
+    await call.stream(generation, encode)
     last = {"id": call.request_id, "usage": openai_usage(generation.usage)}
     await call.send_events(b"data: " + msgspec.json.encode(last) + b"\n\n")
     await call.end_stream()
@@ -177,8 +184,16 @@ class StatusRoutes:
         about = {"name": "glint", "version": __version__, "models": self._state.model_names}
         return _json(about | {"routes": served_paths(request), "documentation": "docs/server.md of glint"})
 
+    async def show_version(self, request: Request) -> Response:
+        """The version alone, as vLLM shows it."""
+        return _json({"version": __version__})
+
     async def list_models(self, request: Request) -> Response:
-        """All names of the served model."""
+        """All names of the served model, in the form of the API that the headers speak."""
+        names = self._state.model_names
+        if ANTHROPIC_HEADER in request.headers:
+            data = [self._anthropic_model(name) for name in names]
+            return _json({"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
         entries = [self._model(name) for name in self._state.model_names]
         return _json({"object": "list", "data": entries})
 
@@ -186,7 +201,7 @@ class StatusRoutes:
         """One model by its name."""
         name = request.path_params["name"]
         self._state.check_model(name)
-        return _json(self._model(name))
+        return _json(self._anthropic_model(name) if ANTHROPIC_HEADER in request.headers else self._model(name))
 
     async def show_metrics(self, request: Request) -> Response:
         """The metrics as Prometheus reads them."""
@@ -211,6 +226,18 @@ class StatusRoutes:
     def _origin(self) -> dict[str, str | None]:
         """Where the model came from; nulls for a folder."""
         return {"repository": self._state.repository, "commit": self._state.commit}
+
+    def _anthropic_model(self, name: str) -> dict[str, Any]:
+        state = self._state
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(state.created, UTC).isoformat().replace("+00:00", "Z"),
+            "lifecycle": "active",
+            "max_input_tokens": state.max_model_len,
+            "max_tokens": state.max_model_len,
+        }
 
 
 def _json(content: Any) -> Response:

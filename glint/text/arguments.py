@@ -2,12 +2,17 @@
 
 The GLM formats write every value as bare text, so only the schema tells a number from a string. What may be a string
 and nothing else is escaped and passed on as it comes; every other value is kept until it is whole, and passed on as
-the model wrote it if it is JSON of a declared type, as a JSON string if it is not. So the result is always valid JSON,
-and no byte of a value is ever changed.
+the model wrote it if it is JSON of a declared type, as a JSON string if it is not. So the result is always valid JSON.
+
+Models sometimes write an array or an object as JSON that is escaped once too often or as a Python literal, and a
+boolean as True or False. Where the schema allows no string, such a value becomes the JSON that it stands for. No byte
+of any other value is ever changed.
 """
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Iterable, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +22,8 @@ ENCODER = json.JSONEncoder(ensure_ascii=False)
 JSON_SPACE = " \t\r\n"
 MAX_SCHEMA_DEPTH = 64
 MAX_VALUE_DEPTH = 128
+MAX_LITERAL_CHARS = 262_144
+PYTHON_BOOLEANS = {"True": "true", "False": "false"}
 ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 OBJECT_KEYWORDS = ("properties", "additionalProperties", "required")
 ARRAY_KEYWORDS = ("items", "prefixItems")
@@ -68,6 +75,47 @@ def is_nested_too_deep(text: str) -> bool:
     return False
 
 
+def unescape_string(source: str) -> str | None:
+    """The string that a JSON string holds; None if the text is no JSON string."""
+    try:
+        held = json.loads(source) if source.startswith('"') else None
+    except ValueError:
+        return None
+    return held if isinstance(held, str) and is_utf8(held) else None
+
+
+def unescape_inside(source: str) -> str | None:
+    """The string that the text would be inside a JSON string; None if it cannot stand there."""
+    try:
+        held = str(json.loads(f'"{source}"', strict=False)) if "\\" in source else None
+    except ValueError:
+        return None
+    return held if held is not None and is_utf8(held) else None
+
+
+def literal_to_json(source: str) -> str | None:
+    """A Python literal as JSON; None if it is none, or holds what JSON does not know."""
+    if len(source) > MAX_LITERAL_CHARS or not source.startswith(("[", "{", "(")):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(source)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return written if is_utf8(written) else None
+
+
+def is_utf8(text: str) -> bool:
+    """Whether the text can be sent: it has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ValueType:
     """The values that a schema allows: some JSON types, and strings that are named one by one in an enumeration."""
@@ -85,17 +133,37 @@ class ValueType:
 
         The text itself if it is JSON of a declared type other than string, else the text as a JSON string. Space around
         it is allowed only where no string is. So for string or integer "123" is a number and " 123" is a string;
-        a string that the enumeration names stays a string.
+        a string that the enumeration names stays a string. Where no string is allowed, what almost is JSON is mended.
         """
         can_be_string = "string" in self.types
         source = text.strip(JSON_SPACE)
         if self.is_text or text in self.strings or (can_be_string and source != text) or is_nested_too_deep(source):
             return to_json_string(text)
+        if self._has(source):
+            return source
+        mended = None if can_be_string else self._mend(source)
+        return to_json_string(text) if mended is None else mended
+
+    def _has(self, source: str) -> bool:
+        """Whether the text is JSON of a declared type other than string."""
         try:
             kinds = kinds_of(json.loads(source, parse_constant=refuse_constant))
         except (ValueError, RecursionError):
-            return to_json_string(text)
-        return source if kinds & (self.types - {"string"}) else to_json_string(text)
+            return False
+        return bool(kinds & (self.types - {"string"}))
+
+    def _mend(self, source: str) -> str | None:
+        """The JSON of a declared boolean, array or object that the model wrote as something close to it; else None."""
+        if "boolean" in self.types and source in PYTHON_BOOLEANS:
+            return PYTHON_BOOLEANS[source]
+        held = ValueType(self.types & {"array", "object"})
+        if not held.types:
+            return None
+        for unescape in (unescape_string, unescape_inside, literal_to_json):
+            mended = unescape(source)
+            if mended is not None and not is_nested_too_deep(mended) and held._has(mended):
+                return mended.strip(JSON_SPACE)
+        return None
 
 
 TEXT = ValueType(frozenset({"string"}))

@@ -57,6 +57,7 @@ def render_prompt(
     clear_thinking: bool | None = None,
     add_generation_prompt: bool = True,
     allow_special_tokens: bool = False,
+    continues: bool = False,
 ) -> PromptText:
     """Gives the prompt of a conversation, ready for `Tokenizer.encode_prompt`.
 
@@ -64,7 +65,8 @@ def render_prompt(
     None is empty, tool-call arguments may be JSON text or a mapping. An argument that is None is not passed, so that
     the template's own default holds. With `allow_special_tokens` control tokens spelled in messages become control
     tokens. A template that ignores tools gets them in the system message, and calls in the assistant's content, in the
-    format of GLM-4.5. Whatever goes wrong is a TextError that names the message.
+    format of GLM-4.5. With `continues` the prompt ends in the middle of the last message, an assistant's, behind its
+    content or, where that is empty, behind its reasoning. Whatever goes wrong is a TextError that names the message.
     """
     if not tokenizer.has_chat_template:
         raise TextError(
@@ -77,16 +79,39 @@ def render_prompt(
     offered = None if not tools else [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     chosen = {"enable_thinking": enable_thinking, "clear_thinking": clear_thinking}
     arguments = {name: value for name, value in chosen.items() if value is not None}
-    arguments["add_generation_prompt"] = add_generation_prompt
+    arguments["add_generation_prompt"] = add_generation_prompt and not continues
+    if continues:
+        end = choose_mark([checked, offered])
+        checked[-1] = _with_end(checked[-1], end, f"messages[{len(checked) - 1}]")
     if allow_special_tokens:
-        return PromptText(_render(tokenizer, checked, offered, arguments))
+        rendered = PromptText(_render(tokenizer, checked, offered, arguments))
+        return _cut(rendered, end) if continues else rendered
     try:
         mark = choose_mark([checked, offered])
         checked = [_mark_message(tokenizer, message, mark) for message in checked]
         offered = _mark(tokenizer.control_tokens, offered, mark)
     except RecursionError as error:
         raise TextError("messages or tools nest too deep; use flatter arguments and schemas") from error
-    return PromptText(_render(tokenizer, checked, offered, arguments), mark)
+    rendered = PromptText(_render(tokenizer, checked, offered, arguments), mark)
+    return _cut(rendered, end) if continues else rendered
+
+
+def _with_end(message: dict[str, Any], end: str, where: str) -> dict[str, Any]:
+    """The message with a mark where the model is to go on."""
+    if message["role"] != "assistant" or message.get("tool_calls"):
+        what = "has tool calls" if message.get("tool_calls") else f"is of the role {message['role']!r}"
+        raise TextError(f"{where} {what}; only an assistant's message without calls can be continued")
+    field = "reasoning_content" if message.get("reasoning_content") and not message["content"] else "content"
+    return message | {field: message[field] + end}
+
+
+def _cut(rendered: PromptText, end: str) -> PromptText:
+    """The prompt up to the mark, which the template must have written exactly once."""
+    if rendered.marked.count(end) != 1:
+        raise TextError(
+            "the chat template of the model does not write the last message as it is; it cannot be continued"
+        )
+    return PromptText(rendered.marked.partition(end)[0], rendered.mark)
 
 
 def _mark_message(tokenizer: Tokenizer, message: dict[str, Any], mark: str) -> dict[str, Any]:

@@ -37,6 +37,16 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class WrittenGrammar:
+    """The text fits a grammar that the client wrote, in Lark or in GBNF.
+
+    Of Lark there are rules, terminals, %ignore and %import. Control tokens are never part of the text.
+    """
+
+    source: str
+
+
+@dataclass(frozen=True)
 class ToolCalls:
     """The text holds calls of `tools` in the form of GLM-4.7, whose arguments fit the tools' schemas.
 
@@ -50,7 +60,7 @@ class ToolCalls:
     allows_several: bool
 
 
-Constraint = JsonObject | JsonSchema | Regex | Choice | ToolCalls
+Constraint = JsonObject | JsonSchema | Regex | Choice | WrittenGrammar | ToolCalls
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,8 @@ class GrammarLimits:
     max_joined_patterns: int = 8
     max_multiple: int = 10_000
     max_pattern_length: int = 4_096
+    max_written_bytes: int = 16_384
+    max_written_rules: int = 256
     max_choices: int = 2_048
     max_choice_bytes: int = 65_536
     max_tools: int = 256

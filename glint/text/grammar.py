@@ -11,11 +11,21 @@ from time import monotonic
 from typing import Any, Final
 
 from glint.errors import TextError
-from glint.text.constraint import Choice, Constraint, GrammarLimits, JsonObject, JsonSchema, Regex, ToolCalls
+from glint.text.constraint import (
+    Choice,
+    Constraint,
+    GrammarLimits,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    ToolCalls,
+    WrittenGrammar,
+)
 from glint.text.schema_check import OPTIONS_KEYWORD, check_options, check_pattern, check_schema, to_json
 from glint.text.tokenizer import Tokenizer
 from glint.text.tool_grammar import ToolGrammar, check_tools, tag_token_ids
 from glint.text.tool_values import quote, to_lark
+from glint.text.written_grammar import check_written, written_to_lark
 
 __all__ = [
     "Choice",
@@ -28,6 +38,7 @@ __all__ = [
     "Matcher",
     "Regex",
     "ToolCalls",
+    "WrittenGrammar",
 ]
 
 _NAMES: Final = {
@@ -35,6 +46,7 @@ _NAMES: Final = {
     JsonSchema: "the JSON schema",
     Regex: "the regex",
     Choice: "the list of choices",
+    WrittenGrammar: "the grammar",
     ToolCalls: "the list of tools",
 }
 SETTINGS: Final = '%llguidance {"no_forcing": true}\n'
@@ -107,7 +119,7 @@ class GrammarCompiler:
             return known
         source = self._write(constraint)
         name = _NAMES[type(constraint)]
-        if isinstance(constraint, Regex):
+        if isinstance(constraint, Regex | WrittenGrammar):
             self._try_out([source], name)
         elif isinstance(constraint, JsonSchema):
             strings = [{"type": "string", "pattern": pattern} for pattern in _patterns_of(constraint.schema)]
@@ -128,6 +140,8 @@ class GrammarCompiler:
             return f"start: TEXT\nTEXT: /{to_lark(constraint.pattern, 'd')}/"
         if isinstance(constraint, Choice):
             return f"start: TEXT\nTEXT: {' | '.join(quote(option) for option in dict.fromkeys(constraint.options))}"
+        if isinstance(constraint, WrittenGrammar):
+            return written_to_lark(constraint.source)
         return self._write_tools(constraint)
 
     def _write_tools(self, constraint: ToolCalls) -> str:
@@ -455,6 +469,8 @@ def _check(constraint: Constraint, limits: GrammarLimits) -> str:
         parts += [constraint.schema]
     elif isinstance(constraint, Regex):
         parts += [check_pattern(constraint.pattern, "the regex", limits)]
+    elif isinstance(constraint, WrittenGrammar):
+        parts += [check_written(constraint.source, limits)]
     elif isinstance(constraint, Choice):
         parts += [check_options(constraint.options, limits)]
     elif isinstance(constraint, ToolCalls):

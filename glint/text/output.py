@@ -107,6 +107,14 @@ def find_start(rendered_prompt: str, has_think_token: bool) -> OutputStart:
     return OutputStart.CONTENT if prompt.endswith(Tag.THINK_END) else OutputStart.UNDECIDED
 
 
+def find_continued_start(rendered_prompt: str, has_think_token: bool) -> OutputStart:
+    """Where the output of a model begins that goes on in the middle of a message: in its reasoning or behind it."""
+    if not has_think_token:
+        return OutputStart.PLAIN
+    is_thinking = rendered_prompt.rfind(Tag.THINK) > rendered_prompt.rfind(Tag.THINK_END)
+    return OutputStart.REASONING if is_thinking else OutputStart.CONTENT
+
+
 def merge_texts(events: list[OutputEvent]) -> list[OutputEvent]:
     """The events with neighbouring texts of the same kind, and of the same call, joined."""
     merged: list[OutputEvent] = []

@@ -125,6 +125,30 @@ def test_an_answer_that_fits_a_schema(client: anthropic.Anthropic, model: str) -
     assert isinstance(town, Town) and json.loads(text_of(message)) == town.model_dump()
 
 
+def test_a_last_message_of_the_assistant_is_continued(client: anthropic.Anthropic, model: str) -> None:
+    asked: dict[str, Any] = {"model": model, "max_tokens": 24, "extra_body": GREEDY}
+    whole = text_of(client.messages.create(messages=QUESTION, **asked))
+    cut = whole.index(" ", 4)
+    for begun in (whole[:cut], [{"type": "text", "text": whole[:cut]}]):
+        prefilled: list[Any] = [*QUESTION, {"role": "assistant", "content": begun}]
+        rest = text_of(client.messages.create(messages=prefilled, **asked))
+        assert rest.startswith(whole[cut:][:8])
+        with client.messages.stream(messages=prefilled, **asked) as stream:
+            assert "".join(stream.text_stream) == rest
+    plain = client.messages.count_tokens(model=model, messages=QUESTION).input_tokens
+    assert plain < client.messages.count_tokens(model=model, messages=prefilled).input_tokens < plain + cut
+
+
+def test_models_have_the_shape_of_anthropic(client: anthropic.Anthropic, model: str) -> None:
+    page = client.models.list()
+    (entry,) = page.data
+    assert (entry.id, entry.type, entry.display_name, page.has_more) == (model, "model", model, False)
+    assert (page.first_id, page.last_id) == (model, model) and entry.created_at.year >= 2025
+    assert client.models.retrieve(model) == entry and [found.id for found in client.models.list()] == [model]
+    with pytest.raises(anthropic.NotFoundError, match="is not served here"):
+        client.models.retrieve("other")
+
+
 def test_counted_tokens_are_those_of_the_prompt(client: anthropic.Anthropic, model: str) -> None:
     fields: dict[str, Any] = {"model": model, "messages": QUESTION, "system": "Be short.", "tools": [WEATHER]}
     counted = client.messages.count_tokens(**fields)
@@ -182,7 +206,27 @@ def test_a_stream_that_is_too_late_ends_with_an_error(client: anthropic.Anthropi
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "get_weather"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"messages": [*QUESTION, {"role": "assistant", "content": "Red"}]}, "messages[1].role"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "Red "}]}, "messages[1].content"),
+        (
+            {"messages": [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "Red\n"}]}]},
+            "messages[1].content",
+        ),
+        (
+            {
+                "messages": [*QUESTION, {"role": "assistant", "content": "Red"}],
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
+            },
+            "messages[1] begins the answer",
+        ),
+        (
+            {
+                "messages": [
+                    *QUESTION,
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+                ]
+            },
+            "messages[1] has tool calls",
+        ),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice"),
     ],
 )

@@ -69,6 +69,25 @@ def test_echo_and_logprobs(client: openai.OpenAI, asked: dict[str, Any], server:
     assert known.token_logprobs[1 : len(prompt)] == expected
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stop": ["Paris"]}])
+def test_no_tokens_with_echo_give_the_prompt_alone(
+    client: openai.OpenAI, asked: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    none = asked | {"max_tokens": 0, "echo": True} | fields
+    answer = client.completions.create(prompt=PROMPTS, logprobs=1, **none)
+    count = fields.get("n", 1)
+    assert [choice.text for choice in answer.choices] == [prompt for prompt in PROMPTS for _ in range(count)]
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert answer.usage is not None and answer.usage.completion_tokens == 0
+    whole = client.completions.create(prompt=PROMPTS, logprobs=1, echo=True, **asked | fields)
+    for choice, longer in zip(answer.choices, whole.choices, strict=True):
+        assert choice.logprobs is not None and longer.logprobs is not None
+        known, more = choice.logprobs.token_logprobs, longer.logprobs.token_logprobs
+        assert known is not None and more is not None and len(known) > 3
+        assert known[0] is None and known == more[: len(known)]
+    assert client.completions.create(prompt=PROMPTS[0], **none).choices[0].logprobs is None
+
+
 def test_a_stream_is_the_completion_in_pieces(client: openai.OpenAI, asked: dict[str, Any]) -> None:
     whole = client.completions.create(prompt=PROMPTS[1], logprobs=1, **asked)
     options = {"include_usage": True}
@@ -94,6 +113,9 @@ def test_a_stream_is_the_completion_in_pieces(client: openai.OpenAI, asked: dict
         ({"best_of": 3}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"echo": True, "stream": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "stream": True}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "x"]}, "prompt"),

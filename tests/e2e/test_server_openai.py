@@ -191,11 +191,8 @@ UNSUPPORTED: dict[str, Any] = {
     "function_call": "auto",
     "prediction": {"type": "content", "content": "x"},
     "web_search_options": {},
-    "service_tier": "flex",
-    "verbosity": "low",
-    "guided_json": {},
+    "guided_whitespace_pattern": " ",
     "use_beam_search": True,
-    "add_generation_prompt": False,
     "no_such_field": 1,
 }
 

@@ -73,7 +73,9 @@ def test_a_value_of_the_declared_type(schema: Any, written: str, value: Any) -> 
         ("number", "Infinity"),
         ("number", "-Infinity"),
         ("number", ".5"),
-        ("boolean", "True"),
+        ("boolean", "TRUE"),
+        ("boolean", "'True'"),
+        ("boolean", '"true"'),
         ("boolean", "1"),
         ("null", "None"),
         ("array", "{}"),
@@ -81,8 +83,29 @@ def test_a_value_of_the_declared_type(schema: Any, written: str, value: Any) -> 
         ("array", "[NaN]"),
         ("array", "[" * 100_000),
         ("array", "[" * 5_000 + "]" * 5_000),
-        ("object", "{'a': 1}"),
+        ("object", "{'a': nope}"),
+        ("object", "{'a'}"),
+        ("object", "{'a': b'1'}"),
+        ("object", "{'a': 1j}"),
+        ("object", "{'a': 1e999}"),
+        ("object", "{'a': '\\ud800'}"),
+        ("object", "{('a',): 1}"),
+        ("object", "{'a': __import__('os')}"),
+        ("object", "['a']"),
+        ("object", "'{}'"),
+        ("object", '"[1]"'),
+        ("object", '"{"'),
         ("object", "[]"),
+        ("array", "[" * 199 + "]" * 199),
+        ("array", "['" + '"' + "'," + "[" * 150 + "]" * 150 + "]"),
+        ("array", "[" + "-" * 100_000 + "1]"),
+        ("array", "['" + "a" * 300_000 + "']"),
+        ("array", r"[\"a\", 'b']"),
+        ("array", r"[\"\ud800\"]"),
+        ("array", "range(3)"),
+        ("integer", "'5'"),
+        ("integer", '"5"'),
+        ("null", "None "),
         ("object", '"text"'),
         ("object", '{"a": "line\nend"}'),
     ],
@@ -91,6 +114,40 @@ def test_what_is_not_of_the_declared_type_stays_a_string_byte_for_byte(type_name
     parameters = {"properties": {"v": {"type": type_name}}}
     text = f"<tool_call>f<arg_key>v</arg_key><arg_value>{written}</arg_value></tool_call>"
     assert arguments_of(read_pieces([text], tools=[Tool("f", parameters=parameters)])) == [("f", {"v": written})]
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "json_text"),
+    [
+        ({"type": "boolean"}, "True", "true"),
+        ({"type": "boolean"}, "\nFalse ", "false"),
+        ({"type": ["boolean", "null"]}, "False", "false"),
+        ({"type": "object"}, "{'a': 1, 'b': [True, None, \"it's\"]}", '{"a": 1, "b": [true, null, "it\'s"]}'),
+        ({"type": "array"}, "['é', (1, -2.5)]", '["é", [1, -2.5]]'),
+        ({"type": "array"}, "('a', 'b')", '["a", "b"]'),
+        ({"type": "array"}, r"['\d']", r'["\\d"]'),
+        ({"type": "object"}, r"{\"a\": \"say \\\"hi\\\"\"}", r'{"a": "say \"hi\""}'),
+        ({"type": "array"}, r"[\"a\",\n {\"b\": 1.10}]", '["a",\n {"b": 1.10}]'),
+        ({"type": "array"}, r'"[\"a\", \"b\"]"', '["a", "b"]'),
+        ({"type": "object"}, r'"{\"a\": 1}"', '{"a": 1}'),
+        ({"type": ["object", "null"]}, "{'a': None}", '{"a": null}'),
+        ({"properties": {"a": {}}}, "{'a': 1}", '{"a": 1}'),
+        ({"$ref": "#/$defs/Tree"}, "{'left': None}", '{"left": null}'),
+    ],
+)
+def test_what_almost_is_json_is_mended_where_no_string_is_allowed(schema: Any, written: str, json_text: str) -> None:
+    parameters = {"properties": {"v": schema}, "$defs": DEFS}
+    text = f"<tool_call>f<arg_key>v</arg_key><arg_value>{written}</arg_value></tool_call>"
+    for pieces in ([text], list(text)):
+        (call,) = read_pieces(pieces, tools=[Tool("f", parameters=parameters)]).calls
+        assert call.arguments == '{"v":' + json_text + "}"
+
+
+@pytest.mark.parametrize("written", ["True", "{'a': 1}", r"{\"a\": 1}", r'"{\"a\": 1}"', "['a']"])
+def test_nothing_is_mended_where_a_string_is_allowed(written: str) -> None:
+    assert value_of({"type": ["string", "boolean", "object", "array"]}, written) == written
+    assert value_of({"type": "string"}, written) == written
+    assert value_of({}, written) == written
 
 
 @pytest.mark.parametrize(

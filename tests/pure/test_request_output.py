@@ -197,3 +197,11 @@ def test_everything_asked_reaches_the_native_request() -> None:
     assert (sampling.has_logprobs, sampling.num_logprobs, sampling.has_prompt_logprobs) == (1, 4, 0)
     assert sampling.bias_tokens[: sampling.bias_count] == [6, 7]
     assert sampling.bias_values[: sampling.bias_count] == [-1.5, 2.0]
+
+
+def test_the_text_of_the_least_number_of_tokens_is_not_searched_for_stop_strings(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("abcabcabc")
+    texts = ["a", "a", "abca", "abca", "abca", "abcabca", "abcabca", "abcabca", "abcabcabc", "abcabcabc"]
+    for least, text in enumerate(texts):
+        request = make_request(tokenizer, stop="bc", min_tokens=least)
+        assert run(request, tokens)[0] == text, least

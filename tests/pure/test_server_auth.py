@@ -406,3 +406,12 @@ def test_over_a_socket_encoded_paths_open_nothing(caplog: pytest.LogCaptureFixtu
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def test_salts_of_requests_differ_between_tenants_and_from_theirs() -> None:
+    tenants = [Tenant(0), Tenant(1), Tenant(11)]
+    salts = [tenant.salt_of(salt) for tenant in tenants for salt in (None, "", "1 1", "1", "\ud800")]
+    assert len(set(salts)) == len(salts) and all(0 <= salt < 2**63 for salt in salts)
+    assert [tenant.salt_of(None) for tenant in tenants] == [0, 1, 11]
+    assert tenants[1].salt_of("x") == tenants[1].salt_of("x")
+    assert tenants[0].share() == Tenant(0).share()

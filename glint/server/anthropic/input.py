@@ -83,9 +83,6 @@ def read_conversation(
     check_count("messages", len(messages), limits.messages, "messages")
     if not messages:
         raise refusal("messages is empty; give at least one message", "messages")
-    if messages[-1].role == "assistant":
-        field = f"messages[{len(messages) - 1}].role"
-        raise refusal(f"{field} is 'assistant', but an answer cannot be begun for the model; end with a user's", field)
     read: list[ChatMessage] = []
     if isinstance(system, list):
         check_count("system", len(system), limits.content_parts, "parts")

@@ -2,8 +2,8 @@
 
 Differences from Anthropic's service: the server caches every prompt, so it accepts `cache_control` and ignores it.
 Without `thinking` the model's chat template decides. The server cannot enforce a thinking budget, so it accepts
-`budget_tokens` only where `max_tokens` makes it hold. A client cannot begin the assistant's message. `seed`, `min_p`,
-`clear_thinking` and `deadline_seconds` are additions.
+`budget_tokens` only where `max_tokens` makes it hold. The model goes on in a last message of the assistant. `seed`,
+`min_p`, `clear_thinking` and `deadline_seconds` are additions.
 """
 
 from typing import Any, Literal
@@ -142,13 +142,26 @@ class PromptBody(Strict):
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation that the model continues."""
         state.check_model(self.model)
+        self._check_prefill()
         return ChatPrompt(
             messages=read_conversation(self.system, self.messages, state.limits),
             tools=check_tools([tool.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
             enable_thinking=None if self.thinking is None else not isinstance(self.thinking, ThinkingDisabled),
             clear_thinking=self._clear_thinking(),
+            continues=bool(self.messages) and self.messages[-1].role == "assistant",
         )
+
+    def _check_prefill(self) -> None:
+        """Refuse thinking before an answer that the client has begun, and space at its end, as Anthropic does."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            return
+        where, content = f"messages[{len(self.messages) - 1}]", self.messages[-1].content
+        if isinstance(self.thinking, ThinkingEnabled):
+            raise refusal(f"{where} begins the answer, so the model cannot think first; leave thinking out", "thinking")
+        last = content if isinstance(content, str) else getattr(content[-1], "text", "") if content else ""
+        if last != last.rstrip():
+            raise refusal(f"{where}.content ends with space, which the model cannot go on from; remove it", where)
 
     def to_constraint(self, state: ServerState) -> JsonSchema | None:
         """The schema that the output must fit."""

@@ -11,7 +11,7 @@ from glint.server.state import ServerState
 from glint.text import chat
 from glint.text.grammar import Constraint, Grammar, ToolCalls
 from glint.text.guard import PromptText
-from glint.text.output import OutputParser, OutputStart, find_start
+from glint.text.output import OutputParser, OutputStart, find_continued_start, find_start
 from glint.text.tools import Tool
 
 THINK_OPEN = "<think>"
@@ -51,7 +51,7 @@ def prepare(state: ServerState, request: GenerationRequest, tenant: Tenant) -> P
     grammar = _compile(state, request.constraint, request.format_field)
     _check_context(state, len(content), request.params, "prompt")
     share = tenant.share(request.priority)
-    engine_request = EngineRequest(content, request.params, tenant.cache_salt, grammar, share=share)
+    engine_request = EngineRequest(content, request.params, tenant.salt_of(request.cache_salt), grammar, share=share)
     return PreparedRequest(engine_request, None, request.deadline_seconds)
 
 
@@ -65,6 +65,7 @@ def render_prompt(state: ServerState, prompt: ChatPrompt) -> PromptText:
         enable_thinking=prompt.enable_thinking,
         clear_thinking=prompt.clear_thinking,
         allow_special_tokens=state.allows_special_tokens,
+        continues=prompt.continues,
     )
 
 
@@ -81,7 +82,7 @@ def _prepare_chat(
     state.check_length(rendered.text, "messages")
     knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
     constraint = _chat_constraint(request, prompt)
-    start = find_start(rendered.marked, knows_thinking)
+    start = (find_continued_start if prompt.continues else find_start)(rendered.marked, knows_thinking)
     if constraint is not None and start is OutputStart.UNDECIDED:
         rendered = rendered.extended("\n" + THINK_OPEN)
         start = OutputStart.REASONING
@@ -96,7 +97,8 @@ def _prepare_chat(
     tokens = tokenizer.encode_prompt(rendered)
     _check_context(state, len(tokens), request.params, "messages")
     share = tenant.share(request.priority)
-    engine_request = EngineRequest(tokens, request.params, tenant.cache_salt, grammar, begins_after, share)
+    salt = tenant.salt_of(request.cache_salt)
+    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
     return PreparedRequest(engine_request, parser, request.deadline_seconds)

@@ -20,13 +20,14 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation and the tools that the model may call."""
+    """A conversation and the tools that the model may call. With `continues` the model goes on in the last message."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     enable_thinking: bool | None = None
     clear_thinking: bool | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class TextPrompt:
 class GenerationRequest:
     """One prompt with its sampling, deadline and constraint. `format_field` is the field that named the constraint.
 
-    The engine runs requests of one key with a lower `priority` first.
+    The engine runs requests of one key with a lower `priority` first. Requests with different `cache_salt` never share
+    pages of the prefix cache.
     """
 
     prompt: ChatPrompt | TextPrompt
@@ -49,6 +51,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     format_field: str = "response_format"
     priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def needs_worker(self) -> bool:

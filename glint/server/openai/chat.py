@@ -10,7 +10,7 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 from glint.server.http_call import HttpCall
 from glint.server.openai.fields import FunctionFields, SamplingFields
-from glint.server.openai.output import DONE, chat_logprobs, openai_usage
+from glint.server.openai.output import DONE, StreamUsage, chat_logprobs, openai_usage
 from glint.server.state import ServerState
 from glint.text.output import (
     ContentText,
@@ -54,7 +54,7 @@ class Thinking(Strict):
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """The body of a chat completion. It accepts the thinking fields of several APIs."""
+    """The body of a chat completion. It accepts the thinking fields of several APIs. The model has one verbosity."""
 
     messages: list[dict[str, Any]]
     tools: list[FunctionTool] | None = None
@@ -68,7 +68,9 @@ class ChatBody(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
+    verbosity: Literal["medium"] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
@@ -90,13 +92,23 @@ class ChatBody(SamplingFields, kw_only=True):
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation that the model continues."""
         check_messages(self.messages, state)
+        self._check_continuation()
         return ChatPrompt(
             messages=[as_system(message) for message in self.messages],
             tools=check_tools([tool.function.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
             enable_thinking=_agreed("enable_thinking", self._thinking_settings()),
             clear_thinking=_agreed("clear_thinking", self._clear_thinking_settings()),
+            continues=self.continue_final_message,
         )
+
+    def _check_continuation(self) -> None:
+        if self.add_generation_prompt is not None and self.add_generation_prompt == self.continue_final_message:
+            shown = str(self.add_generation_prompt).lower()
+            message = (
+                f"add_generation_prompt and continue_final_message are both {shown}; one must be the other's opposite"
+            )
+            raise refusal(message, "add_generation_prompt")
 
     def _tool_choice(self) -> ToolChoice:
         if isinstance(self.tool_choice, NamedChoice):
@@ -153,7 +165,7 @@ def new_call_id() -> str:
 async def handle_chat(call: HttpCall) -> None:
     """Answer a chat completion, streamed or whole."""
     body = await call.read(ChatBody)
-    call.user = body.user
+    call.user = body.user or body.safety_identifier
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -228,13 +240,14 @@ class _ChoiceBuilder:
 
 
 async def _stream(call: HttpCall, generation: Generation, body: ChatBody) -> None:
-    chunks = _Chunks(call, generation.params.logprobs)
+    usage = StreamUsage(generation, body.wants_continuous_usage)
+    chunks = _Chunks(call, generation.params.logprobs, usage)
     await call.open_stream()
     first = [chunks.of(index, {"role": "assistant", "content": ""}) for index in range(generation.num_choices)]
     await call.send_events(b"".join(first))
     await call.stream(generation, chunks.of_delta)
     last = DONE
-    if body.stream_options is not None and body.stream_options.include_usage:
+    if body.wants_usage:
         last = chunks.of_usage(generation) + DONE
     await call.send_events(last)
     await call.end_stream()
@@ -243,7 +256,8 @@ async def _stream(call: HttpCall, generation: Generation, body: ChatBody) -> Non
 class _Chunks:
     """Writes the chunks of one stream. The fields that all chunks share are encoded once."""
 
-    def __init__(self, call: HttpCall, num_logprobs: int | None) -> None:
+    def __init__(self, call: HttpCall, num_logprobs: int | None, usage: StreamUsage) -> None:
+        self._usage = usage
         self._tokenizer = call.state.tokenizer
         self._num_logprobs = num_logprobs
         opening = {
@@ -257,10 +271,11 @@ class _Chunks:
     def of(self, choice: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None) -> bytes:
         """One chunk of one choice."""
         entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._opening + msgspec.json.encode(entry) + b"]}\n\n"
+        return self._opening + msgspec.json.encode(entry) + b"]" + self._usage.end()
 
     def of_delta(self, delta: Delta) -> bytes:
         """The chunks of one step: one per event. The first has the log-probabilities, the last the finish reason."""
+        self._usage.count(delta)
         entries = chat_logprobs(delta.output, self._tokenizer, self._num_logprobs)
         logprobs = None if entries is None else {"content": entries, "refusal": None}
         parts = []

@@ -9,13 +9,13 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import GenerationRequest, TextPrompt
 from glint.server.http_call import HttpCall
 from glint.server.openai.fields import SamplingFields
-from glint.server.openai.output import DONE, openai_usage, text_logprobs
+from glint.server.openai.output import DONE, StreamUsage, openai_usage, text_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 
 
 class TextBody(SamplingFields, kw_only=True):
-    """The body of a text completion. `echo` puts the prompt before the output."""
+    """The body of a text completion. `echo` puts the prompt before the output, which `max_tokens` 0 leaves out."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -35,7 +35,11 @@ class TextBody(SamplingFields, kw_only=True):
             raise refusal(f"best_of is {self.best_of}; it must be n, which is {self.n or 1}", "best_of")
         if self.echo and self.stream:
             raise refusal("echo is not supported in a stream; leave one of them out", "echo")
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens == 0 and not self.echo:
+            raise refusal(
+                "max_tokens is 0, which asks for the prompt alone; set echo to true or ask for more", "max_tokens"
+            )
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens or 1
         params = self.to_params(
             state,
             max_tokens=max_tokens,
@@ -58,7 +62,7 @@ class TextBody(SamplingFields, kw_only=True):
 async def handle_text(call: HttpCall) -> None:
     """Answer a text completion, streamed or whole."""
     body = await call.read(TextBody)
-    call.user = body.user
+    call.user = body.user or body.safety_identifier
     with renamed_fields({"prompt_logprobs": "logprobs"}):
         generation = await call.begin(*body.to_requests(call))
     if body.stream:
@@ -72,6 +76,8 @@ async def _reply(call: HttpCall, generation: Generation, body: TextBody) -> None
     async for deltas in generation.deltas():
         for delta in deltas:
             choices[delta.choice].add_delta(delta)
+    if body.max_tokens == 0:
+        _drop_output(generation, choices)
     if body.echo:
         _echo(call, generation, choices)
     answer = _opening(call) | {
@@ -111,6 +117,11 @@ class _ChoiceBuilder:
         self._finish_reason = delta.finish_reason or self._finish_reason
         self._stop_reason = output.stop_reason
 
+    def drop_output(self) -> None:
+        """Leave out all output."""
+        self.texts, self.token_ids, self.logprobs = [], [], []
+        self._finish_reason, self._stop_reason = "length", None
+
     def as_choice(self, index: int, call: HttpCall, num_logprobs: int | None) -> dict[str, Any]:
         """The choice as the response has it."""
         logprobs = None
@@ -123,6 +134,13 @@ class _ChoiceBuilder:
             "finish_reason": self._finish_reason,
             "stop_reason": self._stop_reason,
         }
+
+
+def _drop_output(generation: Generation, choices: list[_ChoiceBuilder]) -> None:
+    """Leave out the one token that the engine computes behind every prompt."""
+    generation.usage.completion_tokens = 0
+    for choice in choices:
+        choice.drop_output()
 
 
 def _echo(call: HttpCall, generation: Generation, choices: list[_ChoiceBuilder]) -> None:
@@ -140,17 +158,21 @@ def _echo(call: HttpCall, generation: Generation, choices: list[_ChoiceBuilder])
 async def _stream(call: HttpCall, generation: Generation, body: TextBody) -> None:
     opening = b"data: " + msgspec.json.encode(_opening(call))[:-1] + b',"choices":['
     offsets = [0] * generation.num_choices
+    usage = StreamUsage(generation, body.wants_continuous_usage)
     await call.open_stream()
-    await call.stream(generation, lambda delta: _event(call, opening, delta, body.logprobs, offsets))
+    await call.stream(generation, lambda delta: _event(call, opening, delta, body.logprobs, offsets, usage))
     last = DONE
-    if body.stream_options is not None and body.stream_options.include_usage:
+    if body.wants_usage:
         last = opening + b'],"usage":' + msgspec.json.encode(openai_usage(generation.usage)) + b"}\n\n" + DONE
     await call.send_events(last)
     await call.end_stream()
 
 
-def _event(call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int]) -> bytes:
+def _event(
+    call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | None, offsets: list[int], usage: StreamUsage
+) -> bytes:
     """One chunk of one choice, or nothing where a step added neither text nor an end."""
+    usage.count(delta)
     output = delta.output
     logprobs = None
     if num_logprobs is not None and output.logprobs:
@@ -166,4 +188,4 @@ def _event(call: HttpCall, opening: bytes, delta: Delta, num_logprobs: int | Non
         "finish_reason": delta.finish_reason,
         "stop_reason": output.stop_reason,
     }
-    return opening + msgspec.json.encode(entry) + b"]}\n\n"
+    return opening + msgspec.json.encode(entry) + b"]" + usage.end()

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from glint.engine.request import StepOutput
-from glint.server.generation.generation import Usage
+from glint.server.generation.generation import Delta, Generation, Usage
 from glint.server.http.problems import Problem, openai_body
 from glint.text.tokenizer import Tokenizer
 
@@ -77,6 +79,30 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+
+
+class StreamUsage:
+    """The end of every event of a stream: nothing, or with `continuous_usage_stats` the usage up to that event."""
+
+    def __init__(self, generation: Generation, is_continuous: bool) -> None:
+        self._prompt_tokens = generation.usage.prompt_tokens
+        self._completion_tokens = 0
+        self._is_continuous = is_continuous
+
+    def count(self, delta: Delta) -> None:
+        """Count the tokens of a step; the events of the step end with them counted."""
+        self._completion_tokens += len(delta.output.token_ids)
+
+    def end(self) -> bytes:
+        """The usage as the last field of an event, and the end of the event."""
+        if not self._is_continuous:
+            return b"}\n\n"
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+        }
+        return b',"usage":' + msgspec.json.encode(usage) + b"}\n\n"
 
 
 def stream_error(problem: Problem, request_id: str) -> bytes:

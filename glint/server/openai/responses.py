@@ -4,7 +4,7 @@ The server stores nothing: `store` is false in every response, and clients send 
 in items of its own, which a client sends back unchanged. With `include` "reasoning.encrypted_content" these items have
 the same text a second time, for clients that keep only that field. There are no summaries and no tools but functions.
 The server caches every prompt, so it accepts `prompt_cache_key` and ignores it. `top_k`, `min_p`,
-`repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds` and `priority` are additions.
+`repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds`, `priority` and `cache_salt` are additions.
 """
 
 import time
@@ -14,7 +14,9 @@ import msgspec
 
 from glint.server.fields import (
     Strict,
-    check_count,
+    check_cache_salt,
+    check_metadata,
+    check_not_stored,
     check_schema,
     check_tools,
     deadline_of,
@@ -34,7 +36,6 @@ from glint.server.state import ServerState
 from glint.text.grammar import Constraint, JsonObject, JsonSchema
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-MAX_METADATA = 16
 FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
 
 
@@ -110,12 +111,13 @@ class ResponsesBody(Strict):
     user: str | None = None
     deadline_seconds: float | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
         state.check_model(self.model)
         self._check_storage()
-        check_count("metadata", len(self.metadata or ()), MAX_METADATA)
+        check_metadata(self.metadata)
         params = state.sampling(
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
@@ -127,7 +129,12 @@ class ResponsesBody(Strict):
         )
         deadline = deadline_of(self.deadline_seconds, state.limits)
         return GenerationRequest(
-            self.to_prompt(state), params, deadline, self.to_constraint(state), priority=self.priority or 0
+            self.to_prompt(state),
+            params,
+            deadline,
+            self.to_constraint(state),
+            priority=self.priority or 0,
+            cache_salt=check_cache_salt(self.cache_salt),
         )
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
@@ -183,8 +190,7 @@ class ResponsesBody(Strict):
         }
 
     def _check_storage(self) -> None:
-        if self.store:
-            raise refusal("store is true, but responses are not stored here; leave it out or set it to false", "store")
+        check_not_stored(self.store)
         if self.previous_response_id is not None:
             message = "previous_response_id is given, but nothing is stored here; send the whole conversation in input"
             raise refusal(message, "previous_response_id")
