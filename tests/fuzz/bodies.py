@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from tests.fuzz.hostile import ODD_BYTES, ODD_TEXTS, ODD_VALUES, PATTERNS, SCHEMAS, TOOL_NAMES
+from tests.fuzz.hostile import GRAMMARS, ODD_BYTES, ODD_TEXTS, ODD_VALUES, PATTERNS, SCHEMAS, TOOL_NAMES
 
 Values = st.SearchStrategy[Any]
 MAX_OPTIONAL_FIELDS = 5
@@ -30,6 +30,7 @@ ARGUMENTS = OBJECTS.map(json.dumps) | TEXTS | st.sampled_from(["{}", "{", "[]", 
 NAMES = st.sampled_from(["get_weather", "now", "a.b-c"]) | st.sampled_from(TOOL_NAMES)
 SCHEMA = st.sampled_from(SCHEMAS)
 PATTERN = st.sampled_from(PATTERNS)
+GRAMMAR = st.sampled_from(GRAMMARS)
 
 
 def _one(**fields: Values) -> Values:
@@ -88,7 +89,9 @@ PLAUSIBLE: Mapping[str, Values] = {
     "top_logprobs": st.integers(0, 20),
     "deadline_seconds": st.sampled_from([60, 100.5, 0.001]),
     "prompt": TEXTS | TOKENS,
-    "structured_outputs": st.one_of(_one(json=SCHEMA), _one(regex=PATTERN), _one(choice=st.lists(TEXTS, max_size=3))),
+    "structured_outputs": st.one_of(
+        _one(json=SCHEMA), _one(regex=PATTERN), _one(grammar=GRAMMAR), _one(choice=st.lists(TEXTS, max_size=3))
+    ),
     "tokens": TOKENS,
     "input": TEXTS | INPUT_ITEMS | OBJECTS,
     "arguments": ARGUMENTS,

@@ -139,6 +139,32 @@ PATTERNS: list[str] = [
     "a" * 20_000,
     "|".join(f"word{index}" for index in range(3000)),
 ]
+
+
+def doubling(name: str, depth: int) -> str:
+    """Rules, or terminals, each of which is the next one twice."""
+    rules = [f"{name}{index}: {name}{index + 1} {name}{index + 1}" for index in range(depth)]
+    return "\n".join([f"start: {name}0", *rules, f'{name}{depth}: "a"\n'])
+
+
+GRAMMARS: list[str] = [
+    doubling("r", 40),
+    doubling("r", 200),
+    doubling("T", 24),
+    doubling("T", 200),
+    'start: start "a" | "a"\n',
+    "start: start\n",
+    "start: a\na: b\nb: a\n",
+    "start: a*\na: b*\nb: start*\n",
+    'start: (("a"{1000}){1000}){1000}\n',
+    'start: ((((("a"+)+)+)+)+)+\n',
+    'start: a a a a a a a a\na: "x"* | a a\n',
+    'start: T\nT: "a" T\n',
+    'start: "a"\n%ignore /(a*)*b/\n',
+    "start: " + 2_000 * "(" + '"a"' + 2_000 * ")",
+    "root ::= " + 2_000 * "(" + '"a"' + 2_000 * ")",
+    'root ::= (("a"{1,900}){1,900}){1,900}\n',
+]
 SCHEMAS: list[Any] = [
     {},
     {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},

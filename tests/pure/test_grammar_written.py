@@ -10,6 +10,7 @@ import regex
 from glint.errors import TextError
 from glint.text.grammar import GrammarCompiler, GrammarLimits, WrittenGrammar
 from glint.text.tokenizer import Tokenizer
+from tests.fuzz.hostile import GRAMMARS
 from tests.pure.grammar_walk import build_compiler, build_tokenizer, walk
 
 LARK = """
@@ -75,6 +76,16 @@ def test_what_is_no_grammar_is_refused(compiler: GrammarCompiler, source: str, w
     with pytest.raises(TextError) as refused:
         compiler.compile(WrittenGrammar(source))
     assert words in str(refused.value) and len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("source", GRAMMARS)
+def test_a_hostile_grammar_compiles_or_is_refused(compiler: GrammarCompiler, source: str) -> None:
+    try:
+        mask = compiler.compile(WrittenGrammar(source)).start().mask()
+    except TextError as refused:
+        assert "the grammar" in str(refused) and len(str(refused)) < 600
+    else:
+        assert any(mask)
 
 
 def test_quoted_signs_are_text(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
