@@ -23,26 +23,22 @@ struct Avx512Isa {
 
   static __m512 broadcast(float value) { return _mm512_set1_ps(value); }
 
+  static __m256 add_halves(__m512 values) {
+    return _mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1));
+  }
+
   static float sum(__m512 values) {
-    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1));
+    const __m256 halves = add_halves(values);
     const __m256 pairs = _mm256_hadd_ps(halves, halves);
     const __m256 quads = _mm256_hadd_ps(pairs, pairs);
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
   }
 
   static Vectors<4>::Floats sum_rows(__m512 row0, __m512 row1, __m512 row2, __m512 row3) {
-    const __m512 halves01 = add_halves(row0, row1);
-    const __m512 halves23 = add_halves(row2, row3);
-    const __m512 quads =
-        _mm512_add_ps(_mm512_shuffle_f32x4(halves01, halves23, 0x88), _mm512_shuffle_f32x4(halves01, halves23, 0xdd));
-    const __m512 pairs = _mm512_add_ps(quads, _mm512_permute_ps(quads, 0x4e));
-    const __m512 totals = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
-    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, totals));
-  }
-
-  static __m512 add_halves(__m512 left, __m512 right) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(left, right, 0x44), _mm512_shuffle_f32x4(left, right, 0xee));
+    const __m256 pairs01 = _mm256_hadd_ps(add_halves(row0), add_halves(row1));
+    const __m256 pairs23 = _mm256_hadd_ps(add_halves(row2), add_halves(row3));
+    const __m256 quads = _mm256_hadd_ps(pairs01, pairs23);
+    return _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1));
   }
 
   static constexpr int direct_rows(int tokens) { return tokens <= 4 ? 4 : 2; }
