@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import readline
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tests.pure.openai_endpoint import Script, serving
 from tests.pure.text_folder import GLM_TEMPLATE, write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
+SILENT_SECONDS = 60.0
 TALK = """import sys
 from glint.conversation import Conversation, talk
 if len(sys.argv) > 1:
@@ -75,7 +78,8 @@ def test_typed_lines_have_a_prompt_sign(flags: list[str]) -> None:
 def on_a_terminal(program: str, *turns: tuple[str, bytes]) -> tuple[int, str]:
     """Runs a program on a terminal of its own and gives the exit code and what was shown.
 
-    Each turn is what must be shown, since the turn before, until it types.
+    Each turn is what must be shown, since the turn before, until it types. A program that shows nothing for a minute is
+    killed.
     """
     pid, controller = os.forkpty()
     if pid == 0:
@@ -84,12 +88,13 @@ def on_a_terminal(program: str, *turns: tuple[str, bytes]) -> tuple[int, str]:
     waiting = list(turns)
     shown, seen = b"", 0
     try:
-        while piece := os.read(controller, 4096):
+        while piece := os.read(controller, 4096) if select.select([controller], [], [], SILENT_SECONDS)[0] else b"":
             shown += piece
-            if waiting and (found := shown.find(waiting[0][0].encode(), seen)) >= 0:
+            while waiting and (found := shown.find(waiting[0][0].encode(), seen)) >= 0:
                 awaited, typed = waiting.pop(0)
                 seen = found + len(awaited)
                 os.write(controller, typed)
+        os.kill(pid, signal.SIGKILL)
     except OSError:
         pass
     os.close(controller)
@@ -148,8 +153,8 @@ def test_ctrl_c_stops_the_answer_of_a_server_and_not_the_chat() -> None:
     with serving(Script(gap=0.1)) as server:
         command = ["chat", "--url", server.url, "--model", "scripted", "--max-tokens", "600"]
         program = f"import sys; from glint import cli; sys.exit(cli.main({command!r}))"
-        turns = [("> ", b"one\r"), ("word", b"\x03"), ("interrupted]", b"two\r"), ("word", b"\x03")]
-        code, shown = on_a_terminal(program, *turns, ("interrupted]", b"/exit\r"))
+        turns = [("> ", b"one\r"), ("word", b"\x03"), ("interrupted]", b""), ("> ", b"two\r"), ("word", b"\x03")]
+        code, shown = on_a_terminal(program, *turns, ("interrupted]", b""), ("> ", b"/exit\r"))
     assert code == 0 and shown.count("interrupted]") == 2 and "Traceback" not in shown, shown
     first, second = (seen.body["messages"] for seen in server.seen)
     assert [message["content"] for message in first] == ["one"]
