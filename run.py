@@ -57,7 +57,7 @@ later starts begin at once.
   ./run.py --bench                     a server under load for a minute: throughput and latencies
   ./run.py chat                        talk with the sample model; the same as 'glint chat'
   ./run.py COMMAND                     any glint command:
-                                       serve, generate, chat, batch, check, sample-model, bench, smoke
+                                       serve, generate, chat, batch, check, download, sample-model, bench, smoke
   ./run.py generate --help             what such a command takes
 """
 

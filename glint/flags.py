@@ -57,6 +57,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None
         default=max_tokens,
         help=f"longest answer, in tokens (default: {max_tokens})",
     )
+    group.add_argument("--min-tokens", metavar="N", type=int, help="no stop ends the answer before N tokens")
     group.add_argument("--temperature", metavar="X", type=float, help="0 is greedy, 1 the model's own distribution")
     group.add_argument("--top-k", metavar="N", type=int, help="keep the N likeliest tokens; 0 keeps all")
     group.add_argument(
@@ -108,6 +109,7 @@ def bias(text: str) -> tuple[int, float]:
 SAMPLING_FLAGS = (
     "n",
     "max_tokens",
+    "min_tokens",
     "temperature",
     "top_k",
     "top_p",

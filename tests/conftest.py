@@ -7,12 +7,19 @@ and finds nothing where one thread works, what carries the mark `threads`.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 SANITIZED_VARIABLE = "GLINT_SANITIZED"
 MARKS = {"address,undefined": "sanitize", "thread": "threads"}
+
+
+def pytest_configure() -> None:
+    """Programs of the tests get Ctrl-C also where a shell started the tests in the background, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -269,8 +269,8 @@ def _explain(model_id: ModelId, problem: BaseException) -> CheckpointError:
     if status is not None and status < 500 and status not in PASSING_STATUSES and not _is_old_address(problem):
         return CheckpointError(f"{hub} answers a question about {model_id} with status {status}: {_line(problem)}")
     return HubUnreachable(
-        f"{model_id} cannot be fetched from {hub}: {_line(problem)}; look at the network, at HF_ENDPOINT and at the "
-        "proxy, and start again: files that are whole are kept"
+        f"there is no folder {model_id}, and it cannot be fetched from {hub}: {_line(problem)}; look at the network, "
+        "at HF_ENDPOINT and at the proxy, and start again: files that are whole are kept"
     )
 
 

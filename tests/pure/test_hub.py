@@ -326,7 +326,8 @@ def test_a_disk_that_fills_up_is_named(hub: Hub, cache: Path, monkeypatch: pytes
 
 def test_without_network_the_cache_is_used_and_said(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(HubUnreachable, match=rf"{ID} cannot be fetched from the hub http://127.0.0.1:9: .*HF_ENDPOINT"):
+    words = rf"there is no folder {ID}, and it cannot be fetched from the hub http://127.0.0.1:9: .*HF_ENDPOINT"
+    with pytest.raises(HubUnreachable, match=words):
         fetch()
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     folder = fetch()

@@ -22,9 +22,12 @@ def read(*arguments: str) -> ServerSettings:
 
 
 @pytest.fixture(autouse=True)
-def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of whoever runs the tests do not count."""
+def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keys of whoever runs the tests do not count, and there are model folders."""
     monkeypatch.delenv("GLINT_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "m/x", "models/glm"):
+        Path(name).mkdir(parents=True)
 
 
 @pytest.mark.parametrize(

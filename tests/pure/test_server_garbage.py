@@ -16,6 +16,7 @@ from glint.server.admission import Admission
 from glint.server.auth import TENANT, Tenant
 from glint.server.http.problems import Problem
 from glint.server.http_call import GeneratingRoute, HttpCall
+from glint.server.in_flight import RequestsInFlight
 from glint.server.limits import Limits
 from glint.server.openai.output import stream_error
 from glint.server.outcomes import OutcomeLog
@@ -52,7 +53,11 @@ def no_collector() -> Iterator[None]:
 def test_a_call_is_free_once_it_is_answered(handle: Callable[[HttpCall], Awaitable[None]]) -> None:
     limits = Limits()
     state = SimpleNamespace(
-        outcomes=OutcomeLog(), metrics=SimpleNamespace(record=id), admission=Admission(limits), limits=limits
+        outcomes=OutcomeLog(),
+        metrics=SimpleNamespace(record=id),
+        admission=Admission(limits),
+        limits=limits,
+        in_flight=RequestsInFlight(),
     )
     calls: list[weakref.ref[HttpCall]] = []
 

@@ -15,7 +15,7 @@ import pytest
 from glint.errors import EngineError, RequestError
 from glint.server.http.listener import listen_unix, listening
 from glint.server.http.tls import TlsFiles, tls_files
-from glint.server.process.lifecycle import Lifecycle
+from glint.server.process.lifecycle import Lifecycle, ReadinessGate
 from glint.server.process.not_ready import NotReadyServer
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_is_not_ready_answers_through_tls_and_drops_who_does_not_s
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
 
     async def serve() -> tuple[bytes, bytes]:
-        server = NotReadyServer(listener, Lifecycle(60.0), files.make_context())
+        server = NotReadyServer(listener, ReadinessGate(Lifecycle(60.0)), files.make_context())
         server.open()
         with socket.socket(socket.AF_UNIX) as plain:
             plain.settimeout(20)
