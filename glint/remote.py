@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from glint.bench.stream import LONGEST_MESSAGE, error_message
 from glint.conversation import FAILED, AnswerDelta, Message
 from glint.errors import RequestError
 
 TIMEOUT_SECONDS = 600.0
-LONGEST_MESSAGE = 500
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 CUT = "the connection was lost before the answer was complete"
 
@@ -68,18 +68,6 @@ class Address:
         message = f"{self.url} refuses with HTTP {status}: {error_message(body)}"
         is_key = status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN)
         return RequestError(f"{message}; give its key with --api-key or GLINT_API_KEY" if is_key else message)
-
-
-def error_message(body: bytes) -> str:
-    """The message in an error body of any of the servers, else the beginning of the body, on one line."""
-    try:
-        found: Any = json.loads(body)
-    except ValueError:
-        found = body.decode(errors="replace")
-    for key in ("error", "message", "detail"):
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-    return " ".join(str(found).split())[:LONGEST_MESSAGE] or "no message"
 
 
 def find_model(address: Address, name: str | None) -> str:
