@@ -179,7 +179,7 @@ def test_completions_take_formats_as_well(client: openai.OpenAI, asked: dict[str
         ({"response_format": {"type": "choice", "choices": []}}, "choice"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs cannot be used: the grammar"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}, "structured_outputs"),
         ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [WEATHER, WEATHER]}, "get_weather"),

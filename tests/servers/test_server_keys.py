@@ -22,7 +22,7 @@ from tests.e2e.served import Served, served
 
 FLAG_KEY, FILE_KEY, FIRST_KEY, SECOND_KEY = "flag-key", "file-key", "first-key", "second-key"
 KEYS = (FLAG_KEY, FILE_KEY, FIRST_KEY, SECOND_KEY)
-WATCHING = ("/v1/models", "/v1/models/any", "/metrics", "/stats", "/requests")
+WATCHING = ("/v1/models", "/v1/models/any", "/metrics", "/stats", "/version", "/requests")
 
 
 class Guarded:
@@ -73,6 +73,7 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
         "/v1/models/{name:path}",
         "/metrics",
         "/stats",
+        "/version",
         "/requests",
         "/requests/{request_id}",
     }
