@@ -311,15 +311,17 @@ def in_flight(settings: ServerSettings) -> int:
 
 def read_settings(chosen: argparse.Namespace) -> ServerSettings:
     """The settings of the server in this process. Nothing is refused for a full queue or a long wait."""
-    from glint.flags import engine_args, model_folder
+    from glint.flags import engine_args, model_source
     from glint.server.auth import ApiKeys
     from glint.server.limits import Limits
     from glint.server.settings import ServerSettings
 
-    folder = model_folder(chosen)
+    source = model_source(chosen)
     return ServerSettings(
-        model_dir=folder,
-        model_names=tuple(chosen.served_model_name or [folder.resolve().name or "model"]),
+        model_dir=source.folder,
+        repository=source.repository,
+        commit=source.commit,
+        model_names=tuple(chosen.served_model_name or [source.name]),
         keys=ApiKeys([]),
         engine_args=engine_args(chosen),
         library_path=chosen.engine,

@@ -175,7 +175,7 @@ def _add_batch(commands: Any) -> None:
         metavar="NAME",
         nargs="+",
         action="extend",
-        help="names that bodies may use as model (default: the name of the model folder)",
+        help="names that bodies may use as model (default: the model id, or the name of the folder)",
     )
     add_engine_flags(parser)
     add_engine_args(parser.add_argument_group("sizes"), "max_step_tokens", "kv_cache_bytes", "page_tokens")

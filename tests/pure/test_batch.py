@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from glint.batch import Progress, Response, open_output, read_input, read_output
+from glint.batch import Progress, Response, open_output, read_input, read_output, read_settings
+from glint.checkpoint.hub import ModelSource
+from glint.cli import make_parser
 from glint.errors import RequestError
 
 
@@ -106,3 +108,12 @@ def test_failures_are_counted_and_tokens_of_every_route_are_read() -> None:
     progress.count(Response(200, "", b'{"usage": {"output_tokens": 7}}'))
     progress.count(Response(400, "", b'{"error": {}}'))
     assert (progress.num_failed, progress.num_tokens) == (1, 12)
+
+
+def test_a_model_that_comes_by_its_id_is_called_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ModelSource(tmp_path / "snapshot", "owner/name", "c" * 40)
+    monkeypatch.setattr("glint.flags.locate_model", lambda model, say: source)
+    chosen = make_parser().parse_args(["batch", "in.jsonl", "out.jsonl", "--model", "owner/name"])
+    settings = read_settings(chosen)
+    assert settings.model_names == ("owner/name",) and settings.model_dir == source.folder
+    assert (settings.repository, settings.commit) == ("owner/name", "c" * 40)
