@@ -14,7 +14,7 @@ import httpx
 import openai
 
 from tests.e2e.served import START_SECONDS, Served, start
-from tests.pure.test_server_tls import make_certificate
+from tests.servers.test_tls_files import make_certificate
 
 BODY = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
 
