@@ -177,13 +177,13 @@ class Progress:
         self._num_before = self._num_done = num_done
         self._num_all = num_all
         self.num_tokens = 0
-        self._started = self._told = time.monotonic()
-        self._show: Callable[[int, str], None] = self._tell
+        self._started = self._printed_at = time.monotonic()
+        self._show: Callable[[int, str], None] = self._print_line
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Shows the progress until the end of the block; its time begins here."""
-        self._started = self._told = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
         if not sys.stderr.isatty():
             yield
             return
@@ -213,10 +213,10 @@ class Progress:
         failed = f", {self.num_failed} failed" if self.num_failed else ""
         return f"{self.num_tokens / max(seconds, 1e-9):.1f} tok/s, {left:.0f} s left{failed}"
 
-    def _tell(self, num_done: int, text: str) -> None:
+    def _print_line(self, num_done: int, text: str) -> None:
         now = time.monotonic()
-        if now - self._told >= REPORT_SECONDS:
-            self._told = now
+        if now - self._printed_at >= REPORT_SECONDS:
+            self._printed_at = now
             print(f"glint: {num_done} of {self._num_all}, {text}", file=sys.stderr, flush=True)
 
 

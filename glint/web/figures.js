@@ -55,10 +55,10 @@ export function reading(now, before) {
     waiting: stats.requests_waiting,
     held: stats.pages.held / numPages,
     cached: stats.pages.cached / numPages,
-    firstHalf: minute.time_to_first_token_seconds.p50,
-    firstMost: minute.time_to_first_token_seconds.p99,
-    betweenHalf: minute.inter_token_latency_seconds.p50,
-    betweenMost: minute.inter_token_latency_seconds.p99,
+    firstP50: minute.time_to_first_token_seconds.p50,
+    firstP99: minute.time_to_first_token_seconds.p99,
+    betweenP50: minute.inter_token_latency_seconds.p50,
+    betweenP99: minute.inter_token_latency_seconds.p99,
     hits: minute.prefix_cache_hit_ratio,
     accepted: drafts > 0 ? stats.accepted_draft_tokens / drafts : null,
     failed: failed + lost,
@@ -101,8 +101,8 @@ export const CHARTS = [
     format: duration,
     least: 0.01,
     series: [
-      { key: "firstHalf", label: "p50" },
-      { key: "firstMost", label: "p99" },
+      { key: "firstP50", label: "p50" },
+      { key: "firstP99", label: "p99" },
     ],
   },
   {
@@ -111,8 +111,8 @@ export const CHARTS = [
     format: duration,
     least: 0.001,
     series: [
-      { key: "betweenHalf", label: "p50" },
-      { key: "betweenMost", label: "p99" },
+      { key: "betweenP50", label: "p50" },
+      { key: "betweenP99", label: "p99" },
     ],
   },
   {
