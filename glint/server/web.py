@@ -74,10 +74,10 @@ def _read(file: Path) -> WebFile:
 
 
 def page_addresses(scheme: str, host: str, port: int, files: Iterable[str]) -> list[str]:
-    """The addresses of the pages, for a person on the machine of the server."""
+    """The addresses of the pages, the chat first, for a person on the machine of the server."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     base = f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
-    return [base + path for path in files if not path.startswith("/web/")]
+    return [base + path for path in sorted(files) if not path.startswith("/web/")]
 
 
 class WebFiles:

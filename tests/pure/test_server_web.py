@@ -100,6 +100,6 @@ def test_no_script_makes_nodes_from_text(sink: str) -> None:
     ],
 )
 def test_addresses_of_the_pages(host: str, address: str) -> None:
-    files = ["/", "/dashboard", "/web/base.css"]
+    files = ["/dashboard", "/", "/web/base.css"]
     assert page_addresses("http", host, 80, files) == [address, f"{address}dashboard"]
     assert page_addresses("http", host, 80, []) == []
