@@ -190,7 +190,9 @@ class Snapshot:
             with shown_transfer(self.repository, transfer, say):
                 transfer.run(jobs, num_threads)
         except BaseException:
-            self._remove_own_parts()
+            with suppress(OSError):
+                self._remove_own_parts()
+                self.remove_leftovers()
             raise
         with suppress(OSError):
             record = {"repository": self.repository, "commit": self.commit, "files": [asdict(file) for file in files]}
