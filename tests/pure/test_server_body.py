@@ -320,12 +320,14 @@ def real_server(limits: Limits) -> Iterator[tuple[str, int]]:
 
 
 def exchange(address: tuple[str, int], head: str, *chunks: bytes) -> bytes:
-    """Everything that the server sends until it closes the connection."""
+    """Everything that the server sends until it closes the connection.
+
+    Head and body go together: a body that arrives at a closed connection resets it, and the answer may be lost.
+    """
     with socket.create_connection(address, timeout=10) as connection:
-        connection.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{head}\r\n\r\n".encode())
+        start = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{head}\r\n\r\n".encode()
+        connection.sendall(start + b"".join(chunks))
         answer = b""
-        for chunk in chunks:
-            connection.sendall(chunk)
         while received := connection.recv(65536):
             answer += received
         return answer
