@@ -2,18 +2,27 @@
 
 The address and undefined behaviour sanitizers run what carries the mark `sanitize`; the thread sanitizer, which is slow
 and finds nothing where one thread works, what carries the mark `threads`.
+
+Hypothesis draws the same inputs in every run; `pytest --hypothesis-profile=default` looks for new ones.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 SANITIZED_VARIABLE = "GLINT_SANITIZED"
 MARKS = {"address,undefined": "sanitize", "thread": "threads"}
+
+with suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("fixed", derandomize=True, deadline=None)
+    settings.load_profile("fixed")
 
 
 def pytest_configure() -> None:

@@ -119,8 +119,8 @@ def fetch_model(
 
     A pinned id that is whole needs no network. Otherwise the hub says which commit the revision is now; where it cannot
     be reached, or HF_HUB_OFFLINE forbids to ask, the commit that the cache knows is used. One process fetches at a
-    time; the others wait for it. If `is_renewed`, the hub must be reached, and
-    all files are compared, also those that were whole before.
+    time; the others wait for it. If `is_renewed`, the hub must be reached, and all files are compared, also those that
+    were whole before.
     """
     with named_errors(model_id):
         commit, is_online = find_commit(model_id, say, cache, may_be_known=not is_renewed)
@@ -128,7 +128,8 @@ def fetch_model(
         if is_renewed or not snapshot.is_whole():
             with snapshot.alone(lambda: say(f"another process fetches {model_id.repository}; waiting for it")):
                 if is_renewed or not snapshot.is_whole():
-                    _complete(model_id, snapshot, is_online, say)
+                    with snapshot.leaving_no_parts():
+                        _complete(model_id, snapshot, is_online, say)
         snapshot.remember(model_id.revision)
     return ModelSource(snapshot.folder, model_id.repository, commit)
 

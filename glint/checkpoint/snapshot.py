@@ -114,8 +114,18 @@ class Snapshot:
                 if _takes(lock):
                     part.unlink(missing_ok=True)
 
+    @contextmanager
+    def leaving_no_parts(self) -> Iterator[None]:
+        """Remove the parts of files when the body fails, also those that threads have open on a stalled connection."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                self._remove_own_parts()
+                self.remove_leftovers()
+            raise
+
     def _remove_own_parts(self) -> None:
-        """Remove the unfinished files that threads of this process still have open, such as on a stalled connection."""
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
                 part = descriptor.readlink()
@@ -186,14 +196,8 @@ class Snapshot:
         what = f"{len(missing)} files, {size:.2f} GB, to fetch" if missing else f"{len(files)} files to compare"
         say(f"{self.repository} at commit {self.commit}: {what}, in {self.folder}")
         jobs = [lambda file=file: self.bring(file, transfer) for file in files]
-        try:
-            with shown_transfer(self.repository, transfer, say):
-                transfer.run(jobs, num_threads)
-        except BaseException:
-            with suppress(OSError):
-                self._remove_own_parts()
-                self.remove_leftovers()
-            raise
+        with shown_transfer(self.repository, transfer, say):
+            transfer.run(jobs, num_threads)
         with suppress(OSError):
             record = {"repository": self.repository, "commit": self.commit, "files": [asdict(file) for file in files]}
             _write_whole(self._record, json.dumps(record, indent=1) + "\n")

@@ -54,9 +54,9 @@ class Transfer:
                     self._is_stopped.set()
 
         threads = [threading.Thread(target=work, name="transfer", daemon=True) for _ in jobs[:num_threads]]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             while not self._is_stopped.is_set() and any(thread.is_alive() for thread in threads):
                 time.sleep(POLL_SECONDS)
         except BaseException:
@@ -64,7 +64,7 @@ class Transfer:
             raise
         finally:
             end_at = time.monotonic() + STOP_SECONDS
-            for thread in threads:
+            for thread in filter(threading.Thread.is_alive, threads):
                 thread.join(max(0.0, end_at - time.monotonic()))
         if problems:
             raise problems[0]

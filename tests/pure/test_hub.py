@@ -497,6 +497,40 @@ def test_a_download_that_a_signal_ends_leaves_nothing_half(hub: Hub, tmp_path: P
     assert sorted(path.name for path in folder.iterdir()) == NEEDED
 
 
+def test_a_signal_between_two_starts_of_threads_stops_all_of_them() -> None:
+    transfer = Transfer(10)
+
+    def fetch() -> None:
+        while True:
+            transfer.count(1)
+            time.sleep(0.001)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        fetch()
+
+    jobs = [fetch] * 400
+    jobs[20] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        transfer.run(jobs, len(jobs))
+    assert not [thread for thread in threading.enumerate() if thread.name == "transfer"]
+
+
+def test_a_signal_while_the_index_is_fetched_leaves_no_part(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_and_stop(*_: object, **__: object) -> None:
+        blobs = cache / "models--zai-org--GLM-Small" / "blobs"
+        blobs.mkdir(parents=True)
+        (blobs / f"{'0' * 40}.ab.incomplete").write_bytes(b"{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", start_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        fetch()
+    assert not parts_of(cache)
+
+
 def test_a_line_of_progress_has_bytes_rate_and_time_left() -> None:
     assert describe_transfer("a/b", 90_000_000_000, 360_000_000_000, 60.0) == (
         "a/b: 90.00 of 360.00 GB, 25%, 1.50 GB/s, 3 min 0 s left"
