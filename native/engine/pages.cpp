@@ -57,6 +57,14 @@ void PagePool::append(List& list, int32_t page) {
   ++list.count;
 }
 
+void PagePool::prepend(List& list, int32_t page) {
+  item(page).previous = kNoPage;
+  item(page).next = list.head;
+  (list.head == kNoPage ? list.tail : item(list.head).previous) = page;
+  list.head = page;
+  ++list.count;
+}
+
 void PagePool::remove(List& list, int32_t page) {
   const Page& gone = item(page);
   (gone.previous == kNoPage ? list.head : item(gone.previous).next) = gone.next;
@@ -98,16 +106,22 @@ void PagePool::hold(int32_t page) {
   ++held.references;
 }
 
-void PagePool::release(int32_t page) {
+void PagePool::release(int32_t page, bool is_reusable) {
   check_page(page);
   Page& held = item(page);
   if (held.state != State::held) {
     throw std::logic_error(page_text(page) + " is not held and cannot be released; release a reference only once");
   }
+  held.is_reusable = held.is_reusable || is_reusable;
   if (--held.references > 0) return;
   --num_held_;
+  const bool stays_longest = std::exchange(held.is_reusable, false);
   held.state = held.serial != 0 ? State::cached : State::free;
-  append(held.serial != 0 ? cached_ : free_, page);
+  if (held.state == State::cached && !stays_longest) {
+    prepend(cached_, page);
+  } else {
+    append(held.state == State::cached ? cached_ : free_, page);
+  }
 }
 
 uint64_t PagePool::root(uint64_t salt) const {

@@ -21,7 +21,7 @@ class PagePool {
 
   [[nodiscard]] bool take(std::span<int32_t> out);
   void hold(int32_t page);
-  void release(int32_t page);
+  void release(int32_t page, bool is_reusable = true);
 
   uint64_t root(uint64_t salt) const;
   std::optional<Match> find(uint64_t parent, std::span<const int32_t> tokens) const;
@@ -45,6 +45,7 @@ class PagePool {
 
   struct Page {
     State state = State::free;
+    bool is_reusable = false;
     int32_t references = 0;
     int32_t previous = kNoPage;
     int32_t next = kNoPage;
@@ -66,6 +67,7 @@ class PagePool {
   const Page& item(int32_t page) const { return pages_[static_cast<size_t>(page)]; }
 
   void append(List& list, int32_t page);
+  void prepend(List& list, int32_t page);
   void remove(List& list, int32_t page);
   int32_t take_one();
 

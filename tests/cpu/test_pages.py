@@ -31,7 +31,7 @@ class Pool:
         pages, tokens, serial = POINTER(c_int32), POINTER(c_int32), POINTER(c_uint64)
         self._take = self._function("take", c_int32, pages, c_int32)
         self._hold = self._function("hold", c_int32, c_int32)
-        self._release = self._function("release", c_int32, c_int32)
+        self._release = self._function("release", c_int32, c_int32, c_int32)
         self._references = self._function("references", c_int32, c_int32)
         self._counts = self._function("counts", None, POINTER(c_int64))
         self._root = self._function("root", c_int32, c_uint64, serial)
@@ -66,9 +66,9 @@ class Pool:
         """Add a reference."""
         self._refuse_misuse(self._hold(page))
 
-    def release(self, page: int) -> None:
+    def release(self, page: int, is_reusable: bool = True) -> None:
         """Drop a reference."""
-        self._refuse_misuse(self._release(page))
+        self._refuse_misuse(self._release(page, is_reusable))
 
     def references(self, page: int) -> int:
         """Count the references of a page."""
@@ -111,10 +111,14 @@ class Pool:
 
 @dataclass
 class Model:
-    """What the pool should hold: plain sets, dictionaries and a list in order of last use."""
+    """What the pool should hold: plain sets, dictionaries and a list in the order of eviction.
+
+    `reusable` has the held pages that one of their holders released as reusable.
+    """
 
     free: set[int]
     held: dict[int, int] = field(default_factory=dict)
+    reusable: set[int] = field(default_factory=set)
     cached: list[int] = field(default_factory=list)
     keys: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
@@ -143,15 +147,18 @@ class Model:
             self.cached.remove(page)
         self.held[page] = self.held.get(page, 0) + 1
 
-    def release(self, page: int) -> None:
-        """Follow a release."""
+    def release(self, page: int, is_reusable: bool) -> None:
+        """Follow a release: what nobody expects to use again is evicted first."""
         self.held[page] -= 1
+        if is_reusable:
+            self.reusable.add(page)
         if self.held[page] == 0:
             del self.held[page]
             if self.key_of(page) is None:
                 self.free.add(page)
             else:
-                self.cached.append(page)
+                self.cached.insert(len(self.cached) if page in self.reusable else 0, page)
+            self.reusable.discard(page)
 
     def counts(self) -> tuple[int, int, int]:
         """Return free, held and cached."""
@@ -192,8 +199,9 @@ class Walk:
         """Release a page, held or not."""
         page = self.random.choice([self.random.randrange(self.pool_size()), *self.model.held])
         if page in self.model.held:
-            self.pool.release(page)
-            self.model.release(page)
+            is_reusable = self.random.random() < 0.6
+            self.pool.release(page, is_reusable)
+            self.model.release(page, is_reusable)
         else:
             assert "not held" in refused(self.pool.release, page)
 
@@ -293,6 +301,55 @@ def test_least_recently_used_goes_first_leaves_before_roots() -> None:
     assert child is not None and child[0] == second[1]
     assert pool.find(child[1], (2, 2)) is None
     assert pool.problem() == ""
+
+
+def test_pages_that_nobody_reuses_go_first_ends_before_beginnings() -> None:
+    """Pages released as not reusable are found like any other, and evicted before everything that is reusable."""
+    pool = Pool(6)
+    old = cached_chain(pool, 1, 2)
+    pages = pool.take(4)
+    assert pages is not None
+    parent = pool.root(2)
+    serials = [parent := pool.add(parent, (index, 2), page) for index, page in enumerate(pages)]
+    for page in pages[1:]:
+        pool.release(page, is_reusable=False)
+    pool.release(pages[0])
+    assert pool.counts() == (0, 0, 6)
+    assert [pool.find(serial, (index + 1, 2)) for index, serial in enumerate(serials[:3])] == [
+        *zip(pages[1:], serials[1:], strict=True)
+    ]
+    assert pool.take(5) == [*reversed(pages[1:]), *reversed(old)]
+    assert pool.find(pool.root(2), (0, 2)) == (pages[0], serials[0])
+    assert pool.problem() == ""
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)])
+def test_page_of_two_holders_is_reusable_if_one_of_them_says_so(first: bool, second: bool) -> None:
+    """The last to release a page does not decide alone."""
+    pool = Pool(2)
+    old = cached_chain(pool, 1, 1)
+    (page,) = cached_chain(pool, 2, 1)
+    pool.hold(page)
+    pool.hold(page)
+    pool.release(page, first)
+    assert pool.counts() == (0, 1, 1)
+    pool.release(page, second)
+    assert pool.take(2) == [*old, page]
+
+
+def test_page_that_was_found_again_is_judged_anew() -> None:
+    """A page at the head of the eviction goes to its end once it was used again, and back."""
+    pool = Pool(2)
+    old, page = cached_chain(pool, 1, 1)[0], cached_chain(pool, 2, 1)[0]
+    for is_reusable in (False, True, False):
+        pool.hold(page)
+        pool.release(page, is_reusable)
+    assert pool.take(1) == [page]
+    pool.add(pool.root(2), (0, 2), page)
+    pool.release(page, is_reusable=False)
+    pool.hold(page)
+    pool.release(page)
+    assert pool.take(1) == [old]
 
 
 def test_refused_take_evicts_nothing() -> None:
