@@ -115,12 +115,12 @@ void PagePool::release(int32_t page, bool is_reusable) {
   held.is_reusable = held.is_reusable || is_reusable;
   if (--held.references > 0) return;
   --num_held_;
-  const bool stays_longest = std::exchange(held.is_reusable, false);
   held.state = held.serial != 0 ? State::cached : State::free;
-  if (held.state == State::cached && !stays_longest) {
-    prepend(cached_, page);
+  List& list = held.serial != 0 ? cached_ : free_;
+  if (std::exchange(held.is_reusable, false)) {
+    append(list, page);
   } else {
-    append(held.state == State::cached ? cached_ : free_, page);
+    prepend(list, page);
   }
 }
 
