@@ -154,8 +154,7 @@ void Engine::limit_reuse(uint64_t id, int32_t reusable_tokens) {
 
 void Engine::drop_pages(Request& request) {
   const auto reusable = static_cast<size_t>(request.reusable_tokens / limits_.page_tokens);
-  for (size_t page = reusable; page < request.pages.size(); ++page) pool_.release(request.pages[page], false);
-  for (size_t page = std::min(reusable, request.pages.size()); page-- > 0;) pool_.release(request.pages[page]);
+  for (size_t page = request.pages.size(); page-- > 0;) pool_.release(request.pages[page], page < reusable);
   request.pages.clear();
   request.computed_tokens = 0;
   request.registered_pages = 0;

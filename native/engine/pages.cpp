@@ -57,14 +57,6 @@ void PagePool::append(List& list, int32_t page) {
   ++list.count;
 }
 
-void PagePool::prepend(List& list, int32_t page) {
-  item(page).previous = kNoPage;
-  item(page).next = list.head;
-  (list.head == kNoPage ? list.tail : item(list.head).previous) = page;
-  list.head = page;
-  ++list.count;
-}
-
 void PagePool::remove(List& list, int32_t page) {
   const Page& gone = item(page);
   (gone.previous == kNoPage ? list.head : item(gone.previous).next) = gone.next;
@@ -72,8 +64,12 @@ void PagePool::remove(List& list, int32_t page) {
   --list.count;
 }
 
+PagePool::List& PagePool::list_of(State state) {
+  return state == State::free ? free_ : state == State::dead ? dead_ : cached_;
+}
+
 int32_t PagePool::take_one() {
-  List& list = free_.count > 0 ? free_ : cached_;
+  List& list = free_.count > 0 ? free_ : dead_.count > 0 ? dead_ : cached_;
   const int32_t page = list.head;
   remove(list, page);
   if (item(page).serial != 0) unregister(page);
@@ -98,8 +94,8 @@ void PagePool::hold(int32_t page) {
   if (held.references == std::numeric_limits<int32_t>::max()) {
     throw std::logic_error(page_text(page) + " has as many references as can be counted; release some first");
   }
-  if (held.state == State::cached) {
-    remove(cached_, page);
+  if (held.state != State::held) {
+    remove(list_of(held.state), page);
     held.state = State::held;
     ++num_held_;
   }
@@ -115,13 +111,9 @@ void PagePool::release(int32_t page, bool is_reusable) {
   held.is_reusable = held.is_reusable || is_reusable;
   if (--held.references > 0) return;
   --num_held_;
-  held.state = held.serial != 0 ? State::cached : State::free;
-  List& list = held.serial != 0 ? cached_ : free_;
-  if (std::exchange(held.is_reusable, false)) {
-    append(list, page);
-  } else {
-    prepend(list, page);
-  }
+  const State found = std::exchange(held.is_reusable, false) ? State::cached : State::dead;
+  held.state = held.serial != 0 ? found : State::free;
+  append(list_of(held.state), page);
 }
 
 uint64_t PagePool::root(uint64_t salt) const {
@@ -211,7 +203,9 @@ void PagePool::unregister(int32_t page) {
 }
 
 std::string PagePool::list_problem(const List& list, State state) const {
-  const std::string name = state == State::free ? "the free list" : "the cached list";
+  const std::string name = state == State::free   ? "the free list"
+                           : state == State::dead ? "the dead list"
+                                                  : "the cached list";
   int32_t previous = kNoPage;
   int32_t count = 0;
   for (int32_t page = list.head; page != kNoPage; page = item(page).next) {
@@ -238,7 +232,8 @@ std::string PagePool::page_problem(int32_t page) const {
   if (seen.serial >= next_serial_) {
     return page_text(page) + " has the serial " + std::to_string(seen.serial) + ", which was never given out";
   }
-  if ((seen.state == State::free && seen.serial != 0) || (seen.state == State::cached && seen.serial == 0)) {
+  const bool is_found = seen.state == State::dead || seen.state == State::cached;
+  if ((seen.state == State::free && seen.serial != 0) || (is_found && seen.serial == 0)) {
     return page_text(page) + " has a registration that its state forbids";
   }
   if (seen.serial != 0 && seen.hash != hash_key(seen.parent, tokens_of(page))) {
@@ -296,6 +291,7 @@ std::string PagePool::count_problem() const {
 
 std::string PagePool::problem() const {
   std::string text = list_problem(free_, State::free);
+  if (text.empty()) text = list_problem(dead_, State::dead);
   if (text.empty()) text = list_problem(cached_, State::cached);
   for (int32_t page = 0; text.empty() && page < num_pages(); ++page) text = page_problem(page);
   int64_t chained = 0;

@@ -111,7 +111,7 @@ class Pool:
 
 @dataclass
 class Model:
-    """What the pool should hold: plain sets, dictionaries and a list in the order of eviction.
+    """What the pool should hold: plain sets, dictionaries and lists in the order of eviction, `dead` before `cached`.
 
     `reusable` has the held pages that one of their holders released as reusable.
     """
@@ -119,6 +119,7 @@ class Model:
     free: set[int]
     held: dict[int, int] = field(default_factory=dict)
     reusable: set[int] = field(default_factory=set)
+    dead: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
     keys: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
@@ -127,24 +128,25 @@ class Model:
         return next((key for key, (owner, _) in self.keys.items() if owner == page), None)
 
     def take(self, count: int, taken: list[int] | None) -> None:
-        """Follow a take: free pages first, then the least recently used."""
-        if count > len(self.free) + len(self.cached):
+        """Follow a take: free pages first, then dead ones, then the least recently used."""
+        if count > len(self.free) + len(self.dead) + len(self.cached):
             assert taken is None
             return
         assert taken is not None and len(set(taken)) == count
         from_free = min(count, len(self.free))
         assert set(taken[:from_free]) <= self.free
-        assert taken[from_free:] == self.cached[: count - from_free]
+        assert taken[from_free:] == (self.dead + self.cached)[: count - from_free]
         for page in taken[from_free:]:
             del self.keys[self.key_of(page)]
+            (self.dead or self.cached).remove(page)
         self.free -= set(taken)
-        del self.cached[: count - from_free]
         self.held.update(dict.fromkeys(taken, 1))
 
     def hold(self, page: int) -> None:
         """Follow a hold."""
-        if page in self.cached:
-            self.cached.remove(page)
+        for found in (self.dead, self.cached):
+            if page in found:
+                found.remove(page)
         self.held[page] = self.held.get(page, 0) + 1
 
     def release(self, page: int, is_reusable: bool) -> None:
@@ -157,12 +159,12 @@ class Model:
             if self.key_of(page) is None:
                 self.free.add(page)
             else:
-                self.cached.insert(len(self.cached) if page in self.reusable else 0, page)
+                (self.cached if page in self.reusable else self.dead).append(page)
             self.reusable.discard(page)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return free, held and cached."""
-        return len(self.free), len(self.held), len(self.cached)
+        """Return free, held and cached, which counts dead pages too."""
+        return len(self.free), len(self.held), len(self.dead) + len(self.cached)
 
 
 def refused(call: Callable[..., Any], *arguments: Any) -> str:
@@ -183,7 +185,8 @@ class Walk:
 
     def take(self) -> None:
         """Take up to a few pages, sometimes more than there are."""
-        count = self.random.choice([0, 1, 1, 2, 3, 5, 8, len(self.model.free) + len(self.model.cached) + 1])
+        free, _, cached = self.model.counts()
+        count = self.random.choice([0, 1, 1, 2, 3, 5, 8, free + cached + 1])
         self.model.take(count, self.pool.take(count))
 
     def hold(self) -> None:
@@ -311,9 +314,8 @@ def test_pages_that_nobody_reuses_go_first_ends_before_beginnings() -> None:
     assert pages is not None
     parent = pool.root(2)
     serials = [parent := pool.add(parent, (index, 2), page) for index, page in enumerate(pages)]
-    for page in pages[1:]:
-        pool.release(page, is_reusable=False)
-    pool.release(pages[0])
+    for page in reversed(pages):
+        pool.release(page, is_reusable=page == pages[0])
     assert pool.counts() == (0, 0, 6)
     assert [pool.find(serial, (index + 1, 2)) for index, serial in enumerate(serials[:3])] == [
         *zip(pages[1:], serials[1:], strict=True)
@@ -430,6 +432,8 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         ("references", "cached", "references"),
         ("state", "free", "free list"),
         ("state", "cached", "cached list"),
+        ("state", "dead", "dead list"),
+        ("link", "dead", "dead list"),
         ("link", "free", "free list"),
         ("free count", "free", "free list"),
         ("hash", "cached", "hash"),
@@ -443,8 +447,10 @@ def test_check_finds_damage(what: str, which: str, text: str) -> None:
     """The integrity check names every kind of damage done to a sound pool."""
     pool = Pool(8)
     cached = cached_chain(pool, 1, 3)
-    pages = {"cached": cached[0], "held": pool.take(1)[0]}
-    pages["free"] = next(page for page in range(8) if page not in cached and page != pages["held"])
+    pages = {"cached": cached[0], "held": pool.take(1)[0], "dead": cached_chain(pool, 2, 1)[0]}
+    pool.hold(pages["dead"])
+    pool.release(pages["dead"], is_reusable=False)
+    pages["free"] = next(page for page in range(8) if page not in {*cached, *pages.values()})
     assert pool.problem() == ""
     pool.damage(what, pages[which])
     assert text in pool.problem()
