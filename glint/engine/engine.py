@@ -15,6 +15,7 @@ from glint.engine.loading import shown_loading
 from glint.engine.min_tokens import MinTokens, TokenMatcher
 from glint.engine.native_options import kernels_name, native_options, refusing_in_public_words
 from glint.engine.request import ActiveRequest, OutputText, StepOutput
+from glint.engine.reuse import Reuse
 from glint.engine.settings import EngineSettings
 from glint.engine.share import DEFAULT_SHARE, Share
 from glint.engine.step_loop import StepLoop, StepSummary
@@ -139,12 +140,14 @@ class Engine:
         grammar: Grammar | None = None,
         begins_after: int | None = None,
         share: Share = DEFAULT_SHARE,
+        reuse: Reuse | None = None,
     ) -> list[int]:
         """Queue a request and return the ids of its `params.n` choices.
 
         The choices share one seed and the pages of the prompt. With a grammar every choice follows it by itself, from
         its first token or from the token behind `begins_after`, and ends where the grammar is complete. `share`
-        names the owner of the request, which decides when it is computed and nothing else. Raises `RequestError` where
+        names the owner of the request, which decides when it is computed and nothing else. `reuse` decides which of its
+        pages are evicted first once it has ended. Raises `RequestError` where
         the request cannot be served; then nothing was queued.
         """
         try:
@@ -172,6 +175,7 @@ class Engine:
                 max_new_tokens=max_new_tokens,
                 text=None if self._tokenizer is None else OutputText(self._tokenizer, params),
                 constraint=constraints[choice_index],
+                reuse=reuse,
             )
             self._loop.add(request, leader_id=ids[0] if choice_index else None, share=share)
         return ids

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from glint.engine.guarded_matcher import GuardedMatcher
+from glint.engine.reuse import Reuse
 from glint.native import abi
 from glint.native.library import ItemOutcome
 from glint.sampling import SamplingParams
@@ -81,7 +82,8 @@ class OutputText:
 class ActiveRequest:
     """One completion from its submit to its last output. `native_id` is set while the native engine holds it.
 
-    `has_ended` is set with the last output or by an abort; tokens of a step in flight are then dropped.
+    `has_ended` is set with the last output or by an abort; tokens of a step in flight are then dropped. Without `reuse`
+    later requests can share everything.
     """
 
     request_id: int
@@ -94,6 +96,7 @@ class ActiveRequest:
     max_new_tokens: int
     text: OutputText | None
     constraint: GuardedMatcher | None = None
+    reuse: Reuse | None = None
     native_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -122,6 +125,8 @@ class ActiveRequest:
         """Turn this request's part of a step into its output; None where only prompt tokens were computed."""
         if self.cached_tokens is None:
             self.cached_tokens = item.cached_tokens
+        if self.reuse is not None and self.reuse.unless_token in item.tokens:
+            self.reuse = None
         new_logprobs = self._sort_logprobs(item.logprobs) if item.logprobs else []
         finish_reason = _FINISH_REASONS[item.finish_reason]
         if self.constraint is not None:
@@ -157,6 +162,12 @@ class ActiveRequest:
         num_prompt = len(self.prompt_tokens)
         self.prompt_logprobs |= {position: entry for position, entry in logprobs.items() if position < num_prompt}
         return [entry for position, entry in logprobs.items() if position >= num_prompt]
+
+    def reusable_tokens(self, is_complete: bool) -> int | None:
+        """How many tokens later requests can share; None where they can share all, as far as is known."""
+        if self.reuse is None:
+            return None
+        return self.reuse.num_tokens if is_complete else max(self.reuse.num_tokens, len(self.prompt_tokens))
 
     def fail(self, failure: str) -> StepOutput:
         """The last output of a request that cannot run on."""

@@ -220,7 +220,7 @@ class StepLoop:
             if output is not None:
                 outputs.append(output)
                 if output.finish_reason is not None:
-                    self._end(request)
+                    self._end(request, is_complete=output.finish_reason == "stop")
         return outputs
 
     def _summarise(self, step: _Step | None, outputs: list[StepOutput]) -> None:
@@ -288,11 +288,14 @@ class StepLoop:
         self._end(request)
         return request.fail(failure)
 
-    def _end(self, request: ActiveRequest) -> None:
+    def _end(self, request: ActiveRequest, is_complete: bool = False) -> None:
         """Forget a request everywhere: the one place where native requests are freed."""
         self._forget(request)
         del self.requests[request.request_id]
         if request.native_id is not None:
+            reusable_tokens = request.reusable_tokens(is_complete)
+            if reusable_tokens is not None:
+                self._native.limit_reuse(request.native_id, reusable_tokens)
             self._native.free_request(request.native_id)
 
     def _forget(self, request: ActiveRequest) -> None:

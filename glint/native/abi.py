@@ -11,7 +11,7 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 MAX_LOGPROBS = 20
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -452,6 +452,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "glint_add_request": (c_int32, (POINTER(Engine), POINTER(Request), POINTER(c_uint64))),
     "glint_free_request": (c_int32, (POINTER(Engine), c_uint64)),
     "glint_release_pages": (c_int32, (POINTER(Engine), c_uint64)),
+    "glint_limit_reuse": (c_int32, (POINTER(Engine), c_uint64, c_int32)),
     "glint_submit_step": (c_int32, (POINTER(Engine), POINTER(StepItem), c_int32, POINTER(Ticket))),
     "glint_sample_step": (c_int32, (POINTER(Engine), POINTER(Ticket), POINTER(Masks))),
     "glint_collect_step": (c_int32, (POINTER(Engine), POINTER(Ticket), POINTER(StepResults))),

@@ -245,6 +245,10 @@ class NativeEngine:
         """Give a request's pages back; its known tokens stay and will be computed anew."""
         self._call("glint_release_pages", request_id)
 
+    def limit_reuse(self, request_id: int, reusable_tokens: int) -> None:
+        """Say that later requests can share only the first tokens of a request: its other pages are evicted first."""
+        self._call("glint_limit_reuse", request_id, reusable_tokens)
+
     def submit_step(self, items: Sequence[tuple[int, int]]) -> abi.Ticket:
         """Start a forward pass over (request id, tokens to advance) pairs.
 

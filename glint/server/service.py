@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from glint.engine.engine import Engine, StepSummary
 from glint.engine.request import StepOutput
+from glint.engine.reuse import Reuse
 from glint.engine.share import DEFAULT_SHARE, Share
 from glint.errors import EngineError, GlintError, RankFailed
 from glint.sampling import SamplingParams
@@ -25,7 +26,7 @@ STOP_SECONDS = 10.0
 class EngineRequest:
     """One prompt for the engine. The grammar holds after the token `begins_after`.
 
-    `share` names the tenant that the engine computes the request for.
+    `share` names the tenant that the engine computes the request for. `reuse` says what later requests can share.
     """
 
     prompt_tokens: Sequence[int]
@@ -34,6 +35,7 @@ class EngineRequest:
     grammar: Grammar | None = None
     begins_after: int | None = None
     share: Share = DEFAULT_SHARE
+    reuse: Reuse | None = None
 
 
 class OutputStream:
@@ -231,6 +233,7 @@ class EngineService:
                     request.grammar,
                     request.begins_after,
                     request.share,
+                    request.reuse,
                 )
         except GlintError as problem:
             self._abort(ids)

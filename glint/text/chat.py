@@ -160,14 +160,26 @@ def shows_calls(tokenizer: Tokenizer) -> bool:
     return _is_shown(tokenizer, "calls", [{"role": "user", "content": "Q"}, call], None)
 
 
+def drops_reasoning(tokenizer: Tokenizer, clear_thinking: bool | None) -> bool:
+    """Whether the folder's template leaves the reasoning out once a user's message follows it; found out once."""
+    turn = {"role": "assistant", "content": "A", "reasoning_content": _PROBE_NAME}
+    messages = [{"role": "user", "content": "Q"}, turn, {"role": "user", "content": "Q"}]
+    arguments = {} if clear_thinking is None else {"clear_thinking": clear_thinking}
+    return not _is_shown(tokenizer, f"reasoning {clear_thinking}", messages, None, **arguments)
+
+
 def _is_shown(
-    tokenizer: Tokenizer, what: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    tokenizer: Tokenizer,
+    what: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    **arguments: bool,
 ) -> bool:
     """Whether a conversation with an unlikely name in it is rendered with that name; a refusal is no answer: true."""
     known = tokenizer.template_facts.get(what)
     if known is None:
         try:
-            known = _PROBE_NAME in tokenizer.apply_template(messages, tools, add_generation_prompt=True)
+            known = _PROBE_NAME in tokenizer.apply_template(messages, tools, add_generation_prompt=True, **arguments)
         except Exception:
             known = True
         tokenizer.template_facts[what] = known

@@ -139,6 +139,10 @@ glint_status glint_release_pages(glint_engine* engine, uint64_t id) {
   return guarded([&] { engine_of(engine)->release_pages(id); });
 }
 
+glint_status glint_limit_reuse(glint_engine* engine, uint64_t id, int32_t reusable_tokens) {
+  return guarded([&] { engine_of(engine)->limit_reuse(id, reusable_tokens); });
+}
+
 glint_status glint_submit_step(glint_engine* engine, glint_step_item* items, int32_t count, glint_ticket* ticket) {
   return guarded([&] {
     const std::shared_ptr<glint::Engine> target = engine_of(engine);

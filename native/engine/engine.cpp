@@ -145,8 +145,16 @@ void Engine::release_pages(uint64_t id) {
   refresh_stats();
 }
 
+void Engine::limit_reuse(uint64_t id, int32_t reusable_tokens) {
+  Request& request = requests_.find(id);
+  require(!request.is_freed, GLINT_STATUS_UNKNOWN_REQUEST, "request ", id, " was freed before");
+  require_argument(reusable_tokens >= 0, "reusable_tokens is ", reusable_tokens, ", expected 0 or more");
+  request.reusable_tokens = reusable_tokens;
+}
+
 void Engine::drop_pages(Request& request) {
-  for (auto page = request.pages.rbegin(); page != request.pages.rend(); ++page) pool_.release(*page);
+  const auto reusable = static_cast<size_t>(request.reusable_tokens / limits_.page_tokens);
+  for (size_t page = request.pages.size(); page-- > 0;) pool_.release(request.pages[page], page < reusable);
   request.pages.clear();
   request.computed_tokens = 0;
   request.registered_pages = 0;

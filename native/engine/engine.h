@@ -22,6 +22,7 @@ class Engine {
   uint64_t add_request(const glint_request& source);
   void free_request(uint64_t id);
   void release_pages(uint64_t id);
+  void limit_reuse(uint64_t id, int32_t reusable_tokens);
   void submit_step(std::span<glint_step_item> items, glint_ticket& ticket);
   void sample_step(const glint_ticket& ticket, const glint_masks* masks);
   void collect_step(const glint_ticket& ticket, glint_step_results& results);

@@ -64,8 +64,12 @@ void PagePool::remove(List& list, int32_t page) {
   --list.count;
 }
 
+PagePool::List& PagePool::list_of(State state) {
+  return state == State::free ? free_ : state == State::dead ? dead_ : cached_;
+}
+
 int32_t PagePool::take_one() {
-  List& list = free_.count > 0 ? free_ : cached_;
+  List& list = free_.count > 0 ? free_ : dead_.count > 0 ? dead_ : cached_;
   const int32_t page = list.head;
   remove(list, page);
   if (item(page).serial != 0) unregister(page);
@@ -90,24 +94,26 @@ void PagePool::hold(int32_t page) {
   if (held.references == std::numeric_limits<int32_t>::max()) {
     throw std::logic_error(page_text(page) + " has as many references as can be counted; release some first");
   }
-  if (held.state == State::cached) {
-    remove(cached_, page);
+  if (held.state != State::held) {
+    remove(list_of(held.state), page);
     held.state = State::held;
     ++num_held_;
   }
   ++held.references;
 }
 
-void PagePool::release(int32_t page) {
+void PagePool::release(int32_t page, bool is_reusable) {
   check_page(page);
   Page& held = item(page);
   if (held.state != State::held) {
     throw std::logic_error(page_text(page) + " is not held and cannot be released; release a reference only once");
   }
+  held.is_reusable = held.is_reusable || is_reusable;
   if (--held.references > 0) return;
   --num_held_;
-  held.state = held.serial != 0 ? State::cached : State::free;
-  append(held.serial != 0 ? cached_ : free_, page);
+  const State found = std::exchange(held.is_reusable, false) ? State::cached : State::dead;
+  held.state = held.serial != 0 ? found : State::free;
+  append(list_of(held.state), page);
 }
 
 uint64_t PagePool::root(uint64_t salt) const {
@@ -197,7 +203,9 @@ void PagePool::unregister(int32_t page) {
 }
 
 std::string PagePool::list_problem(const List& list, State state) const {
-  const std::string name = state == State::free ? "the free list" : "the cached list";
+  const std::string name = state == State::free   ? "the free list"
+                           : state == State::dead ? "the dead list"
+                                                  : "the cached list";
   int32_t previous = kNoPage;
   int32_t count = 0;
   for (int32_t page = list.head; page != kNoPage; page = item(page).next) {
@@ -224,7 +232,8 @@ std::string PagePool::page_problem(int32_t page) const {
   if (seen.serial >= next_serial_) {
     return page_text(page) + " has the serial " + std::to_string(seen.serial) + ", which was never given out";
   }
-  if ((seen.state == State::free && seen.serial != 0) || (seen.state == State::cached && seen.serial == 0)) {
+  const bool is_found = seen.state == State::dead || seen.state == State::cached;
+  if ((seen.state == State::free && seen.serial != 0) || (is_found && seen.serial == 0)) {
     return page_text(page) + " has a registration that its state forbids";
   }
   if (seen.serial != 0 && seen.hash != hash_key(seen.parent, tokens_of(page))) {
@@ -282,6 +291,7 @@ std::string PagePool::count_problem() const {
 
 std::string PagePool::problem() const {
   std::string text = list_problem(free_, State::free);
+  if (text.empty()) text = list_problem(dead_, State::dead);
   if (text.empty()) text = list_problem(cached_, State::cached);
   for (int32_t page = 0; text.empty() && page < num_pages(); ++page) text = page_problem(page);
   int64_t chained = 0;

@@ -21,7 +21,7 @@ class PagePool {
 
   [[nodiscard]] bool take(std::span<int32_t> out);
   void hold(int32_t page);
-  void release(int32_t page);
+  void release(int32_t page, bool is_reusable = true);
 
   uint64_t root(uint64_t salt) const;
   std::optional<Match> find(uint64_t parent, std::span<const int32_t> tokens) const;
@@ -30,7 +30,7 @@ class PagePool {
   int32_t num_pages() const { return static_cast<int32_t>(pages_.size()); }
   int32_t page_tokens() const { return page_tokens_; }
   int64_t num_free() const { return free_.count; }
-  int64_t num_cached() const { return cached_.count; }
+  int64_t num_cached() const { return int64_t{dead_.count} + cached_.count; }
   int64_t num_held() const { return num_held_; }
   int64_t available() const { return num_free() + num_cached(); }
   int32_t references(int32_t page) const;
@@ -41,10 +41,11 @@ class PagePool {
 
   static constexpr int32_t kNoPage = -1;
 
-  enum class State : uint8_t { free, held, cached };
+  enum class State : uint8_t { free, held, dead, cached };
 
   struct Page {
     State state = State::free;
+    bool is_reusable = false;
     int32_t references = 0;
     int32_t previous = kNoPage;
     int32_t next = kNoPage;
@@ -67,6 +68,7 @@ class PagePool {
 
   void append(List& list, int32_t page);
   void remove(List& list, int32_t page);
+  List& list_of(State state);
   int32_t take_one();
 
   void check_key(uint64_t parent, std::span<const int32_t> tokens) const;
@@ -92,6 +94,7 @@ class PagePool {
   uint64_t next_serial_ = 1;
   int32_t num_held_ = 0;
   List free_;
+  List dead_;
   List cached_;
   std::vector<Page> pages_;
   std::vector<int32_t> tokens_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Request {
   int32_t prompt_count = 0;
   int32_t max_new_tokens = 0;
   uint64_t cache_salt = 0;
+  int32_t reusable_tokens = std::numeric_limits<int32_t>::max();
 
   std::vector<int32_t> tokens;
   std::vector<int32_t> pages;

@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 6
+#define GLINT_ABI_VERSION 7
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
 
@@ -336,6 +336,7 @@ GLINT_API glint_status glint_free_engine(glint_engine* engine);
 GLINT_API glint_status glint_add_request(glint_engine* engine, const glint_request* request, uint64_t* id);
 GLINT_API glint_status glint_free_request(glint_engine* engine, uint64_t id);
 GLINT_API glint_status glint_release_pages(glint_engine* engine, uint64_t id);
+GLINT_API glint_status glint_limit_reuse(glint_engine* engine, uint64_t id, int32_t reusable_tokens);
 GLINT_API glint_status glint_submit_step(glint_engine* engine, glint_step_item* items, int32_t count,
                                          glint_ticket* ticket);
 GLINT_API glint_status glint_sample_step(glint_engine* engine, const glint_ticket* ticket, const glint_masks* masks);

@@ -85,9 +85,9 @@ GLINT_API int32_t glint_testing_pages_hold(PagePool* pool, int32_t page) {
   });
 }
 
-GLINT_API int32_t glint_testing_pages_release(PagePool* pool, int32_t page) {
+GLINT_API int32_t glint_testing_pages_release(PagePool* pool, int32_t page, int32_t is_reusable) {
   return guarded([&] {
-    pool->release(page);
+    pool->release(page, is_reusable != 0);
     return 0;
   });
 }

@@ -224,6 +224,7 @@ def every_call(engine: RawEngine) -> list[tuple[str, tuple[Any, ...]]]:
         ("glint_add_request", (native_request(CONTROL), ctypes.c_uint64())),
         ("glint_free_request", (1,)),
         ("glint_release_pages", (1,)),
+        ("glint_limit_reuse", (1, 0)),
         ("glint_submit_step", (step_items((1, 1)), 1, ticket)),
         ("glint_sample_step", (ticket, None)),
         ("glint_collect_step", (ticket, results)),
@@ -262,20 +263,39 @@ def test_freed_engine_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", ["glint_free_request", "glint_release_pages", "glint_prefill", "glint_decode_step"]
+    ("function", "arguments"),
+    [
+        ("glint_free_request", ()),
+        ("glint_release_pages", ()),
+        ("glint_limit_reuse", (0,)),
+        ("glint_prefill", (abi.sized(abi.StepResults),)),
+        ("glint_decode_step", (abi.sized(abi.StepResults),)),
+    ],
 )
-def test_unknown_ids_are_refused(engine: RawEngine, function: str) -> None:
-    results = (abi.sized(abi.StepResults),) if function in ("glint_prefill", "glint_decode_step") else ()
+def test_unknown_ids_are_refused(engine: RawEngine, function: str, arguments: tuple[Any, ...]) -> None:
     stale = engine.add(CONTROL)
     engine.succeeds("glint_free_request", stale)
     reused = engine.add(CONTROL)
     assert stale != reused
     for request_id in (0, 1, stale, reused + 1, reused + 2**32, 2**64 - 1):
-        engine.refuses(UNKNOWN, str(request_id), function, request_id, *results)
+        engine.refuses(UNKNOWN, str(request_id), function, request_id, *arguments)
         items = step_items((reused, 1), (request_id, 1))
         engine.refuses(UNKNOWN, str(request_id), "glint_submit_step", items, 2, abi.sized(abi.Ticket))
     engine.succeeds("glint_free_request", reused)
     engine.refuses(UNKNOWN, str(reused), "glint_free_request", reused)
+
+
+def test_reuse_of_fewer_tokens_than_none_is_refused(engine: RawEngine) -> None:
+    request_id = engine.add(CONTROL)
+    for wrong in (-1, -(2**31)):
+        engine.refuses(INVALID, f"reusable_tokens is {wrong}", "glint_limit_reuse", request_id, wrong)
+    for right in (0, 2**31 - 1):
+        engine.succeeds("glint_limit_reuse", request_id, right)
+    ticket = engine.submit((request_id, 4))
+    engine.succeeds("glint_limit_reuse", request_id, 4)
+    engine.succeeds("glint_free_request", request_id)
+    engine.refuses(UNKNOWN, "freed before", "glint_limit_reuse", request_id, 4)
+    engine.finish(ticket)
 
 
 def test_full_table_is_refused_and_ids_stay_distinct(engine: RawEngine) -> None:

@@ -205,6 +205,51 @@ def test_least_recently_used_pages_go_first() -> None:
         assert answer_all(engine, [make_ask(prompts[1], 1)])[0].cached_tokens == 0
 
 
+def test_pages_behind_the_reusable_tokens_go_first() -> None:
+    kept, lost = tokens(2 * PAGE_TOKENS + 1, 1), tokens(4 * PAGE_TOKENS + 1, 2)
+    with open_engine(num_pages=7) as engine:
+        answer_all(engine, [make_ask(kept, 1)])
+        session = Session(engine)
+        request_id = session.add(make_ask(lost, 1))
+        session.run()
+        engine.limit_reuse(request_id, 2 * PAGE_TOKENS - 1)
+        session.free(request_id)
+        assert page_counts(engine) == (1, 0, 6)
+        answer_all(engine, [make_ask(tokens(3 * PAGE_TOKENS + 1, 3), 1)])
+        hits = [answer_all(engine, [make_ask(prompt, 1)])[0].cached_tokens for prompt in (kept, lost)]
+        assert hits == [2 * PAGE_TOKENS, PAGE_TOKENS]
+
+
+def test_pages_that_are_not_reusable_are_found_until_they_are_evicted() -> None:
+    ask = make_ask(tokens(4 * PAGE_TOKENS + 1), 12)
+    with open_engine(num_pages=12) as engine:
+        session = Session(engine)
+        request_id = session.add(ask)
+        session.run()
+        engine.limit_reuse(request_id, 0)
+        whole = ask.prompt + tuple(session.free(request_id).tokens)
+        for _ in range(2):
+            (answer,) = answer_all(engine, [make_ask(whole, 3)])
+            assert answer.cached_tokens == 5 * PAGE_TOKENS
+            assert answer == answer_alone(make_ask(whole, 3))
+
+
+def test_limit_of_a_request_in_flight_holds_at_its_collect() -> None:
+    kept, lost = tokens(2 * PAGE_TOKENS + 1, 1), tokens(3 * PAGE_TOKENS + 1, 2)
+    with open_engine(num_pages=6) as engine:
+        answer_all(engine, [make_ask(kept, 1)])
+        session = Session(engine)
+        request_id = session.add(make_ask(lost, 4))
+        session.step([(request_id, len(lost))])
+        session.submit([(request_id, 1)])
+        engine.limit_reuse(request_id, 0)
+        session.free(request_id)
+        session.collect()
+        assert page_counts(engine) == (1, 0, 5)
+        answer_all(engine, [make_ask(tokens(3 * PAGE_TOKENS + 1, 3), 1)])
+        assert answer_all(engine, [make_ask(kept, 1)])[0].cached_tokens == 2 * PAGE_TOKENS
+
+
 class Schedule:
     """A random life of an engine: requests come, run in random steps, are preempted, aborted in flight and freed."""
 
@@ -229,6 +274,8 @@ class Schedule:
         if len(self.session.answers) < 6 and (not running or self.source.random() < 0.3):
             ask = self.random_ask()
             self.owners[self.session.add(ask)] = ask
+        elif running and self.source.random() < 0.1:
+            self.engine.limit_reuse(self.source.choice(running), self.source.randrange(40))
         elif self.source.random() < 0.03:
             self.aborted += 1
             self.session.free(self.source.choice(running))

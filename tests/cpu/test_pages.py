@@ -31,7 +31,7 @@ class Pool:
         pages, tokens, serial = POINTER(c_int32), POINTER(c_int32), POINTER(c_uint64)
         self._take = self._function("take", c_int32, pages, c_int32)
         self._hold = self._function("hold", c_int32, c_int32)
-        self._release = self._function("release", c_int32, c_int32)
+        self._release = self._function("release", c_int32, c_int32, c_int32)
         self._references = self._function("references", c_int32, c_int32)
         self._counts = self._function("counts", None, POINTER(c_int64))
         self._root = self._function("root", c_int32, c_uint64, serial)
@@ -66,9 +66,9 @@ class Pool:
         """Add a reference."""
         self._refuse_misuse(self._hold(page))
 
-    def release(self, page: int) -> None:
+    def release(self, page: int, is_reusable: bool = True) -> None:
         """Drop a reference."""
-        self._refuse_misuse(self._release(page))
+        self._refuse_misuse(self._release(page, is_reusable))
 
     def references(self, page: int) -> int:
         """Count the references of a page."""
@@ -111,10 +111,15 @@ class Pool:
 
 @dataclass
 class Model:
-    """What the pool should hold: plain sets, dictionaries and a list in order of last use."""
+    """What the pool should hold: plain sets, dictionaries and lists in the order of eviction, `dead` before `cached`.
+
+    `reusable` has the held pages that one of their holders released as reusable.
+    """
 
     free: set[int]
     held: dict[int, int] = field(default_factory=dict)
+    reusable: set[int] = field(default_factory=set)
+    dead: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
     keys: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
@@ -123,39 +128,43 @@ class Model:
         return next((key for key, (owner, _) in self.keys.items() if owner == page), None)
 
     def take(self, count: int, taken: list[int] | None) -> None:
-        """Follow a take: free pages first, then the least recently used."""
-        if count > len(self.free) + len(self.cached):
+        """Follow a take: free pages first, then dead ones, then the least recently used."""
+        if count > len(self.free) + len(self.dead) + len(self.cached):
             assert taken is None
             return
         assert taken is not None and len(set(taken)) == count
         from_free = min(count, len(self.free))
         assert set(taken[:from_free]) <= self.free
-        assert taken[from_free:] == self.cached[: count - from_free]
+        assert taken[from_free:] == (self.dead + self.cached)[: count - from_free]
         for page in taken[from_free:]:
             del self.keys[self.key_of(page)]
+            (self.dead or self.cached).remove(page)
         self.free -= set(taken)
-        del self.cached[: count - from_free]
         self.held.update(dict.fromkeys(taken, 1))
 
     def hold(self, page: int) -> None:
         """Follow a hold."""
-        if page in self.cached:
-            self.cached.remove(page)
+        for found in (self.dead, self.cached):
+            if page in found:
+                found.remove(page)
         self.held[page] = self.held.get(page, 0) + 1
 
-    def release(self, page: int) -> None:
-        """Follow a release."""
+    def release(self, page: int, is_reusable: bool) -> None:
+        """Follow a release: what nobody expects to use again is evicted first."""
         self.held[page] -= 1
+        if is_reusable:
+            self.reusable.add(page)
         if self.held[page] == 0:
             del self.held[page]
             if self.key_of(page) is None:
                 self.free.add(page)
             else:
-                self.cached.append(page)
+                (self.cached if page in self.reusable else self.dead).append(page)
+            self.reusable.discard(page)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return free, held and cached."""
-        return len(self.free), len(self.held), len(self.cached)
+        """Return free, held and cached, which counts dead pages too."""
+        return len(self.free), len(self.held), len(self.dead) + len(self.cached)
 
 
 def refused(call: Callable[..., Any], *arguments: Any) -> str:
@@ -176,7 +185,8 @@ class Walk:
 
     def take(self) -> None:
         """Take up to a few pages, sometimes more than there are."""
-        count = self.random.choice([0, 1, 1, 2, 3, 5, 8, len(self.model.free) + len(self.model.cached) + 1])
+        free, _, cached = self.model.counts()
+        count = self.random.choice([0, 1, 1, 2, 3, 5, 8, free + cached + 1])
         self.model.take(count, self.pool.take(count))
 
     def hold(self) -> None:
@@ -192,8 +202,9 @@ class Walk:
         """Release a page, held or not."""
         page = self.random.choice([self.random.randrange(self.pool_size()), *self.model.held])
         if page in self.model.held:
-            self.pool.release(page)
-            self.model.release(page)
+            is_reusable = self.random.random() < 0.6
+            self.pool.release(page, is_reusable)
+            self.model.release(page, is_reusable)
         else:
             assert "not held" in refused(self.pool.release, page)
 
@@ -295,6 +306,54 @@ def test_least_recently_used_goes_first_leaves_before_roots() -> None:
     assert pool.problem() == ""
 
 
+def test_pages_that_nobody_reuses_go_first_ends_before_beginnings() -> None:
+    """Pages released as not reusable are found like any other, and evicted before everything that is reusable."""
+    pool = Pool(6)
+    old = cached_chain(pool, 1, 2)
+    pages = pool.take(4)
+    assert pages is not None
+    parent = pool.root(2)
+    serials = [parent := pool.add(parent, (index, 2), page) for index, page in enumerate(pages)]
+    for page in reversed(pages):
+        pool.release(page, is_reusable=page == pages[0])
+    assert pool.counts() == (0, 0, 6)
+    assert [pool.find(serial, (index + 1, 2)) for index, serial in enumerate(serials[:3])] == [
+        *zip(pages[1:], serials[1:], strict=True)
+    ]
+    assert pool.take(5) == [*reversed(pages[1:]), *reversed(old)]
+    assert pool.find(pool.root(2), (0, 2)) == (pages[0], serials[0])
+    assert pool.problem() == ""
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)])
+def test_page_of_two_holders_is_reusable_if_one_of_them_says_so(first: bool, second: bool) -> None:
+    """The last to release a page does not decide alone."""
+    pool = Pool(2)
+    old = cached_chain(pool, 1, 1)
+    (page,) = cached_chain(pool, 2, 1)
+    pool.hold(page)
+    pool.hold(page)
+    pool.release(page, first)
+    assert pool.counts() == (0, 1, 1)
+    pool.release(page, second)
+    assert pool.take(2) == [*old, page]
+
+
+def test_page_that_was_found_again_is_judged_anew() -> None:
+    """A page at the head of the eviction goes to its end once it was used again, and back."""
+    pool = Pool(2)
+    old, page = cached_chain(pool, 1, 1)[0], cached_chain(pool, 2, 1)[0]
+    for is_reusable in (False, True, False):
+        pool.hold(page)
+        pool.release(page, is_reusable)
+    assert pool.take(1) == [page]
+    pool.add(pool.root(2), (0, 2), page)
+    pool.release(page, is_reusable=False)
+    pool.hold(page)
+    pool.release(page)
+    assert pool.take(1) == [old]
+
+
 def test_refused_take_evicts_nothing() -> None:
     """A take that cannot be met leaves every cached prefix where it is."""
     pool = Pool(4)
@@ -373,6 +432,8 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         ("references", "cached", "references"),
         ("state", "free", "free list"),
         ("state", "cached", "cached list"),
+        ("state", "dead", "dead list"),
+        ("link", "dead", "dead list"),
         ("link", "free", "free list"),
         ("free count", "free", "free list"),
         ("hash", "cached", "hash"),
@@ -386,8 +447,10 @@ def test_check_finds_damage(what: str, which: str, text: str) -> None:
     """The integrity check names every kind of damage done to a sound pool."""
     pool = Pool(8)
     cached = cached_chain(pool, 1, 3)
-    pages = {"cached": cached[0], "held": pool.take(1)[0]}
-    pages["free"] = next(page for page in range(8) if page not in cached and page != pages["held"])
+    pages = {"cached": cached[0], "held": pool.take(1)[0], "dead": cached_chain(pool, 2, 1)[0]}
+    pool.hold(pages["dead"])
+    pool.release(pages["dead"], is_reusable=False)
+    pages["free"] = next(page for page in range(8) if page not in {*cached, *pages.values()})
     assert pool.problem() == ""
     pool.damage(what, pages[which])
     assert text in pool.problem()

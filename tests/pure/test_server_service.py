@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from glint.engine.request import StepOutput
+from glint.engine.reuse import Reuse
+from glint.engine.share import Share
 from glint.engine.step_loop import StepSummary
 from glint.errors import EngineError, RankFailed, RequestError
 from glint.sampling import SamplingParams
@@ -31,6 +33,7 @@ class Counting:
         self.gate.set()
         self.running: dict[int, tuple[int, int]] = {}
         self.aborted: list[int] = []
+        self.submitted: list[tuple[Any, ...]] = []
         self.is_held = False
         self.is_closed = False
         self.num_steps = 0
@@ -44,6 +47,7 @@ class Counting:
     def submit(self, tokens: Any, params: SamplingParams, *others: Any) -> list[int]:
         if tokens[0] == 13:
             raise RequestError("prompt holds token 13", "prompt")
+        self.submitted.append((tokens, params, *others))
         ids = list(range(self._next_id, self._next_id + params.n))
         self._next_id += params.n
         assert params.max_tokens is not None
@@ -127,6 +131,15 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait until something is so."""
     while not condition():
         await asyncio.sleep(0.001)
+
+
+def test_the_engine_gets_every_field_of_a_request() -> None:
+    fields = ((1, 2), SamplingParams(max_tokens=1), 5, None, 7, Share("owner"), Reuse(2, 9))
+
+    async def test(made: Running) -> None:
+        await read(await made.service.submit([EngineRequest(*fields)]))
+
+    assert run(test).engine.submitted[1:] == [fields]
 
 
 def test_choices_of_several_prompts_are_numbered_through() -> None:

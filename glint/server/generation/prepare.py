@@ -1,7 +1,9 @@
 """Makes an engine request of a generation request: rendering, tokens and grammar. Every function may block."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
+from glint.engine.reuse import Reuse
 from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
 from glint.server.auth import Tenant
@@ -12,6 +14,8 @@ from glint.text import chat
 from glint.text.grammar import Constraint, Grammar, ToolCalls
 from glint.text.guard import PromptText
 from glint.text.output import OutputParser, OutputStart, find_continued_start, find_start
+from glint.text.tags import Tag
+from glint.text.tokenizer import Tokenizer
 from glint.text.tools import Tool
 
 THINK_OPEN = "<think>"
@@ -98,10 +102,28 @@ def _prepare_chat(
     _check_context(state, len(tokens), request.params, "messages")
     share = tenant.share(request.priority)
     salt = tenant.salt_of(request.cache_salt)
-    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share)
+    reuse = _find_reuse(tokenizer, prompt, tokens, start)
+    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share, reuse)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
     return PreparedRequest(engine_request, parser, request.deadline_seconds)
+
+
+def _find_reuse(tokenizer: Tokenizer, prompt: ChatPrompt, tokens: list[int], start: OutputStart) -> Reuse | None:
+    """What the next turn can share with this one: nothing behind thinking that the template will leave out.
+
+    The template keeps the thinking of an answer that calls a tool, until the user speaks again. Then it leaves out the
+    thinking of all answers since the user's last message, which this prompt has.
+    """
+    opening, closing, call = map(tokenizer.token_to_id, (THINK_OPEN, THINK_CLOSE, Tag.CALL))
+    if opening is None or not chat.drops_reasoning(tokenizer, prompt.clear_thinking) or (prompt.tools and call is None):
+        return None
+    with suppress(ValueError):
+        end = tokens.index(opening) + 1
+        while tokens[end : end + 1] == [closing]:
+            end = tokens.index(opening, end) + 1
+        return Reuse(end, call)
+    return Reuse(len(tokens), call) if start is OutputStart.UNDECIDED else None
 
 
 def _compile(state: ServerState, constraint: Constraint | None, field: str) -> Grammar | None:
