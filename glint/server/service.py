@@ -25,7 +25,8 @@ STOP_SECONDS = 10.0
 class EngineRequest:
     """One prompt for the engine. The grammar holds after the token `begins_after`.
 
-    `share` names the tenant that the engine computes the request for.
+    `share` names the tenant that the engine computes the request for. `is_thinking` says whether the prompt ends inside
+    thinking; None leaves that to the engine.
     """
 
     prompt_tokens: Sequence[int]
@@ -34,6 +35,7 @@ class EngineRequest:
     grammar: Grammar | None = None
     begins_after: int | None = None
     share: Share = DEFAULT_SHARE
+    is_thinking: bool | None = None
 
 
 class OutputStream:
@@ -231,6 +233,7 @@ class EngineService:
                     request.grammar,
                     request.begins_after,
                     request.share,
+                    request.is_thinking,
                 )
         except GlintError as problem:
             self._abort(ids)

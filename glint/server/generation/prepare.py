@@ -98,7 +98,9 @@ def _prepare_chat(
     _check_context(state, len(tokens), request.params, "messages")
     share = tenant.share(request.priority)
     salt = tenant.salt_of(request.cache_salt)
-    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share)
+    engine_request = EngineRequest(
+        tokens, request.params, salt, grammar, begins_after, share, start is OutputStart.REASONING
+    )
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
     return PreparedRequest(engine_request, parser, request.deadline_seconds)
