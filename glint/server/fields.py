@@ -117,7 +117,7 @@ def thinking_budget(effort: str | None, state: ServerState, **budgets: int | Non
             raise refusal(f"{field} is {budget}; it must be an integer from 0 to {TOKEN_LIMIT - 1}", field)
         if not can_end:
             lacks = f"this model has no token {Tag.THINK_END.value!r} to end its thinking"
-            raise refusal(f"{field} is {budget}, but {lacks}; leave {field} out", field)
+            raise refusal(f"{field} is {budget}, but {lacks}; leave {field.partition('.')[0]} out", field)
         given.append(budget)
     return min(given, default=None)
 

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from glint.errors import RequestError
+from glint.server.auth import ApiKeys
 from glint.server.fields import EFFORT_BUDGETS, thinking_budget
 from glint.server.http.problems import Problem
+from glint.server.settings import ServerSettings
+from glint.server.state import ServerState
 from glint.text.tokenizer import Tokenizer
 from tests.pure.text_folder import write_tokenizer
 
@@ -71,3 +75,15 @@ def test_a_model_that_cannot_think_takes_efforts_and_refuses_budgets(plain: Any)
 def test_the_budgets_of_the_efforts_are_documented() -> None:
     rows = re.findall(r"^\| effort `(\w+)` \| ([\d,]+) \|$", (ROOT / "docs" / "server.md").read_text(), re.MULTILINE)
     assert {effort: int(budget.replace(",", "")) for effort, budget in rows} == EFFORT_BUDGETS
+
+
+@pytest.mark.parametrize(("most", "asked", "held"), [(5, None, 5), (5, 17, 5), (5, 1, 1), (0, 1, 0), (None, 17, 17)])
+def test_the_bound_of_the_server_holds_for_every_request(most: int | None, asked: int | None, held: int) -> None:
+    state: Any = SimpleNamespace(max_thinking_tokens=most, sampling_defaults={}, max_model_len=100)
+    assert ServerState.sampling(state, thinking_budget=asked).thinking_budget == held
+
+
+@pytest.mark.parametrize("value", [-1, 2**31])
+def test_a_bound_that_cannot_be_is_refused(tmp_path: Path, value: int) -> None:
+    with pytest.raises(RequestError, match=f"--max-thinking-tokens is {value}; it must be"):
+        ServerSettings(tmp_path, ("glm",), ApiKeys([]), max_thinking_tokens=value)

@@ -225,6 +225,7 @@ class MessagesBody(PromptBody, kw_only=True):
         limits = state.limits
         check_count("stop_sequences", len(stops), limits.stops)
         check_count("stop_sequences", max(map(len, stops), default=0), limits.stop_chars, "characters in a stop string")
+        prompt = self.to_prompt(state)
         params = state.sampling(
             max_tokens=self.max_tokens,
             thinking_budget=self.to_budget(state, thinking_budget=self.thinking_budget),
@@ -237,7 +238,7 @@ class MessagesBody(PromptBody, kw_only=True):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, limits)
-        return GenerationRequest(self.to_prompt(state), params, deadline, self.to_constraint(state))
+        return GenerationRequest(prompt, params, deadline, self.to_constraint(state))
 
 
 async def handle_messages(call: HttpCall) -> None:
