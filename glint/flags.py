@@ -58,6 +58,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None
         help=f"longest answer, in tokens (default: {max_tokens})",
     )
     group.add_argument("--min-tokens", metavar="N", type=int, help="no stop ends the answer before N tokens")
+    group.add_argument("--thinking-budget", metavar="N", type=int, help="end the model's thinking after N tokens")
+    group.add_argument("--thinking-closing-text", metavar="TEXT", help="text that closes such thinking (default: none)")
     group.add_argument("--temperature", metavar="X", type=float, help="0 is greedy, 1 the model's own distribution")
     group.add_argument("--top-k", metavar="N", type=int, help="keep the N likeliest tokens; 0 keeps all")
     group.add_argument(
@@ -110,6 +112,8 @@ SAMPLING_FLAGS = (
     "n",
     "max_tokens",
     "min_tokens",
+    "thinking_budget",
+    "thinking_closing_text",
     "temperature",
     "top_k",
     "top_p",

@@ -12,6 +12,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_SEQUENCES = 256
 MAX_STOP_SEQUENCE_TOKENS = 256
+MAX_CLOSING_CHARS = 1024
 SEED_LIMIT = 2**64
 TOKEN_LIMIT = 2**31
 
@@ -27,6 +28,8 @@ class SamplingParams:
     the prompt. `stop` strings end the text before them, or after them with `include_stop_str_in_output`.
     `stop_token_sequences` end the answer at the token that completes one of them; its tokens and their text stay in
     the answer. Before `min_tokens` tokens no stop of any kind ends the answer; only a grammar that is complete does.
+    After `thinking_budget` tokens of thinking the model writes `thinking_closing_text` and ends its thinking; None sets
+    no limit. A model that does not think is not changed by it.
     Anything out of range raises `RequestError`.
     """
 
@@ -42,6 +45,8 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
+    thinking_budget: int | None = None
+    thinking_closing_text: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop: str | Sequence[str] = ()
@@ -67,6 +72,7 @@ class SamplingParams:
         _check_optional_integer("seed", self.seed, 0, SEED_LIMIT - 1)
         _check_optional_integer("max_tokens", self.max_tokens, 1, TOKEN_LIMIT - 1)
         self._check_min_tokens()
+        self._check_thinking()
         _check_optional_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_optional_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         self._check_stops()
@@ -93,6 +99,14 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = f"min_tokens is {self.min_tokens}; it must be at most max_tokens, which is {self.max_tokens}"
             raise RequestError(message, "min_tokens")
+
+    def _check_thinking(self) -> None:
+        _check_optional_integer("thinking_budget", self.thinking_budget, 0, TOKEN_LIMIT - 1)
+        field, text = "thinking_closing_text", self.thinking_closing_text
+        if not isinstance(text, str):
+            raise RequestError(f"{field} is {text!r}; it must be a text", field)
+        if len(text) > MAX_CLOSING_CHARS:
+            raise RequestError(f"{field} has {len(text)} characters; at most {MAX_CLOSING_CHARS} are allowed", field)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -19,11 +19,13 @@ from glint.engine.reuse import Reuse
 from glint.engine.settings import EngineSettings
 from glint.engine.share import DEFAULT_SHARE, Share
 from glint.engine.step_loop import StepLoop, StepSummary
+from glint.engine.thinking import ThinkingLimit, encode_closing, find_thinking_tokens
 from glint.errors import EngineError, RequestError
 from glint.native import abi
 from glint.native.library import NativeEngine, Unsupported, load_progress, open_library
 from glint.sampling import SEED_LIMIT, SamplingParams
 from glint.text.grammar import Grammar
+from glint.text.tags import Tag
 from glint.text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "StepSummary"]
@@ -55,6 +57,7 @@ class Engine:
         self._model = checkpoint.config
         self._eos_tokens = checkpoint.eos_token_ids
         self._tokenizer = tokenizer
+        self._thinking_tokens = find_thinking_tokens(tokenizer)
         library = open_library(settings.device, library_path)
         options = native_options(settings, checkpoint.config, checkpoint.files)
         options.synthetic_seed = checkpoint.synthetic_seed
@@ -141,14 +144,16 @@ class Engine:
         begins_after: int | None = None,
         share: Share = DEFAULT_SHARE,
         reuse: Reuse | None = None,
+        is_thinking: bool | None = None,
     ) -> list[int]:
         """Queue a request and return the ids of its `params.n` choices.
 
         The choices share one seed and the pages of the prompt. With a grammar every choice follows it by itself, from
         its first token or from the token behind `begins_after`, and ends where the grammar is complete. `share`
         names the owner of the request, which decides when it is computed and nothing else. `reuse` decides which of its
-        pages are evicted first once it has ended. Raises `RequestError` where
-        the request cannot be served; then nothing was queued.
+        pages are evicted first once it has ended. `is_thinking` says whether the prompt ends inside thinking; None
+        leaves that to the last think tag of the prompt. A thinking budget does not hold beside a grammar that begins
+        with the first token. Raises `RequestError` where the request cannot be served; then nothing was queued.
         """
         try:
             prompt = tuple(map(index, prompt_tokens))
@@ -160,7 +165,8 @@ class Engine:
         seed = secrets.randbelow(SEED_LIMIT) if params.seed is None else params.seed
         eos_tokens = () if params.ignore_eos else self._eos_tokens
         stop_tokens = tuple(dict.fromkeys((*eos_tokens, *params.stop_token_ids)))
-        constraints = [self._constrain(params, stop_tokens, grammar, begins_after) for _ in range(params.n)]
+        make_limit = self._thinking_limit(prompt, params, is_thinking, grammar is not None and begins_after is None)
+        constraints = [self._constrain(params, stop_tokens, grammar, begins_after, make_limit) for _ in range(params.n)]
         ids = list(range(self._next_id, self._next_id + params.n))
         self._next_id += params.n
         for choice_index, request_id in enumerate(ids):
@@ -195,14 +201,40 @@ class Engine:
         """
         return self._loop.step()
 
+    def _thinking_limit(
+        self, prompt: tuple[int, ...], params: SamplingParams, is_thinking: bool | None, begins_with_grammar: bool
+    ) -> Callable[[TokenMatcher | None], TokenMatcher] | None:
+        """Makes what holds a choice to its thinking budget, around its grammar; None where there is no budget."""
+        if params.thinking_budget is None:
+            return None
+        tokens = self._thinking_tokens
+        if self._tokenizer is None or tokens is None:
+            message = (
+                f"thinking_budget is {params.thinking_budget}, but this model has no token {Tag.THINK_END.value!r} to "
+                "end its thinking; leave thinking_budget out"
+            )
+            raise RequestError(message, "thinking_budget")
+        closing = encode_closing(self._tokenizer, params.thinking_closing_text)
+        begins = tokens.ends_open(prompt) if is_thinking is None else is_thinking
+        if begins_with_grammar:
+            return None
+        return lambda grammar: ThinkingLimit(params, tokens, closing, begins, self._model.vocab_size, grammar)
+
     def _constrain(
-        self, params: SamplingParams, stop_tokens: tuple[int, ...], grammar: Grammar | None, begins_after: int | None
+        self,
+        params: SamplingParams,
+        stop_tokens: tuple[int, ...],
+        grammar: Grammar | None,
+        begins_after: int | None,
+        make_limit: Callable[[TokenMatcher | None], TokenMatcher] | None,
     ) -> GuardedMatcher | None:
         """What decides which tokens may come next in one choice; None where every token may."""
         try:
             matcher: TokenMatcher | None = None if grammar is None else grammar.start(begins_after)
         except Exception as problem:
             raise RequestError(f"the grammar of the request cannot start: {problem}; change the grammar") from problem
+        if make_limit is not None:
+            matcher = make_limit(matcher)
         if params.min_tokens:
             matcher = MinTokens(params, stop_tokens, self._model.vocab_size, matcher)
         return None if matcher is None else GuardedMatcher(matcher, -(-self._model.vocab_size // MASK_BITS))

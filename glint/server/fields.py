@@ -7,15 +7,17 @@ from typing import Any
 
 import msgspec
 
-from glint.sampling import SEED_LIMIT
+from glint.sampling import SEED_LIMIT, TOKEN_LIMIT
 from glint.server.http.body import shorten
 from glint.server.http.problems import Problem
 from glint.server.limits import Limits
 from glint.server.state import ServerState
+from glint.text.tags import Tag
 from glint.text.tools import Tool
 
 MAX_METADATA = 16
 MAX_SALT_CHARS = 1024
+EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
 def refusal(message: str, field: str) -> Problem:
@@ -99,6 +101,25 @@ def unsigned_seed(seed: int | None) -> int | None:
     if -SEED_LIMIT // 2 <= seed < 0:
         return seed + SEED_LIMIT
     raise refusal(f"seed is {seed}; it must be an integer from {-SEED_LIMIT // 2} to {SEED_LIMIT - 1}", "seed")
+
+
+def thinking_budget(effort: str | None, state: ServerState, **budgets: int | None) -> int | None:
+    """The smallest of the budgets of a request, each checked under its own name, and of that of its effort.
+
+    A model that cannot think takes any effort.
+    """
+    can_end = state.tokenizer.token_to_id(Tag.THINK_END) is not None
+    given = [EFFORT_BUDGETS[effort]] if can_end and effort in EFFORT_BUDGETS else []
+    for field, budget in budgets.items():
+        if budget is None:
+            continue
+        if not 0 <= budget < TOKEN_LIMIT:
+            raise refusal(f"{field} is {budget}; it must be an integer from 0 to {TOKEN_LIMIT - 1}", field)
+        if not can_end:
+            lacks = f"this model has no token {Tag.THINK_END.value!r} to end its thinking"
+            raise refusal(f"{field} is {budget}, but {lacks}; leave {field.partition('.')[0]} out", field)
+        given.append(budget)
+    return min(given, default=None)
 
 
 def check_token_ids(field: str, tokens: Iterable[int], state: ServerState) -> None:

@@ -107,6 +107,18 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="read control tokens in the text of messages, such as <|user|>, as control tokens: the author of a "
         "message or of a tool result can then forge turns (default: they are text)",
     )
+    group.add_argument(
+        "--max-thinking-tokens",
+        metavar="TOKENS",
+        type=int,
+        help="most tokens of thinking in one answer, whatever a request asks for (default: no limit)",
+    )
+    group.add_argument(
+        "--thinking-closing-text",
+        metavar="TEXT",
+        default="",
+        help="text at the end of thinking that a budget ends, unless the request has its own (default: none)",
+    )
     parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
     group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
@@ -209,6 +221,8 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         health_seconds=chosen.health_timeout,
         drain_seconds=chosen.shutdown_timeout,
         allows_special_tokens=chosen.allow_special_tokens_in_messages,
+        max_thinking_tokens=chosen.max_thinking_tokens,
+        thinking_closing_text=chosen.thinking_closing_text,
         tls=tls_files(chosen.ssl_certfile, chosen.ssl_keyfile),
         uds=chosen.uds,
         uds_mode=chosen.uds_mode,

@@ -24,7 +24,9 @@ from glint import __version__
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine.engine import Engine, StepSummary
 from glint.engine.memory_plan import SizedEngine, size_engine
-from glint.errors import GlintError, InternalFailure, RankFailed
+from glint.engine.thinking import encode_closing, find_thinking_tokens
+from glint.errors import GlintError, InternalFailure, RankFailed, RequestError
+from glint.sampling import SamplingParams
 from glint.server.admission import Admission
 from glint.server.app import make_app
 from glint.server.http.connection import BoundedConnection
@@ -40,6 +42,7 @@ from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 from glint.server.web import WebFiles, page_addresses, read_files
 from glint.text.grammar import GrammarCompiler
+from glint.text.tags import Tag
 from glint.text.tokenizer import Tokenizer
 
 log = logging.getLogger("glint.server")
@@ -285,6 +288,7 @@ class Server(uvicorn.Server):
             self._startup.mark("memory plan")
             tokenizer = reading.result()
             self._startup.mark("rest of the tokenizer")
+        _check_thinking(settings, tokenizer)
         engine = Engine(checkpoint, sized.settings, tokenizer, settings.library_path, log.info)
         self._startup.mark("weights and memory")
         return checkpoint, engine, tokenizer, sized
@@ -322,7 +326,10 @@ class Server(uvicorn.Server):
             max_model_len=resolved.max_model_len,
             vocab_size=checkpoint.config.vocab_size,
             longest_prompt_bytes=resolved.max_model_len * tokenizer.longest_token_bytes,
-            sampling_defaults=checkpoint.generation.sampling(),
+            sampling_defaults={
+                **checkpoint.generation.sampling(),
+                "thinking_closing_text": settings.thinking_closing_text,
+            },
             limits=settings.limits,
             service=service,
             compiler=GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.eos_token_ids),
@@ -333,6 +340,7 @@ class Server(uvicorn.Server):
             in_flight=RequestsInFlight(),
             about=about,
             allows_special_tokens=settings.allows_special_tokens,
+            max_thinking_tokens=settings.max_thinking_tokens,
             repository=settings.repository,
             commit=settings.commit,
         )
@@ -371,6 +379,17 @@ def _describe(engine: Engine, sized: SizedEngine) -> dict[str, Any]:
     }
     rows = [{"name": name, "amount": amount, "remark": remark} for name, amount, remark in sized.rows(stats)]
     return {"engine": described, "memory_plan": rows}
+
+
+def _check_thinking(settings: ServerSettings, tokenizer: Tokenizer) -> None:
+    """Refuse settings of thinking that the model cannot follow."""
+    SamplingParams(thinking_closing_text=settings.thinking_closing_text)
+    encode_closing(tokenizer, settings.thinking_closing_text)
+    if settings.max_thinking_tokens is not None and find_thinking_tokens(tokenizer) is None:
+        raise RequestError(
+            f"--max-thinking-tokens is {settings.max_thinking_tokens}, but the model in {settings.model_dir} has no "
+            f"token {Tag.THINK_END.value!r} to end its thinking; leave the flag out"
+        )
 
 
 def _freeze_loaded() -> None:

@@ -27,6 +27,7 @@ class EngineRequest:
     """One prompt for the engine. The grammar holds after the token `begins_after`.
 
     `share` names the tenant that the engine computes the request for. `reuse` says what later requests can share.
+    `is_thinking` says whether the prompt ends inside thinking; None leaves that to the engine.
     """
 
     prompt_tokens: Sequence[int]
@@ -36,6 +37,7 @@ class EngineRequest:
     begins_after: int | None = None
     share: Share = DEFAULT_SHARE
     reuse: Reuse | None = None
+    is_thinking: bool | None = None
 
 
 class OutputStream:
@@ -234,6 +236,7 @@ class EngineService:
                     request.begins_after,
                     request.share,
                     request.reuse,
+                    request.is_thinking,
                 )
         except GlintError as problem:
             self._abort(ids)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glint.engine.args import EngineArgs
+from glint.errors import RequestError
+from glint.sampling import TOKEN_LIMIT
 from glint.server.auth import AdminAccess, ApiKeys, check_origins
 from glint.server.http.origin import AllowedHosts, is_loopback
 from glint.server.http.tls import TlsFiles
@@ -19,7 +21,8 @@ class ServerSettings:
     first SIGTERM requests in flight have `drain_seconds` to end. The server answers to `hosts` besides the names of
     this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of
     messages, and with `serves_web` it has pages. With `tls` it speaks HTTPS. With `uds` it listens on that path, made
-    with `uds_mode`, instead of `host` and `port`.
+    with `uds_mode`, instead of `host` and `port`. No request thinks for more than `max_thinking_tokens`; a budget ends
+    thinking with `thinking_closing_text`, unless the request has its own text.
     """
 
     model_dir: Path
@@ -41,6 +44,8 @@ class ServerSettings:
     health_seconds: float = 60.0
     drain_seconds: float = 60.0
     allows_special_tokens: bool = False
+    max_thinking_tokens: int | None = None
+    thinking_closing_text: str = ""
     tls: TlsFiles | None = None
     uds: Path | None = None
     uds_mode: int = 0o600
@@ -48,6 +53,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_origins(self.origins)
         AllowedHosts(self.bind, self.hosts)
+        if self.max_thinking_tokens is not None and not 0 <= self.max_thinking_tokens < TOKEN_LIMIT:
+            asked = f"--max-thinking-tokens is {self.max_thinking_tokens}"
+            raise RequestError(f"{asked}; it must be an integer from 0 to {TOKEN_LIMIT - 1}")
 
     @property
     def bind(self) -> str:

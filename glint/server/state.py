@@ -60,6 +60,7 @@ class ServerState:
     in_flight: RequestsInFlight
     about: Mapping[str, Any]
     allows_special_tokens: bool = False
+    max_thinking_tokens: int | None = None
     repository: str | None = None
     commit: str | None = None
 
@@ -78,9 +79,12 @@ class ServerState:
     def sampling(self, **changes: Any) -> SamplingParams:
         """The model's default sampling with these changes. A change to None is ignored.
 
-        Without `max_tokens` the output continues until the model ends it or the context is full.
+        Without `max_tokens` the output continues until the model ends it or the context is full. No thinking budget is
+        above `max_thinking_tokens`.
         """
         changes = {name: value for name, value in changes.items() if value is not None}
+        if self.max_thinking_tokens is not None:
+            changes["thinking_budget"] = min(changes.get("thinking_budget", TOKEN_LIMIT), self.max_thinking_tokens)
         max_tokens = changes.get("max_tokens", 1)
         if not 1 <= max_tokens < TOKEN_LIMIT:
             room = f"what the prompt leaves of a context of {self.max_model_len} tokens"

@@ -237,6 +237,7 @@ def test_a_field_that_is_not_supported_is_refused(client: openai.OpenAI, asked: 
         ({"messages": [{"role": "user", "content": "x", "audio": {"id": "1"}}]}, "audio"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template"),
         ({"enable_thinking": True, "reasoning_effort": "none"}, "enable_thinking"),
+        ({"thinking_budget": 3}, "thinking_budget"),
     ],
 )
 def test_a_value_that_cannot_be_served_is_refused_by_name(

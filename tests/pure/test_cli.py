@@ -95,7 +95,7 @@ def test_sampling_flags_become_sampling_parameters() -> None:
     line = (
         "generate hi --max-tokens 7 --min-tokens 3 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 "
         "--repetition-penalty 1.2 --frequency-penalty 0.3 --presence-penalty -0.4 --seed 11 "
-        "--stop a --stop b --stop-token 5 --stop-token 6 "
+        "--stop a --stop b --stop-token 5 --stop-token 6 --thinking-budget 0 --thinking-closing-text so "
         "--logit-bias 3=-100 --logit-bias 4=1.5 --ignore-eos --n 2 --logprobs 4 --prompt-logprobs 1"
     )
     changes = flags.sampling_changes(cli.make_parser().parse_args(line.split()))
@@ -112,6 +112,8 @@ def test_sampling_flags_become_sampling_parameters() -> None:
         seed=11,
         max_tokens=7,
         min_tokens=3,
+        thinking_budget=0,
+        thinking_closing_text="so",
         logprobs=4,
         prompt_logprobs=1,
         stop=("a", "b"),

@@ -199,7 +199,7 @@ def test_a_tool_loop_becomes_a_chat() -> None:
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"effort": "minimal"}}, "output_config.effort"),
         ({"service_tier": "batch"}, "service_tier"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": []}, "mcp_servers"),

@@ -1,9 +1,9 @@
 """POST /v1/messages and /v1/messages/count_tokens of the Anthropic API.
 
 Differences from Anthropic's service: the server caches every prompt, so it accepts `cache_control` and ignores it.
-Without `thinking` the model's chat template decides. The server cannot enforce a thinking budget, so it accepts
-`budget_tokens` only where `max_tokens` makes it hold. The model goes on in a last message of the assistant. `seed`,
-`min_p`, `clear_thinking` and `deadline_seconds` are additions.
+Without `thinking` the model's chat template decides. `budget_tokens` may be any number from 0 on, also above
+`max_tokens`. The model goes on in a last message of the assistant. `seed`, `min_p`, `clear_thinking`,
+`thinking_budget`, `thinking_closing_text` and `deadline_seconds` are additions.
 """
 
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from glint.server.fields import (
     deadline_of,
     refusal,
     renamed_fields,
+    thinking_budget,
     unsigned_seed,
 )
 from glint.server.generation.generation import Generation
@@ -77,7 +78,7 @@ class NoChoice(Strict, tag_field="type", tag="none"):
 
 
 class ThinkingEnabled(Strict, tag_field="type", tag="enabled"):
-    """The model thinks; only max_tokens enforces the budget."""
+    """The model thinks for at most `budget_tokens` tokens."""
 
     budget_tokens: int
     display: Literal["summarized"] | None = None
@@ -112,10 +113,10 @@ class SchemaFormat(Strict, tag_field="type", tag="json_schema"):
 
 
 class OutputConfig(Strict):
-    """The form of the output. The model has one effort, its highest."""
+    """The form of the output. The effort sets a budget of thinking; from "high" on there is none."""
 
     format: SchemaFormat | None = None
-    effort: Literal["high"] | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(Strict):
@@ -143,6 +144,7 @@ class PromptBody(Strict):
         """The conversation that the model continues."""
         state.check_model(self.model)
         self._check_prefill()
+        self.to_budget(state)
         return ChatPrompt(
             messages=read_conversation(self.system, self.messages, state.limits),
             tools=check_tools([tool.to_tool() for tool in self.tools or []], state),
@@ -151,6 +153,12 @@ class PromptBody(Strict):
             clear_thinking=self._clear_thinking(),
             continues=bool(self.messages) and self.messages[-1].role == "assistant",
         )
+
+    def to_budget(self, state: ServerState, **additions: int | None) -> int | None:
+        """The most tokens of thinking, by the fields of Anthropic and by `additions`."""
+        asked = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None
+        effort = None if self.output_config is None else self.output_config.effort
+        return thinking_budget(effort, state, **{"thinking.budget_tokens": asked}, **additions)
 
     def _check_prefill(self) -> None:
         """Refuse thinking before an answer that the client has begun, and space at its end, as Anthropic does."""
@@ -208,6 +216,8 @@ class MessagesBody(PromptBody, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     deadline_seconds: float | None = None
+    thinking_budget: int | None = None
+    thinking_closing_text: str | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
@@ -215,9 +225,11 @@ class MessagesBody(PromptBody, kw_only=True):
         limits = state.limits
         check_count("stop_sequences", len(stops), limits.stops)
         check_count("stop_sequences", max(map(len, stops), default=0), limits.stop_chars, "characters in a stop string")
-        self._check_budget()
+        prompt = self.to_prompt(state)
         params = state.sampling(
             max_tokens=self.max_tokens,
+            thinking_budget=self.to_budget(state, thinking_budget=self.thinking_budget),
+            thinking_closing_text=self.thinking_closing_text,
             stop=stops,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -226,16 +238,7 @@ class MessagesBody(PromptBody, kw_only=True):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, limits)
-        return GenerationRequest(self.to_prompt(state), params, deadline, self.to_constraint(state))
-
-    def _check_budget(self) -> None:
-        """Refuse a budget that thinking could exceed before the output reaches max_tokens."""
-        if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens < self.max_tokens - 1:
-            message = (
-                f"thinking.budget_tokens is {self.thinking.budget_tokens}, but a budget below max_tokens - 1 = "
-                f'{self.max_tokens - 1} cannot be enforced; raise it, or send thinking {{"type": "adaptive"}}'
-            )
-            raise refusal(message, "thinking.budget_tokens")
+        return GenerationRequest(prompt, params, deadline, self.to_constraint(state))
 
 
 async def handle_messages(call: HttpCall) -> None:

@@ -103,7 +103,8 @@ def _prepare_chat(
     share = tenant.share(request.priority)
     salt = tenant.salt_of(request.cache_salt)
     reuse = _find_reuse(tokenizer, prompt, tokens, start)
-    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share, reuse)
+    is_thinking = start is OutputStart.REASONING
+    engine_request = EngineRequest(tokens, request.params, salt, grammar, begins_after, share, reuse, is_thinking)
     is_silent = prompt.tool_choice.mode == "none"
     parser = ParserSettings(start, () if is_silent else _offered(prompt), discards_calls=is_silent)
     return PreparedRequest(engine_request, parser, request.deadline_seconds)

@@ -76,7 +76,7 @@ class ChatBody(SamplingFields, kw_only=True):
         """The generation request of this body."""
         state.check_model(self.model)
         prompt = self.to_prompt(state)
-        params = self.to_params(state, max_tokens=self._max_tokens(), logprobs=self._logprobs())
+        params = self.to_params(state, self.reasoning_effort, max_tokens=self._max_tokens(), logprobs=self._logprobs())
         return self.make_request(prompt, params, state)
 
     def _max_tokens(self) -> int | None:

@@ -15,6 +15,7 @@ from glint.server.fields import (
     check_token_ids,
     deadline_of,
     refusal,
+    thinking_budget,
     unsigned_seed,
 )
 from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
@@ -92,6 +93,8 @@ class SamplingFields(Strict):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
+    thinking_budget: int | None = None
+    thinking_closing_text: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -124,7 +127,7 @@ class SamplingFields(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    def to_params(self, state: ServerState, **changes: Any) -> SamplingParams:
+    def to_params(self, state: ServerState, effort: str | None = None, **changes: Any) -> SamplingParams:
         """The sampling parameters of this body, checked against the server's limits."""
         limits = state.limits
         check_metadata(self.metadata)
@@ -158,11 +161,13 @@ class SamplingFields(Strict):
                 "stop_token_ids",
                 "stop_token_sequences",
                 "min_tokens",
+                "thinking_closing_text",
                 "include_stop_str_in_output",
                 "skip_special_tokens",
                 "ignore_eos",
             )
         }
+        own["thinking_budget"] = thinking_budget(effort, state, thinking_budget=self.thinking_budget)
         return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
 
     @property

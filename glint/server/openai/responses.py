@@ -4,7 +4,8 @@ The server stores nothing: `store` is false in every response, and clients send 
 in items of its own, which a client sends back unchanged. With `include` "reasoning.encrypted_content" these items have
 the same text a second time, for clients that keep only that field. There are no summaries and no tools but functions.
 The server caches every prompt, so it accepts `prompt_cache_key` and ignores it. `top_k`, `min_p`,
-`repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds`, `priority` and `cache_salt` are additions.
+`repetition_penalty`, `seed`, `clear_thinking`, `thinking_budget`, `thinking_closing_text`, `deadline_seconds`,
+`priority` and `cache_salt` are additions.
 """
 
 import time
@@ -22,6 +23,7 @@ from glint.server.fields import (
     deadline_of,
     refusal,
     renamed_fields,
+    thinking_budget,
     unsigned_seed,
 )
 from glint.server.generation.generation import CLIENT_LEFT, Generation
@@ -66,7 +68,10 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """Whether the model reasons: effort "none" turns it off, any other on. There are no summaries to choose."""
+    """Whether the model reasons: effort "none" turns it off, any other on, up to its budget of tokens.
+
+    There are no summaries to choose.
+    """
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto"] | None = None
@@ -99,6 +104,8 @@ class ResponsesBody(Strict):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     clear_thinking: bool | None = None
+    thinking_budget: int | None = None
+    thinking_closing_text: str | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
     store: bool | None = None
@@ -120,6 +127,8 @@ class ResponsesBody(Strict):
         check_metadata(self.metadata)
         params = state.sampling(
             max_tokens=self.max_output_tokens,
+            thinking_budget=thinking_budget(self._effort, state, thinking_budget=self.thinking_budget),
+            thinking_closing_text=self.thinking_closing_text,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -137,14 +146,17 @@ class ResponsesBody(Strict):
             cache_salt=check_cache_salt(self.cache_salt),
         )
 
+    @property
+    def _effort(self) -> str | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation that the model continues."""
-        effort = None if self.reasoning is None else self.reasoning.effort
         return ChatPrompt(
             messages=read_input(self.input, self.instructions, state.limits),
             tools=check_tools([tool.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
-            enable_thinking=None if effort is None else effort != "none",
+            enable_thinking=None if self._effort is None else self._effort != "none",
             clear_thinking=self.clear_thinking,
         )
 
