@@ -18,8 +18,8 @@ class ServerSettings:
     a `commit` of the hub. A server that has work and completes no step for `health_seconds` is unhealthy. After the
     first SIGTERM requests in flight have `drain_seconds` to end. The server answers to `hosts` besides the names of
     this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of
-    messages, and with `serves_web` it has pages. With `tls` it speaks HTTPS. With `uds` it listens on that path, made
-    with `uds_mode`, instead of `host` and `port`.
+    messages, and with `serves_web` it has pages. It keeps up to `stored_responses` responses of /v1/responses. With
+    `tls` it speaks HTTPS. With `uds` it listens on that path, made with `uds_mode`, instead of `host` and `port`.
     """
 
     model_dir: Path
@@ -41,6 +41,7 @@ class ServerSettings:
     health_seconds: float = 60.0
     drain_seconds: float = 60.0
     allows_special_tokens: bool = False
+    stored_responses: int = 0
     tls: TlsFiles | None = None
     uds: Path | None = None
     uds_mode: int = 0o600

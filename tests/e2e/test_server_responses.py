@@ -194,7 +194,7 @@ def test_an_answer_without_a_length_goes_on_to_its_end(client: openai.OpenAI, mo
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10_000_000}, "max_output_tokens"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"truncation": "auto"}, "truncation"),
