@@ -381,6 +381,15 @@ def test_structured_output(scripted: Scripted, client: openai.OpenAI) -> None:
         assert {name: echoed[name] for name in form} == form
 
 
+@pytest.mark.parametrize("answer", ['</think>{"warm": true}', f"{THINKS}{OTHER_CALL}"])
+def test_structured_output_beside_tools(scripted: Scripted, client: openai.OpenAI, answer: str) -> None:
+    schema = {"type": "object", "properties": {"warm": {"type": "boolean"}}, "required": ["warm"]}
+    form = {"type": "json_schema", "name": "weather", "schema": schema}
+    response = ask(scripted, client, answer, tools=[NOW], text={"format": form})
+    assert response.output[-1].type == ("function_call" if "now" in answer else "message")
+    assert scripted.service.requests[-1].grammar is not None and '"name": "now"' in scripted.prompt
+
+
 @pytest.mark.parametrize(
     ("answer", "num_tokens", "kind"),
     [("</think>A long answer", 3, "message"), ("Much to think", 2, "reasoning"), (f"</think>{CALL}", 9, None)],
