@@ -61,11 +61,13 @@ class _KeyResponses:
         self.num_bytes = 0
 
     def add(self, response: StoredResponse) -> None:
+        """Add a response."""
         self.responses[response.id] = response
         self.items |= dict(response.own_items)
         self.num_bytes += response.num_bytes
 
     def remove(self, response_id: str) -> None:
+        """Remove a response and the items that came with it."""
         response = self.responses.pop(response_id)
         for item in response.own_items:
             self.items.pop(item.id, None)
@@ -100,13 +102,11 @@ class ResponseStore:
 
     def find(self, tenant: Tenant, response_id: str) -> StoredResponse | None:
         """A response of the tenant."""
-        found = self._keys.get(tenant.cache_salt)
-        return None if found is None else found.responses.get(response_id)
+        return self._of(tenant).responses.get(response_id)
 
     def find_item(self, tenant: Tenant, item_id: str) -> bytes | None:
         """An item of the tenant's responses, of their input or output."""
-        found = self._keys.get(tenant.cache_salt)
-        return None if found is None else found.items.get(item_id)
+        return self._of(tenant).items.get(item_id)
 
     def remove(self, tenant: Tenant, response_id: str) -> bool:
         """Remove a response; whether it was there."""
@@ -123,6 +123,9 @@ class ResponseStore:
             f"{what} is not stored for this key: it was sent with store false, was deleted, made room for newer ones "
             f"({STORE_FLAG} {self.max_responses}), or is in the memory of another server process or of one that ended"
         )
+
+    def _of(self, tenant: Tenant) -> _KeyResponses:
+        return self._keys.get(tenant.cache_salt, _KeyResponses())
 
     def _drop_oldest(self, salt: int) -> None:
         self._remove(salt, next(iter(self._keys[salt].responses)))
