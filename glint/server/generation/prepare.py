@@ -93,6 +93,8 @@ def _prepare_chat(
             raise RequestError(
                 f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
             )
+    if isinstance(constraint, ToolCalls):
+        _compile(state, constraint.answer, request.format_field)
     grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else request.format_field)
     tokens = tokenizer.encode_prompt(rendered)
     _check_context(state, len(tokens), request.params, "messages")
