@@ -327,7 +327,6 @@ def test_items_that_are_not_supported_are_refused_by_name(client: openai.OpenAI,
         ({"store": True}, "store", "--responses-store-size"),
         ({"previous_response_id": "resp-1"}, "previous_response_id", "--responses-store-size"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id", "--responses-store-size"),
-        ({"input": "word " * CONTEXT}, "input", "shorten the prompt"),
     ],
 )
 def test_refusals_name_the_field_and_the_way_out(
@@ -337,6 +336,14 @@ def test_refusals_name_the_field_and_the_way_out(
         client.responses.create(**{"model": MODEL, "input": "Hi"} | fields)
     assert refused.value.param == param
     assert refused.value.body["type"] == "invalid_request_error" and refused.value.code
+
+
+@pytest.mark.parametrize("num_words", [CONTEXT, 20 * CONTEXT])
+def test_a_prompt_beyond_the_context_has_the_code_that_agents_look_for(client: openai.OpenAI, num_words: int) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="shorten") as refused:
+            client.responses.create(model=MODEL, input="word " * num_words, stream=stream)
+        assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
 
 
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:

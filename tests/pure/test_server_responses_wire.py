@@ -197,7 +197,10 @@ def test_an_answer_can_be_sent_back_as_it_is(thought: str, text: str, adds_encry
 
 
 def test_items_of_a_conversation() -> None:
-    calls = [{"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in ("a", "b")]
+    calls = [
+        {"type": "function_call", "call_id": name, "name": name, "arguments": text}
+        for name, text in (("a", "{}"), ("b", ""))
+    ]
     messages = read_input(
         [
             {"role": "developer", "content": "Be short."},
@@ -257,6 +260,10 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], field
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].type"),
         ([{"role": "user", "content": "a", "name": "Ann"}], "input[0].name"),
         ([{"type": "reasoning", "encrypted_content": "?"}], "input[0].encrypted_content"),
+        ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[1]"}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[" * 9999}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "a", "name": "", "arguments": "{}"}], "input[0].name"),
         ([{"type": "reasoning", "summary": [{"type": "text", "text": "a"}]}], "input[0].summary[0].type"),
         ([{"role": "user", "content": [{"type": "input_text", "text": ""}] * 2000}], "input[0].content"),
         ([{"role": "user", "content": "a"}] * 5000, "input"),

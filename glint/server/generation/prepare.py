@@ -6,6 +6,7 @@ from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
 from glint.server.auth import Tenant
 from glint.server.generation.request import ChatPrompt, GenerationRequest
+from glint.server.http.problems import Problem
 from glint.server.service import EngineRequest
 from glint.server.state import ServerState
 from glint.text import chat
@@ -120,11 +121,11 @@ def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, 
     """Refuse a prompt that leaves no room in the context for the output."""
     room = state.max_model_len - num_tokens
     if room < 1:
-        raise RequestError(
+        message = (
             f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
-            "shorten the prompt",
-            field,
+            "shorten the prompt"
         )
+        raise Problem(400, message, code="context_length_exceeded", param=field)
     if params.max_tokens is not None and params.max_tokens > room:
         raise RequestError(
             f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "

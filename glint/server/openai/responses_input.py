@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -193,6 +194,7 @@ def _join_items(items: Sequence[InputItem], num_stored: int, limits: Limits) -> 
                 role = "user" if item.role == "user" else "system"
                 messages.append({"role": role, "content": _text_of(item, f"input[{index}]", limits)})
             case FunctionCallItem():
+                _check_call(item, f"input[{index}]")
                 function = {"name": shown_name(item.namespace, item.name), "arguments": item.arguments}
                 calls = _assistant(messages, ()).setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": function})
@@ -216,6 +218,19 @@ def _text_of(item: MessageItem, where: str, limits: Limits) -> str:
         return item.content
     check_count(f"{where}.content", len(item.content), limits.content_parts, "parts")
     return "".join(part.text for part in item.content)
+
+
+def _check_call(item: FunctionCallItem, where: str) -> None:
+    """Refuse a call that no chat template can show."""
+    try:
+        arguments = json.loads(item.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        shown = shorten(item.arguments)
+        raise refusal(f"{where}.arguments is {shown!r}; give a JSON object as text", f"{where}.arguments")
+    if not item.name:
+        raise refusal(f"{where}.name is empty; give the name of the function", f"{where}.name")
 
 
 def _reasoning_of(item: ReasoningItem, where: str, limits: Limits) -> str:
