@@ -297,6 +297,10 @@ def test_items_that_are_not_supported_are_refused_by_name(client: openai.OpenAI,
     [
         ({"background": True}, "background", "stream it"),
         ({"truncation": "auto"}, "truncation", "shorten the input"),
+        ({"include": ["file_search_call.results"]}, "include[0]", "reasoning.encrypted_content"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "comes whole"),
+        ({"service_tier": "flex"}, "service_tier", "default"),
         ({"tool_choice": {"type": "custom", "name": "a"}}, "tool_choice.type", "allowed_tools"),
         ({"tools": [NOW], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice", "no"),
         (

@@ -48,6 +48,10 @@ WAYS_OUT = {
     'the tool out (Codex: web_search = "disabled" in config.toml)',
     "tool_choice": "choose 'auto', 'none', 'required', or the types 'function' and 'allowed_tools'",
     "input[": "items are message (text alone), function_call, function_call_output, reasoning and item_reference",
+    "include[": f"the one value is {ENCRYPTED_REASONING!r}",
+    "text.verbosity": "the one value is 'medium'",
+    "reasoning.summary": "the one value is 'auto', and there are no summaries: reasoning comes whole",
+    "service_tier": "the values are 'auto' and 'default'",
     "background": "wait for the response, or stream it",
     "truncation": "shorten the input yourself where the context does not hold it",
 }
