@@ -119,6 +119,15 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         default="",
         help="text at the end of thinking that a budget ends, unless the request has its own (default: none)",
     )
+    group.add_argument(
+        "--responses-store-size",
+        dest="stored_responses",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="responses of /v1/responses that are kept in memory for previous_response_id, each for its own key; the "
+        "oldest make room for new ones (default: 0, none)",
+    )
     parsers = "this engine reads reasoning and tool calls of all GLM-4.x models by itself"
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
     group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
@@ -223,10 +232,18 @@ def read_settings(chosen: argparse.Namespace) -> ServerSettings:
         allows_special_tokens=chosen.allow_special_tokens_in_messages,
         max_thinking_tokens=chosen.max_thinking_tokens,
         thinking_closing_text=chosen.thinking_closing_text,
+        stored_responses=chosen.stored_responses,
         tls=tls_files(chosen.ssl_certfile, chosen.ssl_keyfile),
         uds=chosen.uds,
         uds_mode=chosen.uds_mode,
     )
+
+
+def _count(text: str) -> int:
+    """A number of things, perhaps none."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 0 to 999999999")
+    return int(text)
 
 
 def _mode(text: str) -> int:

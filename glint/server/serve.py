@@ -37,6 +37,7 @@ from glint.server.metrics import EngineReading, Metrics
 from glint.server.outcomes import OutcomeLog
 from glint.server.process.lifecycle import Lifecycle, ReadinessGate, Startup
 from glint.server.process.link import SupervisedOutcomeLog, SupervisorLink
+from glint.server.response_store import ResponseStore
 from glint.server.service import EngineService
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
@@ -339,6 +340,7 @@ class Server(uvicorn.Server):
             workers=self._workers,
             in_flight=RequestsInFlight(),
             about=about,
+            responses=ResponseStore(settings.stored_responses),
             allows_special_tokens=settings.allows_special_tokens,
             max_thinking_tokens=settings.max_thinking_tokens,
             repository=settings.repository,

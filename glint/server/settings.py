@@ -20,9 +20,10 @@ class ServerSettings:
     a `commit` of the hub. A server that has work and completes no step for `health_seconds` is unhealthy. After the
     first SIGTERM requests in flight have `drain_seconds` to end. The server answers to `hosts` besides the names of
     this machine, and to web pages of `origins`. With `allows_special_tokens` it reads control tokens in the text of
-    messages, and with `serves_web` it has pages. With `tls` it speaks HTTPS. With `uds` it listens on that path, made
-    with `uds_mode`, instead of `host` and `port`. No request thinks for more than `max_thinking_tokens`; a budget ends
-    thinking with `thinking_closing_text`, unless the request has its own text.
+    messages, and with `serves_web` it has pages. No request thinks for more than `max_thinking_tokens`; a budget ends
+    thinking with `thinking_closing_text`, unless the request has its own text. The server keeps up to
+    `stored_responses` responses of /v1/responses. With `tls` it speaks HTTPS. With `uds` it listens on that path, made
+    with `uds_mode`, instead of `host` and `port`.
     """
 
     model_dir: Path
@@ -46,6 +47,7 @@ class ServerSettings:
     allows_special_tokens: bool = False
     max_thinking_tokens: int | None = None
     thinking_closing_text: str = ""
+    stored_responses: int = 0
     tls: TlsFiles | None = None
     uds: Path | None = None
     uds_mode: int = 0o600

@@ -17,6 +17,7 @@ from glint.server.in_flight import RequestsInFlight
 from glint.server.limits import Limits
 from glint.server.metrics import Metrics
 from glint.server.outcomes import OutcomeLog
+from glint.server.response_store import ResponseStore
 from glint.server.service import EngineService
 from glint.text.grammar import GrammarCompiler
 from glint.text.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class ServerState:
     workers: Executor
     in_flight: RequestsInFlight
     about: Mapping[str, Any]
+    responses: ResponseStore
     allows_special_tokens: bool = False
     max_thinking_tokens: int | None = None
     repository: str | None = None

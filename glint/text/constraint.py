@@ -19,6 +19,13 @@ class JsonSchema:
     schema: Mapping[str, Any] | bool
 
 
+def schema_of(constraint: JsonObject | JsonSchema) -> Mapping[str, Any]:
+    """The schema of the JSON that a constraint asks for."""
+    if isinstance(constraint, JsonObject):
+        return {"type": "object"}
+    return {} if isinstance(constraint.schema, bool) else constraint.schema
+
+
 @dataclass(frozen=True)
 class Regex:
     r"""The whole text matches `pattern`, in the syntax of Rust's regex crate.
@@ -52,12 +59,14 @@ class ToolCalls:
 
     With `is_required` there is nothing but calls, at least one; without it free text comes first and calls may follow.
     Unless `allows_several`, one call is the most. A strict tool whose schema cannot be held is refused; for another one
-    the names of its arguments are held and their values are free.
+    the names of its arguments are held and their values are free. With `answer` there are either calls alone or JSON
+    alone, which fits it.
     """
 
     tools: tuple[Tool, ...]
     is_required: bool
     allows_several: bool
+    answer: JsonObject | JsonSchema | None = None
 
 
 Constraint = JsonObject | JsonSchema | Regex | Choice | WrittenGrammar | ToolCalls

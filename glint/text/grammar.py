@@ -20,6 +20,7 @@ from glint.text.constraint import (
     Regex,
     ToolCalls,
     WrittenGrammar,
+    schema_of,
 )
 from glint.text.schema_check import OPTIONS_KEYWORD, check_options, check_pattern, check_schema, to_json
 from glint.text.tokenizer import Tokenizer
@@ -117,6 +118,8 @@ class GrammarCompiler:
         if known is not None:
             known.refresh()
             return known
+        if isinstance(constraint, ToolCalls) and constraint.answer is not None:
+            self.compile(constraint.answer)
         source = self._write(constraint)
         name = _NAMES[type(constraint)]
         if isinstance(constraint, Regex | WrittenGrammar):
@@ -132,10 +135,8 @@ class GrammarCompiler:
         return grammar
 
     def _write(self, constraint: Constraint) -> str:
-        if isinstance(constraint, JsonObject):
-            return f"start: {_json_rule({'type': 'object'})}"
-        if isinstance(constraint, JsonSchema):
-            return f"start: {_json_rule({} if isinstance(constraint.schema, bool) else constraint.schema)}"
+        if isinstance(constraint, JsonObject | JsonSchema):
+            return f"start: {_json_rule(schema_of(constraint))}"
         if isinstance(constraint, Regex):
             return f"start: TEXT\nTEXT: /{to_lark(constraint.pattern, 'd')}/"
         if isinstance(constraint, Choice):
@@ -477,4 +478,5 @@ def _check(constraint: Constraint, limits: GrammarLimits) -> str:
         check_tools(constraint.tools, limits)
         parts += [(tool.name, tool.parameters, tool.is_strict) for tool in constraint.tools]
         parts += [constraint.is_required, constraint.allows_several]
+        parts += [] if constraint.answer is None else [_check(constraint.answer, limits)]
     return to_json(parts, "the constraint")

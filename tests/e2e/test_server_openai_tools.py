@@ -181,7 +181,7 @@ def test_completions_take_formats_as_well(client: openai.OpenAI, asked: dict[str
         ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs cannot be used: the grammar"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}, "structured_outputs"),
-        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [WEATHER], "response_format": {"type": "regex", "pattern": "a"}}, "response_format"),
         ({"tools": [WEATHER, WEATHER]}, "get_weather"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools"),

@@ -135,6 +135,23 @@ def test_an_answer_that_fits_a_schema(client: openai.OpenAI, model: str) -> None
     assert json.loads(response.output_text) == response.output_parsed.model_dump()
 
 
+def test_an_answer_that_fits_a_schema_beside_tools(client: openai.OpenAI, model: str) -> None:
+    response = client.responses.parse(
+        model=model,
+        input="Describe the town Oslo as JSON.",
+        text_format=Town,
+        tools=[WEATHER],
+        max_output_tokens=200,
+        temperature=0,
+    )
+    assert response.status == "completed"
+    for item in response.output:
+        if item.type == "function_call":
+            assert json.loads(item.arguments)["city"] in ("Paris", "Rome")
+        else:
+            assert isinstance(response.output_parsed, Town)
+
+
 def test_an_answer_that_is_any_json_object(client: openai.OpenAI, model: str) -> None:
     text: Any = {"format": {"type": "json_object"}}
     response = ask(client, model, input="Describe Oslo as JSON.", text=text, max_output_tokens=24)
@@ -194,14 +211,13 @@ def test_an_answer_without_a_length_goes_on_to_its_end(client: openai.OpenAI, mo
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10_000_000}, "max_output_tokens"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice"),
-        ({"tools": [WEATHER], "text": {"format": {"type": "json_object"}}}, "text.format"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(

@@ -11,7 +11,7 @@ import pytest
 import regex
 
 from glint.errors import TextError
-from glint.text.grammar import GrammarCompiler, Matcher, ToolCalls
+from glint.text.grammar import GrammarCompiler, JsonObject, JsonSchema, Matcher, ToolCalls
 from glint.text.output import OutputStart, ParsedOutput, parse_output
 from glint.text.tokenizer import Tokenizer
 from glint.text.tools import Tool
@@ -134,6 +134,24 @@ def test_free_text_may_end_in_calls(compiler: GrammarCompiler, tokenizer: Tokeni
     for part in ("I look: <tool", "<tool_call>", "now", "</tool_call>"):
         push(matcher, tokenizer, part)
     assert matcher.is_finished is not allows_several
+
+
+@pytest.mark.parametrize("answer", [JsonSchema(POINT), JsonObject()])
+def test_json_takes_the_place_of_free_text(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, answer: JsonSchema | JsonObject
+) -> None:
+    grammar = compiler.compile(ToolCalls(TOOLS, is_required=False, allows_several=True, answer=answer))
+    outputs = [read(walk(grammar, tokenizer, seed), TOOLS) for seed in range(3 * NUM_WALKS)]
+    assert {bool(output.calls) for output in outputs} == {True, False}
+    for output in outputs:
+        check_calls(output, TOOLS)
+        assert bool(output.content) != bool(output.calls)
+        if output.content:
+            schema = POINT if isinstance(answer, JsonSchema) else {"type": "object"}
+            jsonschema.Draft202012Validator(schema).validate(json.loads(output.content))
+    matcher = grammar.start()
+    push(matcher, tokenizer, '{"x": 1}')
+    assert allowed(matcher) & end_ids(tokenizer)
 
 
 def test_keys_come_in_order_and_needed_ones_cannot_be_left_out(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

@@ -65,6 +65,14 @@ def test_messages_make_control_tokens_only_where_that_is_asked_for() -> None:
     assert read("folder", "--allow-special-tokens-in-messages").allows_special_tokens
 
 
+def test_responses_are_stored_only_where_that_is_asked_for() -> None:
+    assert read("folder").stored_responses == 0
+    assert read("folder", "--responses-store-size", "50").stored_responses == 50
+    for wrong in ("-1", "many", "1.5"):
+        with pytest.raises(SystemExit):
+            read("folder", "--responses-store-size", wrong)
+
+
 def test_defaults_are_safe() -> None:
     settings = read("models/glm")
     assert (settings.host, settings.port, settings.model_names) == ("127.0.0.1", 8000, ("glm",))

@@ -22,6 +22,7 @@ from glint.server.limits import Limits
 from glint.server.openai.responses import ResponsesBody, stream_error
 from glint.server.openai.responses_input import decode_reasoning, encode_reasoning, read_input
 from glint.server.openai.responses_stream import ResponseBuilder
+from glint.server.openai.responses_tools import ToolSet
 from glint.text.output import ContentText, ReasoningText, ToolCallArguments, ToolCallBegun, ToolCallEnded
 from tests.pure.server_deltas import (
     TEXTS,
@@ -37,6 +38,7 @@ from tests.pure.server_deltas import (
 )
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CALL_NAME = ToolSet(None, None, allows_several=True).call_name
 TYPES = {"reasoning": "reasoning", "text": "message", "call": "function_call"}
 SETTINGS = {
     "id": "resp-1",
@@ -51,16 +53,16 @@ SETTINGS = {
 
 def stream(steps: list[Delta], adds_encrypted: bool = False) -> list[dict[str, Any]]:
     """The events of a stream of these steps."""
-    answer = ResponseBuilder(SETTINGS, adds_encrypted)
+    answer = ResponseBuilder(SETTINGS, adds_encrypted, CALL_NAME)
     events = answer.begun()
     for step in steps:
         events += answer.parts.add_delta(step)
-    return read_events(encode_events([*events, answer.ended(USAGE, 2)]))
+    return read_events(encode_events([*events, answer.ended(answer.whole(USAGE, 2))]))
 
 
 def whole(steps: list[Delta], adds_encrypted: bool = False) -> dict[str, Any]:
     """The answer of these steps without a stream."""
-    answer = ResponseBuilder(SETTINGS, adds_encrypted)
+    answer = ResponseBuilder(SETTINGS, adds_encrypted, CALL_NAME)
     for step in steps:
         answer.parts.add_delta(step)
     return json.loads(msgspec.json.encode(answer.whole(USAGE, 2)))
@@ -156,7 +158,7 @@ def test_usage() -> None:
 
 
 def test_a_failed_stream_tells_what_there_was_and_why() -> None:
-    answer = ResponseBuilder(SETTINGS, adds_encrypted=False)
+    answer = ResponseBuilder(SETTINGS, False, CALL_NAME)
     answer.parts.add_delta(make_delta([ContentText("I")]))
     failed = answer.failed(Problem(504, "too late", code="deadline_exceeded"))
     assert failed["response"]["status"] == "failed" and failed["response"]["error"]["message"] == "too late"
@@ -195,7 +197,10 @@ def test_an_answer_can_be_sent_back_as_it_is(thought: str, text: str, adds_encry
 
 
 def test_items_of_a_conversation() -> None:
-    calls = [{"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in ("a", "b")]
+    calls = [
+        {"type": "function_call", "call_id": name, "name": name, "arguments": text}
+        for name, text in (("a", "{}"), ("b", ""))
+    ]
     messages = read_input(
         [
             {"role": "developer", "content": "Be short."},
@@ -225,12 +230,11 @@ def test_items_of_a_conversation() -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.type"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"conversation": "c"}, "conversation"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -256,7 +260,11 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], field
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].type"),
         ([{"role": "user", "content": "a", "name": "Ann"}], "input[0].name"),
         ([{"type": "reasoning", "encrypted_content": "?"}], "input[0].encrypted_content"),
-        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]}], "input[0].summary"),
+        ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[1]"}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[" * 9999}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "a", "name": "", "arguments": "{}"}], "input[0].name"),
+        ([{"type": "reasoning", "summary": [{"type": "text", "text": "a"}]}], "input[0].summary[0].type"),
         ([{"role": "user", "content": [{"type": "input_text", "text": ""}] * 2000}], "input[0].content"),
         ([{"role": "user", "content": "a"}] * 5000, "input"),
     ],

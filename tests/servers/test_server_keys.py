@@ -65,7 +65,8 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
             made.append(self)
 
     monkeypatch.setattr(module, "Starlette", Remembered)
-    module.make_app(SimpleNamespace(in_flight=None), ServerSettings(Path("folder"), ("model",), ApiKeys([])))
+    state = SimpleNamespace(in_flight=None, responses=None)
+    module.make_app(state, ServerSettings(Path("folder"), ("model",), ApiKeys([])))
     paths = {route.path for route in made[0].routes if isinstance(route, Route)}
     assert paths == {path for path, *_ in GENERATING} | {
         "/",
@@ -74,6 +75,8 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
         "/metrics",
         "/stats",
         "/version",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
         "/requests",
         "/requests/{request_id}",
     }

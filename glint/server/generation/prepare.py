@@ -8,10 +8,11 @@ from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
 from glint.server.auth import Tenant
 from glint.server.generation.request import ChatPrompt, GenerationRequest
+from glint.server.http.problems import Problem
 from glint.server.service import EngineRequest
 from glint.server.state import ServerState
 from glint.text import chat
-from glint.text.grammar import Constraint, Grammar, ToolCalls
+from glint.text.grammar import Constraint, Grammar, JsonObject, JsonSchema, ToolCalls
 from glint.text.guard import PromptText
 from glint.text.output import OutputParser, OutputStart, find_continued_start, find_start
 from glint.text.tags import Tag
@@ -97,6 +98,8 @@ def _prepare_chat(
             raise RequestError(
                 f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
             )
+    if isinstance(constraint, ToolCalls):
+        _compile(state, constraint.answer, request.format_field)
     grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else request.format_field)
     tokens = tokenizer.encode_prompt(rendered)
     _check_context(state, len(tokens), request.params, "messages")
@@ -141,11 +144,11 @@ def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, 
     """Refuse a prompt that leaves no room in the context for the output."""
     room = state.max_model_len - num_tokens
     if room < 1:
-        raise RequestError(
+        message = (
             f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
-            "shorten the prompt",
-            field,
+            "shorten the prompt"
         )
+        raise Problem(400, message, code="context_length_exceeded", param=field)
     if params.max_tokens is not None and params.max_tokens > room:
         raise RequestError(
             f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "
@@ -160,20 +163,24 @@ def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constraint | None:
-    """The one constraint of a chat: its response format, or tool calls that are required, strict or limited to one."""
-    choice = prompt.tool_choice
+    """The one constraint of a chat: its response format, its tool calls, or either of the two.
+
+    Calls are held where they are required, strict or limited to one, and beside a response format that asks for JSON.
+    """
+    choice, answer = prompt.tool_choice, request.constraint
     offered = () if choice.mode == "none" else _offered(prompt)
     if choice.mode == "required" and not offered:
         named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
         raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
     if not offered:
-        return request.constraint
-    if request.constraint is not None:
+        return answer
+    if answer is not None and not isinstance(answer, JsonObject | JsonSchema):
         raise RequestError(
-            "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
+            "tools and a response format other than JSON cannot both hold; set tool_choice to 'none' or leave one of "
+            "them out",
             request.format_field,
         )
-    is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
-    if is_free:
+    has_free_calls = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
+    if has_free_calls and answer is None:
         return None
-    return ToolCalls(offered, is_required=choice.mode == "required", allows_several=choice.allows_several)
+    return ToolCalls(offered, choice.mode == "required", choice.allows_several, answer)

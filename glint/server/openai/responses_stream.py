@@ -1,6 +1,6 @@
 """Responses of POST /v1/responses, whole and as the events of a stream."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from glint.server.generation.generation import Usage
@@ -13,10 +13,11 @@ _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output
 
 
 class ResponseWriter:
-    """Writes the output items of a response and numbers the events."""
+    """Writes the output items of a response and numbers the events. `call_name` gives the name fields of a call."""
 
-    def __init__(self, adds_encrypted: bool) -> None:
+    def __init__(self, adds_encrypted: bool, call_name: Callable[[str], dict[str, str]]) -> None:
         self._adds_encrypted = adds_encrypted
+        self._call_name = call_name
         self._num_events = 0
 
     def event(self, kind: str, **fields: Any) -> WireEvent:
@@ -47,7 +48,8 @@ class ResponseWriter:
         done = self.event
         if part.kind == "call":
             name = "response.function_call_arguments.done"
-            events = [done(name, **_item_position(part), name=part.name, arguments=part.text)]
+            called = self._call_name(part.name)["name"]
+            events = [done(name, **_item_position(part), name=called, arguments=part.text)]
         else:
             more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
             events = [
@@ -62,7 +64,7 @@ class ResponseWriter:
         if part.kind == "text":
             return {"type": "message", **common, "role": "assistant", "content": [_content(part)]}
         if part.kind == "call":
-            call = {"call_id": f"call_{part.id}", "name": part.name, "arguments": part.text}
+            call = {"call_id": f"call_{part.id}", **self._call_name(part.name), "arguments": part.text}
             return {"type": "function_call", **common, **call}
         item = {"type": "reasoning", **common, "summary": [], "content": [_content(part)]}
         if self._adds_encrypted:
@@ -88,9 +90,11 @@ def _content(part: Part) -> dict[str, Any]:
 class ResponseBuilder:
     """A response while it is generated: its fixed fields, its items and the events of both."""
 
-    def __init__(self, settings: Mapping[str, Any], adds_encrypted: bool) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], adds_encrypted: bool, call_name: Callable[[str], dict[str, str]]
+    ) -> None:
         self._settings = settings
-        self._writer = ResponseWriter(adds_encrypted)
+        self._writer = ResponseWriter(adds_encrypted, call_name)
         self.parts = Parts(self._writer)
 
     def begun(self) -> list[WireEvent]:
@@ -99,9 +103,8 @@ class ResponseBuilder:
         kinds = ("response.created", "response.in_progress")
         return [self._writer.event(kind, response=response) for kind in kinds]
 
-    def ended(self, usage: Usage, completed_at: int) -> WireEvent:
+    def ended(self, response: Mapping[str, Any]) -> WireEvent:
         """The last event of a stream: the whole response."""
-        response = self.whole(usage, completed_at)
         return self._writer.event(f"response.{response['status']}", response=response)
 
     def failed(self, problem: Problem) -> WireEvent:
