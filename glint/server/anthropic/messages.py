@@ -3,7 +3,7 @@
 Differences from Anthropic's service: the server caches every prompt, so it accepts `cache_control` and ignores it.
 Without `thinking` the model's chat template decides. The server cannot enforce a thinking budget, so it accepts
 `budget_tokens` only where `max_tokens` makes it hold. The model goes on in a last message of the assistant. `seed`,
-`min_p`, `clear_thinking` and `deadline_seconds` are additions.
+`min_p`, `clear_thinking`, `deadline_seconds` and `priority` are additions.
 """
 
 from typing import Any, Literal
@@ -208,6 +208,7 @@ class MessagesBody(PromptBody, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     deadline_seconds: float | None = None
+    priority: int | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
@@ -226,7 +227,9 @@ class MessagesBody(PromptBody, kw_only=True):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, limits)
-        return GenerationRequest(self.to_prompt(state), params, deadline, self.to_constraint(state))
+        return GenerationRequest(
+            self.to_prompt(state), params, deadline, self.to_constraint(state), priority=self.priority or 0
+        )
 
     def _check_budget(self) -> None:
         """Refuse a budget that thinking could exceed before the output reaches max_tokens."""

@@ -3,8 +3,8 @@
 The server stores nothing: `store` is false in every response, and clients send a conversation whole. Reasoning is text
 in items of its own, which a client sends back unchanged. With `include` "reasoning.encrypted_content" these items have
 the same text a second time, for clients that keep only that field. There are no summaries and no tools but functions.
-The server caches every prompt, so it accepts `prompt_cache_key` and ignores it. `top_k`, `min_p`,
-`repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds`, `priority` and `cache_salt` are additions.
+The server caches every prompt, so it accepts the fields of the prompt cache and ignores them. `top_k`,
+`min_p`, `repetition_penalty`, `seed`, `clear_thinking`, `deadline_seconds`, `priority` and `cache_salt` are additions.
 """
 
 import time
@@ -13,6 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from glint.server.fields import (
+    CacheRetention,
+    PromptCacheOptions,
     Strict,
     check_cache_salt,
     check_metadata,
@@ -107,6 +109,8 @@ class ResponsesBody(Strict):
     service_tier: Literal["auto", "default"] | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: CacheRetention | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     safety_identifier: str | None = None
     user: str | None = None
     deadline_seconds: float | None = None
