@@ -60,8 +60,8 @@ def test_the_settings_are_shown_without_paths_and_with_tokens_as_text(tmp_path: 
         "added_tokens_decoder": {"400": end},
         "additional_special_tokens": ["<|user|>", {"__type": "AddedToken", "content": "<sop>"}],
         "model_max_length": 128,
-        "name_or_path": "/home/someone/model",
-        "special_tokens_map_file": "/home/someone/map.json",
+        "name_or_path": "models/mine",
+        "special_tokens_map_file": "models/mine/map.json",
     }
     assert Tokenizer(write_tokenizer(tmp_path / "chat", "{{ messages }}", **settings)).info == {
         "tokenizer_class": "PreTrainedTokenizerFast",
