@@ -53,6 +53,7 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
     routes += [
         Route("/", watch.show_routes, methods=["GET"]),
         Route("/version", watch.show_version, methods=["GET"]),
+        Route("/tokenizer_info", watch.show_tokenizer, methods=["GET"]),
         Route("/v1/models", watch.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", watch.show_model, methods=["GET"]),
         Route("/metrics", watch.show_metrics, methods=["GET"]),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ MAX_SALT_CHARS = 1024
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
+
+
 def refusal(message: str, field: str) -> Problem:
     """A refusal of the value of one field."""
     return Problem(400, message, code="invalid_value", param=field)
@@ -27,6 +30,13 @@ def refusal(message: str, field: str) -> Problem:
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A body or a part of one. It refuses an undeclared field by name."""
+
+
+class PromptCacheOptions(Strict):
+    """How OpenAI caches a prompt. The server caches every prompt by itself."""
+
+    mode: Literal["implicit"] | None = None
+    ttl: Literal["30m"] | None = None
 
 
 @contextmanager

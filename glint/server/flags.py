@@ -132,6 +132,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tool-call-parser", choices=PARSERS, help=f"accepted for existing scripts: {parsers}")
     group.add_argument("--reasoning-parser", choices=PARSERS, help="likewise accepted for existing scripts")
     group.add_argument("--enable-auto-tool-choice", action="store_true", help="likewise accepted: it is always on")
+    group.add_argument("--enable-tokenizer-info-endpoint", action="store_true", help="accepted: it is always on")
 
 
 def _add_keys(group: argparse._ArgumentGroup) -> None:

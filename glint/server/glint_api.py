@@ -15,7 +15,7 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.prepare import encode_chat
 from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
 from glint.server.http_call import HttpCall
-from glint.server.openai.chat import FunctionTool, TemplateArguments, as_system, check_messages
+from glint.server.openai.chat import FunctionTool, TemplateArguments, check_messages, with_known_names
 from glint.server.openai.fields import SamplingFields
 from glint.server.openai.output import StreamUsage, finite, openai_usage
 from glint.server.state import ServerState
@@ -28,15 +28,12 @@ class GenerateBody(SamplingFields, kw_only=True):
 
     prompt: str | list[int]
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
 
     def to_request(self, call: HttpCall) -> GenerationRequest:
         """The generation request of this body."""
         state = call.state
         state.check_model(self.model)
-        params = self.to_params(
-            state, max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs
-        )
+        params = self.to_params(state, max_tokens=self.max_tokens, logprobs=self.logprobs)
         return self.make_request(TextPrompt(self.prompt), params, state)
 
 
@@ -114,7 +111,7 @@ class TokenizeBody(Strict):
 
     def to_prompt(self, state: ServerState) -> ChatPrompt:
         """The conversation, as a chat completion renders it."""
-        messages = [as_system(message) for message in self.messages or []]
+        messages = [with_known_names(message) for message in self.messages or []]
         check_messages(messages, state)
         tools = check_tools([tool.function.to_tool() for tool in self.tools or []], state)
         kwargs = self.chat_template_kwargs or TemplateArguments()
@@ -187,6 +184,10 @@ class StatusRoutes:
     async def show_version(self, request: Request) -> Response:
         """The version alone, as vLLM shows it."""
         return _json({"version": __version__})
+
+    async def show_tokenizer(self, request: Request) -> Response:
+        """The tokenizer's settings and the chat template, as vLLM shows them."""
+        return _json(self._state.tokenizer.info)
 
     async def list_models(self, request: Request) -> Response:
         """All names of the served model, in the form of the API that the headers speak."""

@@ -59,6 +59,16 @@ class Tokenizer:
         """Whether the folder brings a chat template."""
         return bool(self._tokenizer.chat_template)
 
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """The folder's tokenizer settings as vLLM shows them: no paths of files, added tokens as their text."""
+        settings = json.loads((self.folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+        shown = {name: _plain(value) for name, value in settings.items() if not name.endswith(("_file", "_path"))}
+        shown.setdefault("tokenizer_class", type(self._tokenizer).__name__)
+        if self.has_chat_template:
+            shown["chat_template"] = self._tokenizer.chat_template
+        return shown
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Gives the token ids of `text`; special tokens spelled in the text become their ids."""
         if not isinstance(text, str):
@@ -228,6 +238,13 @@ class StopStrings:
         """Gives the text held back at the end of the stream; empty after a stop."""
         held, self._held = self._held, ""
         return held
+
+
+def _plain(value: Any) -> Any:
+    """A value of the tokenizer's settings where every added token is its text alone."""
+    if isinstance(value, dict):
+        return value["content"] if "content" in value else {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _overlap(text: str, stop: str) -> int:

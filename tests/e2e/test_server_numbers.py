@@ -48,8 +48,8 @@ PENALTIES = {
     "stop_token_ids": (0, VOCABULARY - 1),
 }
 BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
-    CHAT: SAMPLING | PENALTIES | {"top_logprobs": (0, 20)},
-    TEXT: SAMPLING | PENALTIES | {"logprobs": (0, 20), "prompt": (0, VOCABULARY - 1)},
+    CHAT: SAMPLING | PENALTIES | {"top_logprobs": (0, 20), "prompt_logprobs": (0, 20)},
+    TEXT: SAMPLING | PENALTIES | {"logprobs": (0, 20), "prompt_logprobs": (0, 20), "prompt": (0, VOCABULARY - 1)},
     RESPONSES: {**SAMPLING, "repetition_penalty": (1e-37, 1000.0)},
     MESSAGES: SAMPLING,
     GENERATE: SAMPLING | PENALTIES | {"logprobs": (0, 20), "prompt_logprobs": (0, 20), "prompt": (0, VOCABULARY - 1)},

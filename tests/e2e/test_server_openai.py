@@ -186,13 +186,10 @@ def test_a_client_that_leaves_a_stream_cancels(client: openai.OpenAI, asked: dic
 
 UNSUPPORTED: dict[str, Any] = {
     "audio": {"voice": "alloy", "format": "wav"},
-    "modalities": ["text", "audio"],
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "prediction": {"type": "content", "content": "x"},
     "web_search_options": {},
     "guided_whitespace_pattern": " ",
-    "use_beam_search": True,
     "no_such_field": 1,
 }
 

@@ -27,7 +27,7 @@ BODIES: Mapping[str, type[msgspec.Struct]] = {
     "/detokenize": DetokenizeBody,
 }
 CONSTRAINED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-WATCHED = ("/v1/models", "/metrics", "/stats", "/requests", "/health", "/ready")
+WATCHED = ("/v1/models", "/version", "/tokenizer_info", "/metrics", "/stats", "/requests", "/health", "/ready")
 MODEL_NAMES = ("fuzzed", "other", "%00", "a/b", "%ff%fe", "..%2f..%2fetc", "%F0%9F%98%80", "a" * 5000)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "FOO")
 SMALL = b'{"prompt":"a","max_tokens":1}'

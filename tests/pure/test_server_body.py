@@ -235,6 +235,27 @@ def test_what_is_wrong_is_named(raw: str, param: str | None, code: str, words: s
     assert words in problem.message
 
 
+@pytest.mark.parametrize("raw", ['{"messages":[],"n":null}', '{"bias": null ,"messages":[],"other":\n null}'])
+def test_a_field_that_is_null_is_not_there(raw: str) -> None:
+    assert decode(raw.encode(), Body) == Body(messages=[])
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "code"),
+    [
+        ('{"messages":null}', "messages", "missing_field"),
+        ('{"messages":[],"n":null,"other":0}', "other", "unknown_field"),
+        ('{"messages":[{"role":null}],"n":null}', "messages[0].role", "invalid_value"),
+        ('{"messages":[],"other":"null"}', "other", "unknown_field"),
+        ("null", None, "invalid_value"),
+    ],
+)
+def test_nulls_hide_no_error(raw: str, param: str | None, code: str) -> None:
+    with pytest.raises(Problem) as refused:
+        decode(raw.encode(), Body)
+    assert (refused.value.param, refused.value.code) == (param, code)
+
+
 @given(st.text(min_size=1, max_size=300))
 def test_the_name_of_an_unknown_field_cannot_harm(name: str) -> None:
     if name in ("messages", "temperature", "n", "bias") or any("\ud800" <= char <= "\udfff" for char in name):

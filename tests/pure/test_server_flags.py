@@ -52,7 +52,7 @@ def test_both_spellings_of_the_model_and_of_experts() -> None:
 
 def test_scripts_for_other_engines_run_unchanged() -> None:
     accepted = "--tool-call-parser glm47 --reasoning-parser glm45 --enable-auto-tool-choice --kv-cache-dtype auto"
-    assert read("folder", *accepted.split()) is not None
+    assert read("folder", *accepted.split(), "--enable-tokenizer-info-endpoint") is not None
     assert read("folder", "--kv-cache-dtype", "fp8").engine_args.kv_cache_dtype == "fp8"
     with pytest.raises(SystemExit):
         read("folder", "--kv-cache-dtype", "int4")

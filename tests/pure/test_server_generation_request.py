@@ -1,12 +1,24 @@
-"""What of a request is prepared on a worker thread, and what at once."""
+"""How a request is prepared: on a worker thread or at once, its special tokens, and names of other servers."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
+from tokenizers import Tokenizer as Fast
+from tokenizers.processors import TemplateProcessing
 
 from glint.sampling import SamplingParams
+from glint.server.auth import Tenant
+from glint.server.generation.prepare import prepare
 from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
+from glint.server.openai.chat import with_known_names
+from glint.server.state import ServerState
 from glint.text.grammar import Constraint, Regex
+from glint.text.tokenizer import Tokenizer
+from tests.pure.text_folder import write_tokenizer
 
 CHAT = ChatPrompt([{"role": "user", "content": "Hello"}])
 
@@ -24,3 +36,41 @@ def test_only_token_ids_without_a_grammar_are_prepared_at_once(
     prompt: ChatPrompt | TextPrompt, constraint: Constraint | None, needs_worker: bool
 ) -> None:
     assert GenerationRequest(prompt, SamplingParams(), 60.0, constraint).needs_worker is needs_worker
+
+
+def test_a_text_gets_special_tokens_unless_they_are_turned_off(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path) / "tokenizer.json"
+    fast = Fast.from_file(str(path))
+    first = fast.token_to_id("[gMASK]")
+    fast.post_processor = TemplateProcessing(single="[gMASK] $A", special_tokens=[("[gMASK]", first)])
+    fast.save(str(path))
+    state = SimpleNamespace(tokenizer=Tokenizer(tmp_path), check_length=lambda *_: None, max_model_len=100)
+
+    def tokens(*prompt: Any) -> list[int]:
+        request = GenerationRequest(TextPrompt(*prompt), SamplingParams(max_tokens=1), 60.0)
+        return list(prepare(cast(ServerState, state), request, Tenant(0)).engine_request.prompt_tokens)
+
+    assert tokens("hello") == tokens("hello", True) == [first, *tokens("hello", False)] == fast.encode("hello").ids
+
+
+@pytest.mark.parametrize(
+    ("message", "known"),
+    [
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "assistant", "reasoning": "a"}, {"role": "assistant", "reasoning_content": "a"}),
+        (
+            {"role": "assistant", "reasoning": "a", "reasoning_content": "a"},
+            {"role": "assistant", "reasoning_content": "a"},
+        ),
+        (
+            {"role": "assistant", "reasoning": "a", "reasoning_content": "b"},
+            {"role": "assistant", "reasoning": "a", "reasoning_content": "b"},
+        ),
+        (
+            {"role": "assistant", "reasoning": None, "reasoning_content": "b"},
+            {"role": "assistant", "reasoning": None, "reasoning_content": "b"},
+        ),
+    ],
+)
+def test_names_of_other_servers_in_messages(message: dict[str, Any], known: dict[str, Any]) -> None:
+    assert with_known_names(message) == known

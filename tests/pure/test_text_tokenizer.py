@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,27 @@ def test_special_tokens_have_their_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_token_ids == (REFERENCE.token_to_id("<|endoftext|>"),)
     assert tokenizer.vocab_size == REFERENCE.get_vocab_size(with_added_tokens=True)
     assert not tokenizer.has_chat_template
+
+
+def test_the_settings_are_shown_without_paths_and_with_tokens_as_text(tmp_path: Path) -> None:
+    end = {"content": "<|endoftext|>", "lstrip": False, "special": True}
+    settings: dict[str, Any] = {
+        "eos_token": {"__type": "AddedToken", **end},
+        "added_tokens_decoder": {"400": end},
+        "additional_special_tokens": ["<|user|>", {"__type": "AddedToken", "content": "<sop>"}],
+        "model_max_length": 128,
+        "name_or_path": "models/mine",
+        "special_tokens_map_file": "models/mine/map.json",
+    }
+    assert Tokenizer(write_tokenizer(tmp_path / "chat", "{{ messages }}", **settings)).info == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "added_tokens_decoder": {"400": "<|endoftext|>"},
+        "additional_special_tokens": ["<|user|>", "<sop>"],
+        "model_max_length": 128,
+        "chat_template": "{{ messages }}",
+    }
+    assert "chat_template" not in Tokenizer(write_tokenizer(tmp_path / "plain")).info
 
 
 def test_long_texts_are_not_cut(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

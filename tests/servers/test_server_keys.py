@@ -22,7 +22,7 @@ from tests.e2e.served import Served, served
 
 FLAG_KEY, FILE_KEY, FIRST_KEY, SECOND_KEY = "flag-key", "file-key", "first-key", "second-key"
 KEYS = (FLAG_KEY, FILE_KEY, FIRST_KEY, SECOND_KEY)
-WATCHING = ("/v1/models", "/v1/models/any", "/metrics", "/stats", "/version", "/requests")
+WATCHING = ("/v1/models", "/v1/models/any", "/metrics", "/stats", "/version", "/tokenizer_info", "/requests")
 
 
 class Guarded:
@@ -77,6 +77,7 @@ def test_the_routes_are_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) ->
         "/version",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/input_items",
+        "/tokenizer_info",
         "/requests",
         "/requests/{request_id}",
     }

@@ -3,7 +3,7 @@
 Differences from Anthropic's service: the server caches every prompt, so it accepts `cache_control` and ignores it.
 Without `thinking` the model's chat template decides. `budget_tokens` may be any number from 0 on, also above
 `max_tokens`. The model goes on in a last message of the assistant. `seed`, `min_p`, `clear_thinking`,
-`thinking_budget`, `thinking_closing_text` and `deadline_seconds` are additions.
+`thinking_budget`, `thinking_closing_text`, `deadline_seconds` and `priority` are additions.
 """
 
 from typing import Any, Literal
@@ -218,6 +218,7 @@ class MessagesBody(PromptBody, kw_only=True):
     deadline_seconds: float | None = None
     thinking_budget: int | None = None
     thinking_closing_text: str | None = None
+    priority: int | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
@@ -238,7 +239,7 @@ class MessagesBody(PromptBody, kw_only=True):
             seed=unsigned_seed(self.seed),
         )
         deadline = deadline_of(self.deadline_seconds, limits)
-        return GenerationRequest(prompt, params, deadline, self.to_constraint(state))
+        return GenerationRequest(prompt, params, deadline, self.to_constraint(state), priority=self.priority or 0)
 
 
 async def handle_messages(call: HttpCall) -> None:

@@ -52,7 +52,7 @@ def prepare(state: ServerState, request: GenerationRequest, tenant: Tenant) -> P
     content = request.prompt.content
     if isinstance(content, str):
         state.check_length(content, "prompt")
-        content = state.tokenizer.encode(content, add_special_tokens=True)
+        content = state.tokenizer.encode(content, add_special_tokens=request.prompt.add_special_tokens)
     grammar = _compile(state, request.constraint, request.format_field)
     _check_context(state, len(content), request.params, "prompt")
     share = tenant.share(request.priority)

@@ -32,9 +32,10 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A text that the model continues, or its tokens."""
+    """A text that the model continues, or its tokens. A text gets the tokenizer's special tokens unless turned off."""
 
     content: str | Sequence[int]
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True)

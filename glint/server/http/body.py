@@ -117,16 +117,32 @@ def check_structure(raw: bytes, max_depth: int, max_containers: int) -> None:
 
 
 def decode(raw: bytes, kind: type[T]) -> T:
-    """Decode a body into its type. A `Problem` names the field at fault in `param` and in its text."""
+    """Decode a body into its type. A `Problem` names the field at fault in `param` and in its text.
+
+    Proxies and generated clients send null for all that they leave out, so a field that is null is not there.
+    """
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
+        given = _without_nulls(raw)
+        if given is not None:
+            return decode(given, kind)
         raise _problem_of(str(error)) from None
     except UnicodeDecodeError:
         raise Problem(400, "the body is not UTF-8", code="invalid_json") from None
     except (msgspec.DecodeError, RecursionError) as error:
         detail = str(error) if isinstance(error, msgspec.DecodeError) else "it nests too deep"
         raise Problem(400, f"the body is not valid JSON: {detail}", code="invalid_json") from None
+
+
+def _without_nulls(raw: bytes) -> bytes | None:
+    """The body without the fields that are null; None where it has none."""
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    given = {name: value for name, value in fields.items() if bytes(value) != b"null"}
+    return msgspec.json.encode(given) if len(given) < len(fields) else None
 
 
 def shorten(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:

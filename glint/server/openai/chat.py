@@ -10,7 +10,7 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 from glint.server.http_call import HttpCall
 from glint.server.openai.fields import FunctionFields, SamplingFields
-from glint.server.openai.output import DONE, StreamUsage, chat_logprobs, openai_usage
+from glint.server.openai.output import DONE, StreamUsage, chat_logprobs, openai_usage, prompt_logprobs
 from glint.server.state import ServerState
 from glint.text.output import (
     ContentText,
@@ -53,8 +53,18 @@ class Thinking(Strict):
     clear_thinking: bool | None = None
 
 
+class Prediction(Strict, tag_field="type", tag="content"):
+    """The text that a client expects as the answer. OpenAI's service is faster for it; this server is not."""
+
+    content: str | list[dict[str, Any]]
+
+
 class ChatBody(SamplingFields, kw_only=True):
-    """The body of a chat completion. It accepts the thinking fields of several APIs. The model has one verbosity."""
+    """The body of a chat completion. It accepts the thinking fields of several APIs. The model has one verbosity.
+
+    `do_sample`, `tool_stream` and `user_id` are Z.ai's; tool calls are always streamed. `echo`, `add_special_tokens`
+    and `include_reasoning` of vLLM, `separate_reasoning` and `stream_reasoning` of SGLang have their defaults alone.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[FunctionTool] | None = None
@@ -71,12 +81,29 @@ class ChatBody(SamplingFields, kw_only=True):
     verbosity: Literal["medium"] | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: Prediction | None = None
+    do_sample: bool | None = None
+    tool_stream: bool | None = None
+    user_id: str | None = None
+    echo: Literal[False] | None = None
+    add_special_tokens: Literal[False] | None = None
+    include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
 
     def to_request(self, state: ServerState) -> GenerationRequest:
         """The generation request of this body."""
         state.check_model(self.model)
+        self.check_whole()
         prompt = self.to_prompt(state)
-        params = self.to_params(state, self.reasoning_effort, max_tokens=self._max_tokens(), logprobs=self._logprobs())
+        params = self.to_params(
+            state,
+            self.reasoning_effort,
+            max_tokens=self._max_tokens(),
+            logprobs=self._logprobs(),
+            temperature=0.0 if self.do_sample is False else self.temperature,
+        )
         return self.make_request(prompt, params, state)
 
     def _max_tokens(self) -> int | None:
@@ -85,7 +112,7 @@ class ChatBody(SamplingFields, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def _logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs is given, but logprobs is not true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -94,7 +121,7 @@ class ChatBody(SamplingFields, kw_only=True):
         check_messages(self.messages, state)
         self._check_continuation()
         return ChatPrompt(
-            messages=[as_system(message) for message in self.messages],
+            messages=[with_known_names(message) for message in self.messages],
             tools=check_tools([tool.function.to_tool() for tool in self.tools or []], state),
             tool_choice=self._tool_choice(),
             enable_thinking=_agreed("enable_thinking", self._thinking_settings()),
@@ -109,12 +136,19 @@ class ChatBody(SamplingFields, kw_only=True):
                 f"add_generation_prompt and continue_final_message are both {shown}; one must be the other's opposite"
             )
             raise refusal(message, "add_generation_prompt")
+        role = self.messages[-1].get("role") if self.messages else None
+        if self.continue_final_message and role != "assistant":
+            where = (
+                f"messages[{len(self.messages) - 1}] is of the role {role!r}" if self.messages else "messages is empty"
+            )
+            message = f"continue_final_message is true, but {where}; end with an assistant's message, or leave it out"
+            raise refusal(message, "continue_final_message")
 
     def _tool_choice(self) -> ToolChoice:
         if isinstance(self.tool_choice, NamedChoice):
             return ToolChoice("required", self.tool_choice.function.name, allows_several=False)
-        if self.tool_choice not in (None, "none") and not self.tools:
-            raise refusal(f"tool_choice is {self.tool_choice!r}, but no tools are given", "tool_choice")
+        if self.tool_choice == "required" and not self.tools:
+            raise refusal("tool_choice is 'required', but no tools are given", "tool_choice")
         return ToolChoice(self.tool_choice or "auto", None, self.parallel_tool_calls is not False)
 
     def _thinking_settings(self) -> list[bool | None]:
@@ -152,9 +186,15 @@ def check_messages(messages: list[dict[str, Any]], state: ServerState) -> None:
             check_count(f"messages[{index}].content", len(content), state.limits.content_parts, "parts")
 
 
-def as_system(message: dict[str, Any]) -> dict[str, Any]:
-    """Rename OpenAI's newer role "developer" to "system"."""
-    return message | {"role": "system"} if message.get("role") == "developer" else message
+def with_known_names(message: dict[str, Any]) -> dict[str, Any]:
+    """Rename OpenAI's newer role "developer" to "system", and vLLM's `reasoning` to `reasoning_content`."""
+    if message.get("role") == "developer":
+        return message | {"role": "system"}
+    if message.get("reasoning") and message.get("reasoning_content") in (None, "", message["reasoning"]):
+        return {name: value for name, value in message.items() if name != "reasoning"} | {
+            "reasoning_content": message["reasoning"]
+        }
+    return message
 
 
 def new_call_id() -> str:
@@ -165,7 +205,7 @@ def new_call_id() -> str:
 async def handle_chat(call: HttpCall) -> None:
     """Answer a chat completion, streamed or whole."""
     body = await call.read(ChatBody)
-    call.user = body.user or body.safety_identifier
+    call.user = body.user or body.safety_identifier or body.user_id
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -179,10 +219,12 @@ async def handle_chat(call: HttpCall) -> None:
 
 async def _reply(call: HttpCall, generation: Generation) -> None:
     choices = [_ChoiceBuilder(generation.params.logprobs) for _ in range(generation.num_choices)]
+    known = None
     async for deltas in generation.deltas():
         for delta in deltas:
             choices[delta.choice].add_delta(delta, call)
-    body = {
+            known = delta.output.prompt_logprobs or known
+    body: dict[str, Any] = {
         "id": call.request_id,
         "object": "chat.completion",
         "created": call.created,
@@ -190,6 +232,9 @@ async def _reply(call: HttpCall, generation: Generation) -> None:
         "choices": [choice.as_choice(index) for index, choice in enumerate(choices)],
         "usage": openai_usage(generation.usage),
     }
+    if known is not None:
+        count = generation.params.prompt_logprobs or 0
+        body["prompt_logprobs"] = await prompt_logprobs(call.state, generation, 0, known, count)
     await call.reply(msgspec.json.encode(body))
 
 

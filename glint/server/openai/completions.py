@@ -1,5 +1,6 @@
 """POST /v1/completions of the OpenAI API: continues texts or tokens."""
 
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -9,7 +10,7 @@ from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import GenerationRequest, TextPrompt
 from glint.server.http_call import HttpCall
 from glint.server.openai.fields import SamplingFields
-from glint.server.openai.output import DONE, StreamUsage, openai_usage, text_logprobs
+from glint.server.openai.output import DONE, StreamUsage, openai_usage, prompt_logprobs, text_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -22,6 +23,7 @@ class TextBody(SamplingFields, kw_only=True):
     echo: bool = False
     best_of: int | None = None
     suffix: Literal[""] | None = None
+    add_special_tokens: bool = True
 
     def to_requests(self, call: HttpCall) -> list[GenerationRequest]:
         """One generation request per prompt."""
@@ -35,18 +37,16 @@ class TextBody(SamplingFields, kw_only=True):
             raise refusal(f"best_of is {self.best_of}; it must be n, which is {self.n or 1}", "best_of")
         if self.echo and self.stream:
             raise refusal("echo is not supported in a stream; leave one of them out", "echo")
+        self.check_whole()
         if self.max_tokens == 0 and not self.echo:
             raise refusal(
                 "max_tokens is 0, which asks for the prompt alone; set echo to true or ask for more", "max_tokens"
             )
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens or 1
-        params = self.to_params(
-            state,
-            max_tokens=max_tokens,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if self.echo else None,
-        )
-        return [self.make_request(TextPrompt(prompt), params, state) for prompt in prompts]
+        params = self.to_params(state, max_tokens=max_tokens, logprobs=self.logprobs)
+        if self.echo and self.logprobs is not None:
+            params = replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
+        return [self.make_request(TextPrompt(prompt, self.add_special_tokens), params, state) for prompt in prompts]
 
     def _prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
@@ -63,7 +63,7 @@ async def handle_text(call: HttpCall) -> None:
     """Answer a text completion, streamed or whole."""
     body = await call.read(TextBody)
     call.user = body.user or body.safety_identifier
-    with renamed_fields({"prompt_logprobs": "logprobs"}):
+    with renamed_fields({"prompt_logprobs": "logprobs"} if body.prompt_logprobs is None else {}):
         generation = await call.begin(*body.to_requests(call))
     if body.stream:
         await _stream(call, generation, body)
@@ -80,8 +80,11 @@ async def _reply(call: HttpCall, generation: Generation, body: TextBody) -> None
         _drop_output(generation, choices)
     if body.echo:
         _echo(call, generation, choices)
+    written = [choice.as_choice(index, call, body.logprobs) for index, choice in enumerate(choices)]
+    if body.prompt_logprobs is not None:
+        await _add_prompt_logprobs(call, generation, choices, written, body.prompt_logprobs)
     answer = _opening(call) | {
-        "choices": [choice.as_choice(index, call, body.logprobs) for index, choice in enumerate(choices)],
+        "choices": written,
         "usage": openai_usage(generation.usage),
     }
     await call.reply(msgspec.json.encode(answer))
@@ -153,6 +156,22 @@ def _echo(call: HttpCall, generation: Generation, choices: list[_ChoiceBuilder])
         if known is not None:
             choice.token_ids = tokens + choice.token_ids
             choice.logprobs = [*known, *choice.logprobs]
+
+
+async def _add_prompt_logprobs(
+    call: HttpCall,
+    generation: Generation,
+    choices: list[_ChoiceBuilder],
+    written: list[dict[str, Any]],
+    count: int,
+) -> None:
+    """Add the log-probabilities of its prompt to every choice. The engine gives them with the first of each prompt."""
+    for index in range(len(generation.prompts)):
+        first = index * generation.params.n
+        known = choices[first].prompt_logprobs or ()
+        entries = await prompt_logprobs(call.state, generation, index, known, count)
+        for choice in written[first : first + generation.params.n]:
+            choice["prompt_logprobs"] = entries
 
 
 async def _stream(call: HttpCall, generation: Generation, body: TextBody) -> None:

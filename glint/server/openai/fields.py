@@ -7,6 +7,8 @@ import msgspec
 
 from glint.sampling import SamplingParams
 from glint.server.fields import (
+    CacheRetention,
+    PromptCacheOptions,
     Strict,
     check_cache_salt,
     check_count,
@@ -27,10 +29,11 @@ FORMAT_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_ch
 
 
 class StreamOptions(Strict):
-    """Options of a stream. With `continuous_usage_stats` every event has the usage so far."""
+    """Options of a stream. With `continuous_usage_stats` every event has the usage so far. Events carry no padding."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] | None = None
 
 
 class NamedSchema(Strict):
@@ -84,8 +87,9 @@ class StructuredOutputs(Strict):
 class SamplingFields(Strict):
     """Sampling and stop fields: those of OpenAI and those of the other engines.
 
-    Clients send `metadata`, `store`, `service_tier`, `safety_identifier` and `prompt_cache_key` by themselves. Their
-    allowed values change no answer: the server stores nothing, has one tier and caches every prompt.
+    Clients send `metadata`, `store`, `service_tier`, `safety_identifier`, the fields of the prompt cache and the
+    defaults of other engines by themselves. Their allowed values change no answer: the server stores nothing, has one
+    tier, caches every prompt, and has no beam search, which alone reads `length_penalty`.
     """
 
     model: str | None = None
@@ -103,6 +107,7 @@ class SamplingFields(Strict):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None
@@ -126,6 +131,14 @@ class SamplingFields(Strict):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: CacheRetention | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    cache_prompt: Literal[True] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: float | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    return_token_ids: Literal[False] | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
 
     def to_params(self, state: ServerState, effort: str | None = None, **changes: Any) -> SamplingParams:
         """The sampling parameters of this body, checked against the server's limits."""
@@ -157,6 +170,7 @@ class SamplingFields(Strict):
                 "frequency_penalty",
                 "presence_penalty",
                 "logit_bias",
+                "prompt_logprobs",
                 "n",
                 "stop_token_ids",
                 "stop_token_sequences",
@@ -169,6 +183,11 @@ class SamplingFields(Strict):
         }
         own["thinking_budget"] = thinking_budget(effort, state, thinking_budget=self.thinking_budget)
         return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
+
+    def check_whole(self) -> None:
+        """Refuse log-probabilities of the prompt in a stream, as vLLM does."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise refusal("prompt_logprobs is not supported in a stream; leave one of them out", "prompt_logprobs")
 
     @property
     def wants_usage(self) -> bool:

@@ -1,5 +1,6 @@
 """Log-probabilities, token counts and errors as the OpenAI API writes them."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 from glint.engine.request import StepOutput
 from glint.server.generation.generation import Delta, Generation, Usage
 from glint.server.http.problems import Problem, openai_body
+from glint.server.state import ServerState
 from glint.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -55,6 +57,46 @@ def text_logprobs(
         "top_logprobs": [None if known is None else _best(known, tokenizer, count) for known in logprobs],
         "text_offset": offsets,
     }
+
+
+async def prompt_logprobs(
+    state: ServerState, generation: Generation, prompt: int, known: Sequence[Mapping[int, float] | None], count: int
+) -> list[msgspec.Raw | None]:
+    """One entry per token of a prompt as vLLM writes it, each with the `count` likeliest tokens; the first is null.
+
+    A long prompt has many entries, so a worker thread writes them.
+    """
+    tokens = generation.prompts[prompt].engine_request.prompt_tokens
+    num_ranked = generation.params.prompt_logprobs or 0
+
+    def write() -> list[msgspec.Raw | None]:
+        return [
+            None if entry is None else prompt_entry(token, entry, state.tokenizer, count, num_ranked)
+            for token, entry in zip(tokens, known, strict=True)
+        ]
+
+    return await asyncio.get_running_loop().run_in_executor(state.workers, write)
+
+
+def prompt_entry(
+    token: int, known: Mapping[int, float], tokenizer: Tokenizer, count: int, num_ranked: int
+) -> msgspec.Raw:
+    """The token and the `count` likeliest at its place, by id.
+
+    The engine ranks the `num_ranked` likeliest tokens. Where the token is not one of them, its rank is null.
+    """
+    is_ranked = len(known) <= num_ranked
+    ranked = sorted(known if is_ranked else known.keys() - {token}, key=lambda other: -known[other])
+    ranks = {other: place for place, other in enumerate(ranked, 1)}
+    entry = {
+        other: {
+            "logprob": finite(known[other]),
+            "rank": ranks.get(other),
+            "decoded_token": tokenizer.token_bytes(other).decode("utf-8", "replace"),
+        }
+        for other in dict.fromkeys((token, *ranked[:count]))
+    }
+    return msgspec.Raw(msgspec.json.encode(entry))
 
 
 def _best(known: Mapping[int, float], tokenizer: Tokenizer, count: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ With one, the server keeps a response unless the client says otherwise, and `pre
 instructions hold for one response alone. Reasoning is text in items of its own, which a client sends back unchanged.
 With `include` "reasoning.encrypted_content" these items have the same text a second time, for clients that keep only
 that field. There are no summaries and no tools but functions, alone or in namespaces. The server caches every prompt,
-so it accepts `prompt_cache_key` and ignores it, and Codex's `client_metadata` likewise. `top_k`, `min_p`,
+so it accepts the fields of the prompt cache and ignores them, Codex's `client_metadata` likewise. `top_k`, `min_p`,
 `repetition_penalty`, `seed`, `clear_thinking`, `thinking_budget`, `thinking_closing_text`, `deadline_seconds`,
 `priority` and `cache_salt` are additions.
 """
@@ -19,6 +19,8 @@ import msgspec
 
 from glint.server.auth import Tenant
 from glint.server.fields import (
+    CacheRetention,
+    PromptCacheOptions,
     Strict,
     check_cache_salt,
     check_metadata,
@@ -126,6 +128,8 @@ class ResponsesBody(Strict):
     metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: CacheRetention | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     safety_identifier: str | None = None
     user: str | None = None
     deadline_seconds: float | None = None
