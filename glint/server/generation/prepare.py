@@ -6,6 +6,7 @@ from glint.errors import RequestError, TextError
 from glint.sampling import SamplingParams
 from glint.server.auth import Tenant
 from glint.server.generation.request import ChatPrompt, GenerationRequest
+from glint.server.http.problems import Problem
 from glint.server.service import EngineRequest
 from glint.server.state import ServerState
 from glint.text import chat
@@ -115,19 +116,23 @@ def _compile(state: ServerState, constraint: Constraint | None, field: str) -> G
 
 
 def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
-    """Refuse a prompt that leaves no room in the context for the output."""
+    """Refuse a prompt that leaves no room in the context for the output, in the words that clients look for."""
+    limit = f"this model's maximum context length is {state.max_model_len} tokens"
     room = state.max_model_len - num_tokens
     if room < 1:
-        raise RequestError(
-            f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
-            "shorten the prompt",
-            field,
+        raise Problem(
+            400,
+            f"the prompt is too long: {limit} with the answer, and the prompt has {num_tokens}; shorten the prompt",
+            code="context_length_exceeded",
+            param=field,
         )
     if params.max_tokens is not None and params.max_tokens > room:
-        raise RequestError(
-            f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "
-            f"{state.max_model_len} has room for {room}; ask for fewer",
-            "max_tokens",
+        raise Problem(
+            400,
+            f"max_tokens is {params.max_tokens}, but {limit}, and a prompt of {num_tokens} leaves room for {room}; "
+            "ask for fewer",
+            code="context_length_exceeded",
+            param="max_tokens",
         )
 
 
