@@ -11,12 +11,22 @@ from glint.text.tools import Tool
 class JsonObject:
     """The text is one JSON object."""
 
+    @property
+    def as_schema(self) -> Mapping[str, Any]:
+        """The schema of every object."""
+        return {"type": "object"}
+
 
 @dataclass(frozen=True)
 class JsonSchema:
     """The text is a JSON value that fits `schema`; properties come in the schema's order."""
 
     schema: Mapping[str, Any] | bool
+
+    @property
+    def as_schema(self) -> Mapping[str, Any]:
+        """The schema as an object."""
+        return {} if isinstance(self.schema, bool) else self.schema
 
 
 @dataclass(frozen=True)
@@ -51,13 +61,15 @@ class ToolCalls:
     """The text holds calls of `tools` in the form of GLM-4.7, whose arguments fit the tools' schemas.
 
     With `is_required` there is nothing but calls, at least one; without it free text comes first and calls may follow.
-    Unless `allows_several`, one call is the most. A strict tool whose schema cannot be held is refused; for another one
-    the names of its arguments are held and their values are free.
+    Where an `answer` is given, the text is either that JSON or calls. Unless `allows_several`, one call is the most. A
+    strict tool whose schema cannot be held is refused; for another one the names of its arguments are held and their
+    values are free.
     """
 
     tools: tuple[Tool, ...]
     is_required: bool
     allows_several: bool
+    answer: JsonObject | JsonSchema | None = None
 
 
 Constraint = JsonObject | JsonSchema | Regex | Choice | WrittenGrammar | ToolCalls

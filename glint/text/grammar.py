@@ -132,10 +132,8 @@ class GrammarCompiler:
         return grammar
 
     def _write(self, constraint: Constraint) -> str:
-        if isinstance(constraint, JsonObject):
-            return f"start: {_json_rule({'type': 'object'})}"
-        if isinstance(constraint, JsonSchema):
-            return f"start: {_json_rule({} if isinstance(constraint.schema, bool) else constraint.schema)}"
+        if isinstance(constraint, JsonObject | JsonSchema):
+            return f"start: {_json_rule(constraint.as_schema)}"
         if isinstance(constraint, Regex):
             return f"start: TEXT\nTEXT: /{to_lark(constraint.pattern, 'd')}/"
         if isinstance(constraint, Choice):
@@ -477,4 +475,5 @@ def _check(constraint: Constraint, limits: GrammarLimits) -> str:
         check_tools(constraint.tools, limits)
         parts += [(tool.name, tool.parameters, tool.is_strict) for tool in constraint.tools]
         parts += [constraint.is_required, constraint.allows_several]
+        parts += [] if constraint.answer is None else [_check(constraint.answer, limits)]
     return to_json(parts, "the constraint")

@@ -59,6 +59,8 @@ class ToolGrammar:
         more = f" ({begin} call)*" if self._constraint.allows_several else ""
         if self._constraint.is_required:
             start = f"start: {begin} call{more}"
+        elif self._constraint.answer is not None:
+            start = f"start: {self._json_rule(self._constraint.answer.as_schema)} | {begin} call{more}"
         else:
             text = self._add_terminal("TEXT", without(Tag.CALL))
             start = f"start: {text} | {self._ended('HEAD', without(Tag.CALL), Tag.CALL)} call{more}"

@@ -11,7 +11,7 @@ import pytest
 import regex
 
 from glint.errors import TextError
-from glint.text.grammar import GrammarCompiler, Matcher, ToolCalls
+from glint.text.grammar import GrammarCompiler, JsonObject, JsonSchema, Matcher, ToolCalls
 from glint.text.output import OutputStart, ParsedOutput, parse_output
 from glint.text.tokenizer import Tokenizer
 from glint.text.tools import Tool
@@ -134,6 +134,21 @@ def test_free_text_may_end_in_calls(compiler: GrammarCompiler, tokenizer: Tokeni
     for part in ("I look: <tool", "<tool_call>", "now", "</tool_call>"):
         push(matcher, tokenizer, part)
     assert matcher.is_finished is not allows_several
+
+
+def test_an_answer_is_either_its_json_or_calls(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = compiler.compile(ToolCalls(TOOLS, False, True, JsonSchema(POINT)))
+    outputs = [read(walk(grammar, tokenizer, seed), TOOLS) for seed in range(24)]
+    for output in outputs:
+        check_calls(output, TOOLS)
+        assert bool(output.calls) is not bool(output.content)
+        if output.content:
+            jsonschema.validate(json.loads(output.content), POINT)
+    assert 0 < sum(bool(output.calls) for output in outputs) < len(outputs)
+    objects = compiler.compile(ToolCalls(TOOLS, False, True, JsonObject())).start()
+    push_text(objects, tokenizer, '{"y"')
+    with pytest.raises(TextError):
+        push_text(grammar.start(), tokenizer, '{"y"')
 
 
 def test_keys_come_in_order_and_needed_ones_cannot_be_left_out(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from glint.server.http.problems import Problem
 from glint.server.service import EngineRequest
 from glint.server.state import ServerState
 from glint.text import chat
-from glint.text.grammar import Constraint, Grammar, ToolCalls
+from glint.text.grammar import Constraint, Grammar, JsonObject, JsonSchema, ToolCalls
 from glint.text.guard import PromptText
 from glint.text.output import OutputParser, OutputStart, find_continued_start, find_start
 from glint.text.tools import Tool
@@ -94,6 +94,8 @@ def _prepare_chat(
             raise RequestError(
                 f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
             )
+    if isinstance(constraint, ToolCalls):
+        _compile(state, constraint.answer, request.format_field)
     grammar = _compile(state, constraint, "tools" if isinstance(constraint, ToolCalls) else request.format_field)
     tokens = tokenizer.encode_prompt(rendered)
     _check_context(state, len(tokens), request.params, "messages")
@@ -142,7 +144,11 @@ def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constraint | None:
-    """The one constraint of a chat: its response format, or tool calls that are required, strict or limited to one."""
+    """The one constraint of a chat: its response format, or tool calls that are required, strict or limited to one.
+
+    A named tool is called exactly once. Where the model may choose, JSON of the response format takes the place of the
+    free text; where it must call, there is no text that could have a format.
+    """
     choice = prompt.tool_choice
     offered = () if choice.mode == "none" else _offered(prompt)
     if choice.mode == "required" and not offered:
@@ -150,12 +156,14 @@ def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constrai
         raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
     if not offered:
         return request.constraint
-    if request.constraint is not None:
+    is_required = choice.mode == "required"
+    answer = None if is_required else request.constraint
+    if answer is not None and not isinstance(answer, JsonObject | JsonSchema):
         raise RequestError(
-            "a response format and tools cannot both hold; set tool_choice to 'none' or leave one of them out",
+            "beside tools a response format is JSON; use json_object or json_schema, set tool_choice to 'none', or "
+            "leave one of them out",
             request.format_field,
         )
-    is_free = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
-    if is_free:
-        return None
-    return ToolCalls(offered, is_required=choice.mode == "required", allows_several=choice.allows_several)
+    allows_several = choice.allows_several and choice.name is None
+    is_free = not is_required and answer is None and allows_several and not any(tool.is_strict for tool in offered)
+    return None if is_free else ToolCalls(offered, is_required, allows_several, answer)
