@@ -6,10 +6,10 @@ usage() {
 usage: scripts/clients.sh [CLIENT ...]
 
 Runs the first tutorials of clients that other people wrote against one server on the sample model: tests/clients has a
-file per client. Prepares the checkout, starts the server on a free port with a key, makes an environment of its own for
-each client in .clients (from tests/clients/requirements; made again when that file changes), runs its tests there, stops
-the server, and prints a table. Without names every client runs. Exits non-zero if one failed. Needs PyPI at first, and
-3 GB of disk.
+file per client. Prepares a checkout that has no .venv or no build, starts the server on a free port with a key, makes an
+environment of its own for each client in .clients (from tests/clients/requirements; made again when that file changes),
+runs its tests there, stops the server, and prints a table. Without names every client runs. Exits non-zero if one
+failed. Needs PyPI at first, and 3 GB of disk.
 
   scripts/clients.sh              all clients
   scripts/clients.sh litellm llm  these two
@@ -96,7 +96,9 @@ run_client() {
   [[ "$outcome" == passed ]]
 }
 
-"$python" run.py --prepare --device cpu || exit 1
+if [[ ! -x .venv/bin/python || ! -e build/libglint_cpu.so ]]; then
+  "$python" run.py --prepare --device cpu || exit 1
+fi
 mkdir -p "$folder"
 GLINT_CLIENTS_MODEL="$(.venv/bin/python -m glint sample-model)" || exit 1
 export GLINT_CLIENTS_MODEL

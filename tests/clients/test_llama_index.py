@@ -1,7 +1,5 @@
 """llama-index: complete, chat, streams, tools and structured answers of its OpenAI-like model."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Literal
 

@@ -45,8 +45,7 @@ def run(folder: Path, *words: str, status: int = 0, typed: str = "") -> str:
 @pytest.mark.parametrize("words", [(), ("--no-stream",)])
 @pytest.mark.parametrize("model", ["glint", "glint-responses"])
 def test_a_prompt(user_folder: Path, model: str, words: tuple[str, ...]) -> None:
-    options = GREEDY if model == "glint" else ("-o", "temperature", "0", "-o", "max_output_tokens", "16")
-    assert run(user_folder, "-m", model, server.QUESTION, *options, *words) == server.chat_text().strip()
+    assert run(user_folder, "-m", model, server.QUESTION, *GREEDY, *words) == server.chat_text().strip()
 
 
 def test_a_conversation_and_its_log(user_folder: Path) -> None:

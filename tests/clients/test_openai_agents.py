@@ -22,7 +22,8 @@ from tests.clients import server
 from tests.clients.questions import TOWN_QUESTION, Town
 
 MODELS = pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
-SHORT = ModelSettings(temperature=0, max_tokens=16)
+SHORT = ModelSettings(temperature=0, max_tokens=60)
+QUESTION = "Thank you."
 set_tracing_disabled(True)
 
 
@@ -40,25 +41,26 @@ def agent(kind: Any = OpenAIChatCompletionsModel, key: str = server.KEY, **setti
     return Agent(name="Assistant", model=model, **chosen)
 
 
-def direct(question: str = server.QUESTION) -> dict[str, Any]:
+def direct() -> dict[str, Any]:
     """The server's own answer to what the agent asks."""
-    return server.chat({"role": "system", "content": "You are brief."}, {"role": "user", "content": question})
+    system = {"role": "system", "content": "You are brief."}
+    return server.chat(system, {"role": "user", "content": QUESTION}, max_tokens=60)
 
 
 @MODELS
 def test_a_run(kind: Any) -> None:
-    result = asyncio.run(Runner.run(agent(kind), server.QUESTION))
+    result = asyncio.run(Runner.run(agent(kind), QUESTION))
     expected = direct()
     assert result.final_output == expected["choices"][0]["message"]["content"]
     usage = result.context_wrapper.usage
     assert usage.input_tokens == expected["usage"]["prompt_tokens"]
-    assert usage.output_tokens == expected["usage"]["completion_tokens"] == 16
+    assert usage.output_tokens == expected["usage"]["completion_tokens"]
 
 
 @MODELS
 def test_a_stream_is_the_answer_in_pieces(kind: Any) -> None:
     async def pieces() -> tuple[list[str], str]:
-        result = Runner.run_streamed(agent(kind), server.QUESTION)
+        result = Runner.run_streamed(agent(kind), QUESTION)
         events = [event.data async for event in result.stream_events() if event.type == "raw_response_event"]
         deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
         return deltas, result.final_output
@@ -102,24 +104,24 @@ def test_an_object_beside_a_tool() -> None:
 def test_a_session_remembers() -> None:
     async def talk() -> tuple[str, str]:
         session = SQLiteSession("one")
-        first = await Runner.run(agent(), server.QUESTION, session=session)
+        first = await Runner.run(agent(), QUESTION, session=session)
         second = await Runner.run(agent(), "And two more?", session=session)
         return first.final_output, second.final_output
 
     first, second = asyncio.run(talk())
     history = [
         {"role": "system", "content": "You are brief."},
-        {"role": "user", "content": server.QUESTION},
+        {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": first},
         {"role": "user", "content": "And two more?"},
     ]
-    assert second == server.chat_text(*history)
+    assert second == server.chat_text(*history, max_tokens=60)
 
 
 @MODELS
 def test_errors_are_those_of_openai(kind: Any) -> None:
     with pytest.raises(openai.AuthenticationError):
-        asyncio.run(Runner.run(agent(kind, key="wrong"), server.QUESTION))
+        asyncio.run(Runner.run(agent(kind, key="wrong"), QUESTION))
     with pytest.raises(openai.BadRequestError) as refused:
         asyncio.run(Runner.run(agent(kind), server.TOO_LONG))
     assert refused.value.code == "context_length_exceeded"
