@@ -3,7 +3,7 @@ set -uo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/clients.sh [CLIENT ...]
+usage: scripts/clients.sh [CLIENTS]
 
 Runs the first tutorials of clients that other people wrote against one server on the sample model: tests/clients has a
 file per client. Prepares a checkout that has no .venv or no build, starts the server on a free port with a key, makes an
@@ -91,7 +91,7 @@ run_client() {
   "$folder/$name/bin/python" -m pytest -p no:cacheprovider ${GLINT_CLIENTS_FLAGS:-} "tests/clients/test_${name//-/_}.py" 2>&1 |
     tee "$output"
   [[ "${PIPESTATUS[0]}" == 0 ]] || outcome=FAILED
-  counts="$(sed -nE '$ s/^=+ (.*) in [0-9.]+s.*$/\1/p' "$output")"
+  counts="$(sed -nE 's/^=+ (.*) in [0-9.]+s.*$/\1/p' "$output" | tail -1)"
   rows+=("$(printf '%-18s %-12s %-28s %6d' "$name" "$version" "$outcome: ${counts:-no test ran}" "$((SECONDS - start))")")
   [[ "$outcome" == passed ]]
 }

@@ -71,7 +71,7 @@ def test_a_chat(user_folder: Path) -> None:
 def test_a_schema(user_folder: Path) -> None:
     words = ("--schema", "name, is_capital bool", "Describe Oslo as JSON.", "-o", "temperature", "0")
     town = json.loads(run(user_folder, "-m", "glint", *words, "-o", "max_tokens", "200"))
-    assert set(town) == {"name", "is_capital"} and isinstance(town["is_capital"], bool)
+    assert set(town) >= {"name", "is_capital"} and isinstance(town["is_capital"], bool)
 
 
 def test_a_tool_is_offered(user_folder: Path) -> None:
