@@ -98,7 +98,8 @@ class ServerState:
     def check_length(self, text: str, field: str) -> None:
         """Refuse, before it is tokenised, a text that cannot fit into the context whatever its tokens are."""
         if len(text) > self.longest_prompt_bytes or len(text.encode("utf-8", "replace")) > self.longest_prompt_bytes:
-            message = f"{field} is too long for a context of {self.max_model_len} tokens; shorten it"
+            limit = f"this model's maximum context length is {self.max_model_len} tokens"
+            message = f"the prompt is too long: {limit}, and {field} alone has more; shorten it"
             raise Problem(400, message, code="context_length_exceeded", param=field)
 
     @contextmanager

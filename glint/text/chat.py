@@ -19,9 +19,6 @@ _FIELDS: Final = {
     "assistant": ("role", "content", "name", "reasoning_content", "tool_calls"),
     "tool": ("role", "content", "name", "tool_call_id"),
 }
-_EMPTY: Final[tuple[Any, ...]] = (None, [], {})
-
-
 _OWN_TEXT: Final = ("content", "reasoning_content")
 _PROBE_NAME: Final = "probe_of_the_template_3141592653"
 _PROBE_TOOL: Final = {"type": "function", "function": {"name": _PROBE_NAME, "description": "", "parameters": {}}}
@@ -240,8 +237,10 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     if role not in ROLES:
         raise TextError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}")
     for field, value in message.items():
-        if field not in _FIELDS[role] and value not in _EMPTY:
-            raise TextError(f"{where} has the field {field!r}, which a {role} message cannot have; remove it")
+        if field not in _FIELDS[role] and not _is_empty(value):
+            raise TextError(
+                f"{where} has the field {field!r}, which a message of the role {role!r} cannot have; remove it"
+            )
     checked: dict[str, Any] = {"role": role, "content": _check_content(message, where)}
     for field in ("name", "tool_call_id", "reasoning_content"):
         value = message.get(field)
@@ -256,6 +255,13 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
             raise TextError(f"{where}.tool_calls is {type(calls).__name__}, a list is needed")
         checked["tool_calls"] = [_check_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
     return checked
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a field says nothing: clients send back what their own objects hold, such as {"refusal": None}."""
+    if isinstance(value, Mapping):
+        return all(inner is None for inner in value.values())
+    return value is None or value == []
 
 
 def _check_content(message: Mapping[str, Any], where: str) -> str:

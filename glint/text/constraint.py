@@ -11,6 +11,11 @@ from glint.text.tools import Tool
 class JsonObject:
     """The text is one JSON object."""
 
+    @property
+    def as_schema(self) -> Mapping[str, Any]:
+        """The schema of every object."""
+        return {"type": "object"}
+
 
 @dataclass(frozen=True)
 class JsonSchema:
@@ -18,12 +23,10 @@ class JsonSchema:
 
     schema: Mapping[str, Any] | bool
 
-
-def schema_of(constraint: JsonObject | JsonSchema) -> Mapping[str, Any]:
-    """The schema of the JSON that a constraint asks for."""
-    if isinstance(constraint, JsonObject):
-        return {"type": "object"}
-    return {} if isinstance(constraint.schema, bool) else constraint.schema
+    @property
+    def as_schema(self) -> Mapping[str, Any]:
+        """The schema as an object."""
+        return {} if isinstance(self.schema, bool) else self.schema
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,9 @@ class ToolCalls:
     """The text holds calls of `tools` in the form of GLM-4.7, whose arguments fit the tools' schemas.
 
     With `is_required` there is nothing but calls, at least one; without it free text comes first and calls may follow.
-    Unless `allows_several`, one call is the most. A strict tool whose schema cannot be held is refused; for another one
-    the names of its arguments are held and their values are free. With `answer` there are either calls alone or JSON
-    alone, which fits it.
+    Where an `answer` is given, the text is either that JSON or calls. Unless `allows_several`, one call is the most. A
+    strict tool whose schema cannot be held is refused; for another one the names of its arguments are held and their
+    values are free.
     """
 
     tools: tuple[Tool, ...]

@@ -20,7 +20,6 @@ from glint.text.constraint import (
     Regex,
     ToolCalls,
     WrittenGrammar,
-    schema_of,
 )
 from glint.text.schema_check import OPTIONS_KEYWORD, check_options, check_pattern, check_schema, to_json
 from glint.text.tokenizer import Tokenizer
@@ -118,8 +117,6 @@ class GrammarCompiler:
         if known is not None:
             known.refresh()
             return known
-        if isinstance(constraint, ToolCalls) and constraint.answer is not None:
-            self.compile(constraint.answer)
         source = self._write(constraint)
         name = _NAMES[type(constraint)]
         if isinstance(constraint, Regex | WrittenGrammar):
@@ -136,7 +133,7 @@ class GrammarCompiler:
 
     def _write(self, constraint: Constraint) -> str:
         if isinstance(constraint, JsonObject | JsonSchema):
-            return f"start: {_json_rule(schema_of(constraint))}"
+            return f"start: {_json_rule(constraint.as_schema)}"
         if isinstance(constraint, Regex):
             return f"start: TEXT\nTEXT: /{to_lark(constraint.pattern, 'd')}/"
         if isinstance(constraint, Choice):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from glint.errors import TextError
-from glint.text.constraint import GrammarLimits, ToolCalls, schema_of
+from glint.text.constraint import GrammarLimits, ToolCalls
 from glint.text.schema_check import ANNOTATIONS, check_schema, check_text, to_json
 from glint.text.tags import CALL_TAGS, Tag
 from glint.text.tool_values import FREE, Value, ValueReader, quote, resolve
@@ -60,8 +60,7 @@ class ToolGrammar:
         if self._constraint.is_required:
             start = f"start: {begin} call{more}"
         elif self._constraint.answer is not None:
-            self._lines.append(f"answer: {self._json_rule(schema_of(self._constraint.answer))}")
-            start = f"start: answer | {begin} call{more}"
+            start = f"start: {self._json_rule(self._constraint.answer.as_schema)} | {begin} call{more}"
         else:
             text = self._add_terminal("TEXT", without(Tag.CALL))
             start = f"start: {text} | {self._ended('HEAD', without(Tag.CALL), Tag.CALL)} call{more}"

@@ -166,6 +166,21 @@ def test_the_longest_answer_is_told(send: Sender, path: str, field: str) -> None
     assert f"room for {room[1]}" in message
 
 
+@pytest.mark.parametrize(
+    "changes", [{"prompt": "x " * 9000}, {"prompt": "x" * 1_000_000}, {"prompt": "x", "max_tokens": CONTEXT}]
+)
+def test_over_the_context_has_the_code_and_the_words_that_clients_know(server: Served, changes: dict[str, Any]) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", json=changes, timeout=60)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert f"this model's maximum context length is {CONTEXT} tokens" in error["message"]
+    if "max_tokens" in changes:
+        return
+    body = {"messages": [{"role": "user", "content": changes["prompt"]}], "max_tokens": 1, "model": server.model}
+    refused = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    assert refused.status_code == 400 and "prompt is too long: " in refused.json()["error"]["message"]
+
+
 def test_n_and_the_deadline_name_their_flags(send: Sender) -> None:
     assert "--max-choices" in refusal(send(CHAT, "n", "17"), CHAT, "n")
     for text in ("0", "-0.0", "3600.5", "1e308"):

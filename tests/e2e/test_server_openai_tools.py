@@ -85,6 +85,23 @@ def test_a_call_without_arguments(client: openai.OpenAI, asked: dict[str, Any]) 
     assert json.loads(streamed.function.arguments) == {}
 
 
+def test_a_named_tool_is_called_once(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    answer = client.chat.completions.create(tools=[WEATHER], tool_choice=NAMED, **asked)
+    assert answer.choices[0].finish_reason == "tool_calls" and len(answer.choices[0].message.tool_calls or []) == 1
+
+
+def test_a_format_beside_tools(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    schema = {"name": "box", "schema": SCHEMA}
+    both = asked | {"tools": [WEATHER], "response_format": {"type": "json_schema", "json_schema": schema}}
+    chosen = client.chat.completions.create(parallel_tool_calls=False, **both).choices[0]
+    if chosen.message.tool_calls:
+        check_weather(chosen.message.tool_calls[0])
+    else:
+        assert chosen.message.content is not None and fits_schema(chosen.message.content)
+    forced = client.chat.completions.create(tool_choice=NAMED, **both).choices[0].message
+    assert forced.content is None and forced.tool_calls is not None and check_weather(forced.tool_calls[0])
+
+
 def test_no_tools_are_called_with_choice_none(client: openai.OpenAI, asked: dict[str, Any]) -> None:
     silent = asked | {"tools": [WEATHER], "tool_choice": "none", "max_tokens": 8}
     answer = client.chat.completions.create(**silent)
@@ -181,7 +198,11 @@ def test_completions_take_formats_as_well(client: openai.OpenAI, asked: dict[str
         ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs cannot be used: the grammar"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}, "structured_outputs"),
-        ({"tools": [WEATHER], "response_format": {"type": "regex", "pattern": "a"}}, "response_format"),
+        ({"tools": [WEATHER], "response_format": {"type": "regex", "pattern": "x"}}, "response_format"),
+        (
+            {"tools": [WEATHER], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 3}}},
+            "response_format",
+        ),
         ({"tools": [WEATHER, WEATHER]}, "get_weather"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools"),

@@ -73,7 +73,10 @@ def test_text_parts_are_joined_and_none_is_empty(glm: Tokenizer) -> None:
     assert render_chat(glm, [USER, {"role": "assistant", "content": None}, USER]) == render_chat(
         glm, [USER, {"role": "assistant", "content": ""}, USER]
     )
-    assert render_chat(glm, [USER | {"refusal": None, "annotations": []}]) == render_chat(glm, [USER])
+    empty = {"refusal": None, "annotations": [], "provider_specific_fields": {"refusal": None}}
+    assert render_chat(glm, [USER | empty]) == render_chat(glm, [USER])
+    with pytest.raises(TextError, match="'extra', which a message of the role 'user' cannot have"):
+        render_chat(glm, [USER | {"extra": {"refusal": None, "text": "no"}}])
 
 
 def test_messages_are_not_changed(glm: Tokenizer) -> None:
@@ -103,7 +106,10 @@ def test_messages_are_not_changed(glm: Tokenizer) -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], r"content\[0\].*'image_url'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\].*'str'"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]"),
-        ([{"role": "user", "content": "x", "tool_calls": [NOW]}], "field 'tool_calls', which a user message"),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [NOW]}],
+            "field 'tool_calls', which a message of the role 'user'",
+        ),
         ([{"role": "user", "content": "x", "colour": "red"}], "field 'colour'"),
         ([{"role": "assistant", "content": "x", "reasoning_content": 3}], "reasoning_content is int"),
         ([{"role": "assistant", "tool_calls": "now"}], "tool_calls is str"),

@@ -141,19 +141,23 @@ def _compile(state: ServerState, constraint: Constraint | None, field: str) -> G
 
 
 def _check_context(state: ServerState, num_tokens: int, params: SamplingParams, field: str) -> None:
-    """Refuse a prompt that leaves no room in the context for the output."""
+    """Refuse a prompt that leaves no room in the context for the output, in the words that clients look for."""
+    limit = f"this model's maximum context length is {state.max_model_len} tokens"
     room = state.max_model_len - num_tokens
     if room < 1:
-        message = (
-            f"the prompt has {num_tokens} tokens, but the context holds {state.max_model_len} with the answer; "
-            "shorten the prompt"
+        raise Problem(
+            400,
+            f"the prompt is too long: {limit} with the answer, and the prompt has {num_tokens}; shorten the prompt",
+            code="context_length_exceeded",
+            param=field,
         )
-        raise Problem(400, message, code="context_length_exceeded", param=field)
     if params.max_tokens is not None and params.max_tokens > room:
-        raise RequestError(
-            f"max_tokens is {params.max_tokens}, but beside a prompt of {num_tokens} tokens a context of "
-            f"{state.max_model_len} has room for {room}; ask for fewer",
-            "max_tokens",
+        raise Problem(
+            400,
+            f"max_tokens is {params.max_tokens}, but {limit}, and a prompt of {num_tokens} leaves room for {room}; "
+            "ask for fewer",
+            code="context_length_exceeded",
+            param="max_tokens",
         )
 
 
@@ -163,24 +167,26 @@ def _offered(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constraint | None:
-    """The one constraint of a chat: its response format, its tool calls, or either of the two.
+    """The one constraint of a chat: its response format, or tool calls that are required, strict or limited to one.
 
-    Calls are held where they are required, strict or limited to one, and beside a response format that asks for JSON.
+    A named tool is called exactly once. Where the model may choose, JSON of the response format takes the place of the
+    free text; where it must call, there is no text that could have a format.
     """
-    choice, answer = prompt.tool_choice, request.constraint
+    choice = prompt.tool_choice
     offered = () if choice.mode == "none" else _offered(prompt)
     if choice.mode == "required" and not offered:
         named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
         raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
     if not offered:
-        return answer
+        return request.constraint
+    is_required = choice.mode == "required"
+    answer = None if is_required else request.constraint
     if answer is not None and not isinstance(answer, JsonObject | JsonSchema):
         raise RequestError(
-            "tools and a response format other than JSON cannot both hold; set tool_choice to 'none' or leave one of "
-            "them out",
+            "beside tools a response format is JSON; use json_object or json_schema, set tool_choice to 'none', or "
+            "leave one of them out",
             request.format_field,
         )
-    has_free_calls = choice.mode == "auto" and choice.allows_several and not any(tool.is_strict for tool in offered)
-    if has_free_calls and answer is None:
-        return None
-    return ToolCalls(offered, choice.mode == "required", choice.allows_several, answer)
+    allows_several = choice.allows_several and choice.name is None
+    is_free = not is_required and answer is None and allows_several and not any(tool.is_strict for tool in offered)
+    return None if is_free else ToolCalls(offered, is_required, allows_several, answer)
