@@ -28,6 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     _add_address(server)
     _add_server(server)
+    _add_answers(parser.add_argument_group("answers"))
     _add_keys(parser.add_argument_group("keys"))
     _add_limits(parser.add_argument_group("limits"))
 
@@ -101,6 +102,9 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="info writes one line per request, warning only what went wrong (default: info)",
     )
     group.add_argument("--log-json", action="store_true", help="write every line of the log as one JSON object")
+
+
+def _add_answers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow-special-tokens-in-messages",
         action="store_true",
