@@ -197,6 +197,7 @@ export function requestBody(conversation, message) {
   if (settings.temperature !== null) body.temperature = settings.temperature;
   if (settings.topP !== null) body.top_p = settings.topP;
   if (settings.maxTokens !== null) body.max_tokens = settings.maxTokens;
+  if (settings.thinkingBudget !== null) body.thinking_budget = settings.thinkingBudget;
   const tools = toolsOf(settings.tools);
   if (tools) body.tools = tools;
   return body;

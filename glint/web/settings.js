@@ -1,7 +1,7 @@
 import { askForKey } from "./dialogs.js";
 import { byId } from "./dom.js";
 
-const NUMBERS = ["temperature", "topP", "maxTokens", "seed"];
+const NUMBERS = ["temperature", "topP", "maxTokens", "thinkingBudget", "seed"];
 const TEXTS = ["system", "tools"];
 
 export class SettingsDialog {

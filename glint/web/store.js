@@ -8,7 +8,16 @@ const MAX_CONVERSATIONS = 1000;
 const MAX_MESSAGES = 10_000;
 export const MAX_FILE_BYTES = 20 * 2 ** 20;
 const ROLES = ["user", "assistant", "tool"];
-const DEFAULTS = { system: "", temperature: null, topP: null, maxTokens: null, seed: null, thinking: true, tools: "" };
+const DEFAULTS = {
+  system: "",
+  temperature: null,
+  topP: null,
+  maxTokens: null,
+  thinkingBudget: null,
+  seed: null,
+  thinking: true,
+  tools: "",
+};
 
 export class StoreError extends Error {}
 
@@ -170,6 +179,7 @@ function readSettings(settings) {
     temperature: numberField(settings.temperature),
     topP: numberField(settings.topP),
     maxTokens: numberField(settings.maxTokens),
+    thinkingBudget: numberField(settings.thinkingBudget),
     seed: numberField(settings.seed),
     thinking: settings.thinking !== false,
     tools: textField(settings.tools, ""),

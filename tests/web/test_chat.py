@@ -97,14 +97,15 @@ def test_settings_reach_the_server_and_stay(page: Page, scripted: ScriptedServer
     page.goto(scripted.url)
     page.keyboard.press("Alt+s")
     page.get_by_label("System prompt").fill("Be brief.")
-    for label, value in (("Temperature", "0.5"), ("Top p", "0.9"), ("Max tokens", "77"), ("Seed", "11")):
+    numbers = {"Temperature": "0.5", "Top p": "0.9", "Max tokens": "77", "Thinking budget": "12", "Seed": "11"}
+    for label, value in numbers.items():
         page.get_by_label(label).fill(value)
     page.get_by_label("Tools").fill("{not json")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#settings-error")).to_contain_text("not valid JSON")
     page.get_by_label("Tools").fill('[{"type": "function", "function": {"name": "f"}}]')
     page.get_by_role("button", name="Save").click()
-    page.get_by_label("Thinking").uncheck()
+    page.get_by_label("Thinking", exact=True).uncheck()
     scripted.replies = [says("Yes."), says("No.")]
     ask(page, "Hello")
     expect(page.locator(ANSWER)).to_contain_text("Yes.")
@@ -112,7 +113,7 @@ def test_settings_reach_the_server_and_stay(page: Page, scripted: ScriptedServer
     page.keyboard.press("Alt+n")
     ask(page, "Again")
     expect(page.locator(ANSWER)).to_contain_text("No.")
-    wanted = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 77, "seed": 11, "stream": True}
+    wanted = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 77, "thinking_budget": 12, "seed": 11, "stream": True}
     for body in scripted.asked:
         assert wanted.items() <= body.items()
         assert body["chat_template_kwargs"] == {"enable_thinking": False}
