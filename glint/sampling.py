@@ -27,10 +27,10 @@ class SamplingParams:
     is full. `logprobs` N gives each token's log-probability and the N best beside it; `prompt_logprobs` the same for
     the prompt. `stop` strings end the text before them, or after them with `include_stop_str_in_output`.
     `stop_token_sequences` end the answer at the token that completes one of them; its tokens and their text stay in
-    the answer. Before `min_tokens` tokens no stop of any kind ends the answer; only a grammar that is complete does.
+    the answer. Before `min_tokens` tokens no stop of any kind ends the answer; only a complete grammar does, or a
+    stop token that the end of thinking forces.
     After `thinking_budget` tokens of thinking the model writes `thinking_closing_text` and ends its thinking; None sets
-    no limit. A model that does not think is not changed by it.
-    Anything out of range raises `RequestError`.
+    no limit. An answer without thinking is not changed by it. Anything out of range raises `RequestError`.
     """
 
     n: int = 1

@@ -12,7 +12,7 @@ from typing import Self
 from glint.checkpoint.table import Checkpoint
 from glint.engine.guarded_matcher import GuardedMatcher
 from glint.engine.loading import shown_loading
-from glint.engine.min_tokens import MinTokens, TokenMatcher
+from glint.engine.min_tokens import WORD_BITS, MinTokens, TokenMatcher
 from glint.engine.native_options import kernels_name, native_options, refusing_in_public_words
 from glint.engine.request import ActiveRequest, OutputText, StepOutput
 from glint.engine.reuse import Reuse
@@ -31,7 +31,6 @@ from glint.text.tokenizer import Tokenizer
 __all__ = ["Engine", "StepSummary"]
 
 SALT_LIMIT = 2**63
-MASK_BITS = 32
 
 
 class Engine:
@@ -237,7 +236,7 @@ class Engine:
             matcher = make_limit(matcher)
         if params.min_tokens:
             matcher = MinTokens(params, stop_tokens, self._model.vocab_size, matcher)
-        return None if matcher is None else GuardedMatcher(matcher, -(-self._model.vocab_size // MASK_BITS))
+        return None if matcher is None else GuardedMatcher(matcher, -(-self._model.vocab_size // WORD_BITS))
 
     def _check_request(self, prompt: tuple[int, ...], params: SamplingParams, cache_salt: int) -> None:
         vocab_size = self._model.vocab_size

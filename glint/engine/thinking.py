@@ -22,7 +22,7 @@ class ThinkingTokens:
     call: int | None
     call_end: int | None
     key: int | None
-    is_blank: Callable[[int], bool]
+    token_bytes: Callable[[int], bytes]
 
     def ends_open(self, prompt_tokens: Sequence[int]) -> bool:
         """Whether a prompt ends inside thinking: the last of its think tags opens it."""
@@ -36,7 +36,7 @@ def find_thinking_tokens(tokenizer: Tokenizer | None) -> ThinkingTokens | None:
     if tokenizer is None or close is None:
         return None
     opening, call, call_end, key = map(tokenizer.token_to_id, (Tag.THINK, Tag.CALL, Tag.CALL_END, Tag.KEY))
-    return ThinkingTokens(close, opening, call, call_end, key, lambda token: not tokenizer.token_bytes(token).strip())
+    return ThinkingTokens(close, opening, call, call_end, key, tokenizer.token_bytes)
 
 
 def encode_closing(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -73,7 +73,7 @@ class ThinkingLimit:
         self._is_before_content = True
         self._num_thought = 0
         self._num_forced = 0
-        self._name_tokens_left = 0
+        self._name: list[int] | None = None
         self._mask_words = -(-vocab_size // WORD_BITS)
         self._grammar = grammar
 
@@ -84,7 +84,7 @@ class ThinkingLimit:
 
     @property
     def _is_spent(self) -> bool:
-        return self._is_thinking and self._num_thought >= self._budget and not self._name_tokens_left
+        return self._is_thinking and self._num_thought >= self._budget and self._name is None
 
     def mask(self) -> "Array[c_uint32] | None":
         """The next token that closes thinking where the budget is spent, else the mask of the grammar."""
@@ -106,25 +106,40 @@ class ThinkingLimit:
         elif self._is_before_content and token_id == self._tokens.open:
             self._is_thinking = True
         elif self._is_before_content:
-            self._is_before_content = self._tokens.is_blank(token_id) or token_id == self._tokens.close
+            is_blank = not self._tokens.token_bytes(token_id).strip()
+            self._is_before_content = is_blank or token_id == self._tokens.close
 
     def _think(self, token_id: int) -> None:
         tokens = self._tokens
         if token_id == tokens.close:
             self._end(is_before_content=True)
-        elif self._name_tokens_left and token_id in (tokens.key, tokens.call_end):
+        elif self._is_name_of_call(token_id):
             self._end(is_before_content=token_id == tokens.call_end)
         elif self._is_spent:
             self._num_forced += 1
         else:
             self._num_thought += 1
-            self._name_tokens_left = max(0, self._name_tokens_left - 1)
-            if token_id == tokens.call:
-                self._name_tokens_left = CALL_NAME_TOKENS
+            self._name = self._next_name(token_id)
+
+    def _is_name_of_call(self, token_id: int) -> bool:
+        """Whether a token ends the name of a call, which is one word."""
+        if self._name is None or token_id not in (self._tokens.key, self._tokens.call_end):
+            return False
+        return len(b"".join(map(self._tokens.token_bytes, self._name)).split()) == 1
+
+    def _next_name(self, token_id: int) -> list[int] | None:
+        """The tokens that may become the name of a call; None where none can. At the budget no new name begins."""
+        tokens = self._tokens
+        if token_id == tokens.call and self._num_thought <= self._budget:
+            return []
+        is_over = token_id in (tokens.call, tokens.key, tokens.call_end)
+        if self._name is None or is_over or len(self._name) == CALL_NAME_TOKENS - 1:
+            return None
+        return [*self._name, token_id]
 
     def _end(self, is_before_content: bool) -> None:
         self._is_thinking = False
         self._is_before_content = is_before_content
         self._forced = self._forced[-1:] if self._num_forced else self._forced
         self._num_forced = 0
-        self._name_tokens_left = 0
+        self._name = None

@@ -22,8 +22,8 @@ from glint.server.openai import responses
 from glint.server.openai.chat import handle_chat
 from glint.server.openai.completions import handle_text
 from glint.server.openai.output import stream_error
+from glint.server.openai.responses_routes import StoredResponseRoutes
 from glint.server.outcomes import RequestOutcome
-from glint.server.response_store import StoredResponseRoutes
 from glint.server.settings import ServerSettings
 from glint.server.state import ServerState
 
@@ -58,10 +58,10 @@ def make_app(state: ServerState, settings: ServerSettings) -> ASGIApp:
         Route("/v1/models/{name:path}", watch.show_model, methods=["GET"]),
         Route("/metrics", watch.show_metrics, methods=["GET"]),
         Route("/stats", watch.show_stats, methods=["GET"]),
-        Route("/requests", requests.list_requests, methods=["GET"]),
         Route("/v1/responses/{response_id}", stored.show, methods=["GET"]),
         Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/input_items", stored.list_input, methods=["GET"]),
+        Route("/requests", requests.list_requests, methods=["GET"]),
         Route("/requests/{request_id}", requests.cancel_request, methods=["DELETE"]),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Problem: _answer_problem})

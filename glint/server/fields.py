@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,9 +20,6 @@ MAX_SALT_CHARS = 1024
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
-CacheRetention = Literal["in_memory", "in-memory", "24h"]
-
-
 def refusal(message: str, field: str) -> Problem:
     """A refusal of the value of one field."""
     return Problem(400, message, code="invalid_value", param=field)
@@ -30,13 +27,6 @@ def refusal(message: str, field: str) -> Problem:
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A body or a part of one. It refuses an undeclared field by name."""
-
-
-class PromptCacheOptions(Strict):
-    """How OpenAI caches a prompt. The server caches every prompt by itself."""
-
-    mode: Literal["implicit"] | None = None
-    ttl: Literal["30m"] | None = None
 
 
 @contextmanager
@@ -113,8 +103,8 @@ def unsigned_seed(seed: int | None) -> int | None:
     raise refusal(f"seed is {seed}; it must be an integer from {-SEED_LIMIT // 2} to {SEED_LIMIT - 1}", "seed")
 
 
-def thinking_budget(effort: str | None, state: ServerState, **budgets: int | None) -> int | None:
-    """The smallest of the budgets of a request, each checked under its own name, and of that of its effort.
+def thinking_budget(effort: str | None, state: ServerState, budgets: Mapping[str, int | None]) -> int | None:
+    """The smallest of the budgets of a request, each checked by the name of its field, and of that of its effort.
 
     A model that cannot think takes any effort.
     """

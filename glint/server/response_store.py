@@ -1,23 +1,13 @@
 """The responses of POST /v1/responses that the server keeps: in memory, bounded, each for the key that asked for it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
-from starlette.datastructures import QueryParams
-from starlette.requests import Request
-from starlette.responses import Response
-
-from glint.server.auth import Tenant, tenant_of
-from glint.server.http.body import shorten
-from glint.server.http.problems import Problem
+from glint.server.auth import Tenant
 
 STORE_FLAG = "--responses-store-size"
 MAX_BYTES = 256 * 2**20
 ITEM_BYTES = 200
-DEFAULT_LISTED = 20
-MAX_LISTED = 100
 OFF = f"this server stores no responses; start it with {STORE_FLAG} N"
 
 
@@ -53,24 +43,27 @@ class StoredResponse:
 
 
 class _KeyResponses:
-    """The responses of one key, oldest first, and their items by id."""
+    """The responses of one key, oldest first, and their items by the ids of item and response."""
 
     def __init__(self) -> None:
         self.responses: dict[str, StoredResponse] = {}
-        self.items: dict[str, bytes] = {}
+        self.items: dict[str, dict[str, bytes]] = {}
         self.num_bytes = 0
 
     def add(self, response: StoredResponse) -> None:
         """Add a response."""
         self.responses[response.id] = response
-        self.items |= dict(response.own_items)
+        for item in response.own_items:
+            self.items.setdefault(item.id, {})[response.id] = item.body
         self.num_bytes += response.num_bytes
 
     def remove(self, response_id: str) -> None:
-        """Remove a response and the items that came with it."""
+        """Remove a response and the items that came with no other."""
         response = self.responses.pop(response_id)
         for item in response.own_items:
-            self.items.pop(item.id, None)
+            self.items.get(item.id, {}).pop(response_id, None)
+            if not self.items.get(item.id):
+                self.items.pop(item.id, None)
         self.num_bytes -= response.num_bytes
 
 
@@ -106,7 +99,7 @@ class ResponseStore:
 
     def find_item(self, tenant: Tenant, item_id: str) -> bytes | None:
         """An item of the tenant's responses, of their input or output."""
-        return self._of(tenant).items.get(item_id)
+        return next(reversed(self._of(tenant).items.get(item_id, {}).values()), None)
 
     def remove(self, tenant: Tenant, response_id: str) -> bool:
         """Remove a response; whether it was there."""
@@ -134,81 +127,3 @@ class ResponseStore:
         self._keys[salt].remove(response_id)
         if not self._keys[salt].responses:
             del self._keys[salt]
-
-
-class StoredResponseRoutes:
-    """`GET` and `DELETE /v1/responses/{id}`, and `GET /v1/responses/{id}/input_items`."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    async def show(self, request: Request) -> Response:
-        """A stored response."""
-        _check_query(request.query_params, ())
-        return _json(self._find(request).body)
-
-    async def delete(self, request: Request) -> Response:
-        """Remove a stored response. Later ones that continue it keep their conversation."""
-        found = self._find(request)
-        self._store.remove(tenant_of(request.scope), found.id)
-        return _json(msgspec.json.encode({"id": found.id, "object": "response", "deleted": True}))
-
-    async def list_input(self, request: Request) -> Response:
-        """The items that the model read before a stored response, those of earlier turns among them, in pages."""
-        query = request.query_params
-        _check_query(query, ("limit", "order", "after"))
-        items = list(self._find(request).context)
-        if _one_of(query, "order", ("desc", "asc")) == "desc":
-            items.reverse()
-        limit = query.get("limit", str(DEFAULT_LISTED))
-        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LISTED):
-            raise _wrong_query("limit", limit, f"a number from 1 to {MAX_LISTED}")
-        if (after := query.get("after")) is not None:
-            index = next((index for index, item in enumerate(items) if item.id == after), None)
-            if index is None:
-                raise _wrong_query("after", after, "the id of an item of this list")
-            items = items[index + 1 :]
-        return _json(_page(items, int(limit)))
-
-    def _find(self, request: Request) -> StoredResponse:
-        response_id = request.path_params["response_id"]
-        found = self._store.find(tenant_of(request.scope), response_id)
-        if found is None:
-            message = self._store.explain_missing(f"the response {shorten(response_id)!r}")
-            raise Problem(404, message, code="response_not_found", param="response_id")
-        return found
-
-
-def _page(items: list[StoredItem], limit: int) -> bytes:
-    shown = items[:limit]
-    page = {
-        "object": "list",
-        "data": [msgspec.Raw(item.body) for item in shown],
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": len(items) > limit,
-    }
-    return msgspec.json.encode(page)
-
-
-def _check_query(query: QueryParams, known: Iterable[str]) -> None:
-    for name in query:
-        if name not in known:
-            message = f"the query parameter '{shorten(name)}' is not supported; remove it"
-            raise Problem(400, message, code="unknown_field", param=shorten(name))
-
-
-def _one_of(query: QueryParams, name: str, allowed: tuple[str, ...]) -> str:
-    value = query.get(name, allowed[0])
-    if value not in allowed:
-        raise _wrong_query(name, value, " or ".join(allowed))
-    return value
-
-
-def _wrong_query(name: str, value: str, allowed: str) -> Problem:
-    message = f"the query parameter '{name}' is {shorten(value)!r}; give {allowed}"
-    return Problem(400, message, code="invalid_value", param=name)
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

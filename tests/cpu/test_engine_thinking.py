@@ -230,7 +230,7 @@ def test_every_choice_has_its_own_budget_and_its_log_probabilities(folder: Path,
         assert own is not None and choice.logprobs[5][tokens.close] == own[tokens.close] < 0, "the model's own"
 
 
-def test_stops_and_the_least_number_of_tokens_hold_beside_a_budget(folder: Path, tokens: Tokens) -> None:
+def test_a_stop_at_the_end_of_a_spent_budget_ends_the_answer_before_min_tokens(folder: Path, tokens: Tokens) -> None:
     stop_at_close = tokens.params(4, stop_token_ids=[tokens.close])
     held = tokens.params(4, stop_token_ids=[tokens.close], min_tokens=20)
     stop_in_text = tokens.params(4, stop=["quick"], thinking_closing_text=CLOSING)

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from glint.errors import RequestError
-from glint.server.http.body import check_structure, decode, read_json, shorten
+from glint.server.http.body import MAX_OUTER_STRINGS, check_structure, decode, read_json, shorten
 from glint.server.http.problems import Problem, anthropic_body, openai_body, problem_of, send_problem
 from glint.server.limits import Limits
 
@@ -370,3 +370,14 @@ def test_a_body_of_too_many_parts_is_refused(count: int, is_refused: bool) -> No
         return
     with pytest.raises(Problem, match="more than the 1000 objects and lists"):
         check_structure(raw, 64, 1000)
+
+
+@pytest.mark.parametrize("value", ["1", "null", '{"a": "b"}'])
+def test_a_body_of_too_many_fields_is_refused(value: str) -> None:
+    def write(count: int) -> bytes:
+        return ("{" + ", ".join(f'"\\"{name}": {value}' for name in range(count)) + "}").encode()
+
+    check_structure(write(MAX_OUTER_STRINGS), 64, 10**6)
+    check_structure(json.dumps({"prompt": ["a"] * 5000}).encode(), 64, 10**6)
+    with pytest.raises(Problem, match=f"more than the {MAX_OUTER_STRINGS} names"):
+        check_structure(write(MAX_OUTER_STRINGS + 1), 64, 10**6)

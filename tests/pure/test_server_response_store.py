@@ -137,6 +137,51 @@ def test_a_key_reaches_its_own_responses_alone(scripted: Scripted) -> None:
     assert httpx.get(f"{scripted.url}/v1/responses/{response.id}", timeout=60).status_code == 401
 
 
+@pytest.mark.parametrize("deleted", [0, 1])
+def test_an_item_of_two_responses_stays_with_the_one_that_is_left(scripted: Scripted, deleted: int) -> None:
+    client = client_of(scripted)
+    item: Any = {"type": "message", "role": "user", "content": "I am Ann.", "id": "msg_ann"}
+    responses = [ask(scripted, client, "</think>Fine.", input=[item]) for _ in range(2)]
+    client.responses.delete(responses[deleted].id)
+    reference: Any = [{"type": "item_reference", "id": "msg_ann"}]
+    ask(scripted, client, "</think>Fine.", input=reference, store=False)
+    assert scripted.prompt.endswith("<|user|>I am Ann.<|assistant|><think>")
+    client.responses.delete(responses[1 - deleted].id)
+    with pytest.raises(openai.BadRequestError, match="refers to the item 'msg_ann'"):
+        ask(scripted, client, "</think>Fine.", input=reference)
+
+
+def test_references_and_earlier_turns_name_no_more_than_a_body_may_have(scripted: Scripted) -> None:
+    client = client_of(scripted)
+
+    def noted(name: str, note: Any) -> Any:
+        content = [{"type": "output_text", "text": "A", "annotations": note}]
+        return [{"role": "assistant", "content": content, "id": name}, {"role": "user", "content": "Hi"}]
+
+    ask(scripted, client, "</think>Fine.", input=noted("msg_long", ["x" * 2**20]))
+    first = ask(scripted, client, "</think>Fine.", input=noted("msg_lists", [[]] * 60_000))
+    second = ask(scripted, client, "</think>Fine.", input=noted("b", [[]] * 60_000), previous_response_id=first.id)
+    long, many = ([{"type": "item_reference", "id": name}] for name in ("msg_long", "msg_lists"))
+    for fields, sentence in (
+        ({"input": long * 5}, "more than the 4194304 bytes"),
+        ({"input": many * 2}, "100000 objects and lists"),
+        ({"input": many * 5000}, "at most 4096"),
+        ({"previous_response_id": second.id}, "100000 objects and lists"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=sentence) as refused:
+            ask(scripted, client, "</think>No.", **fields)
+        assert refused.value.code == "limit_exceeded"
+
+
+def test_the_pages_of_items_with_one_id_end(scripted: Scripted) -> None:
+    client = client_of(scripted)
+    items: Any = [{"role": "user", "content": "Hi", "id": "msg_same"}] * 5
+    response = ask(scripted, client, "</think>Fine.", input=items)
+    assert len(list(client.responses.input_items.list(response.id, limit=2))) == 2
+    with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.id"):
+        ask(scripted, client, "</think>No.", input=[items[0] | {"id": "i" * 257}])
+
+
 def test_what_is_not_to_be_stored_is_not(scripted: Scripted) -> None:
     client = client_of(scripted)
     response = ask(scripted, client, "</think>Fine.", store=False)

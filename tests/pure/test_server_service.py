@@ -134,7 +134,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_the_engine_gets_every_field_of_a_request() -> None:
-    fields = ((1, 2), SamplingParams(max_tokens=1), 5, None, 7, Share("owner"), Reuse(2, 9))
+    fields = ((1, 2), SamplingParams(max_tokens=1), 5, None, 7, Share("owner"), Reuse(2, 9), True)
 
     async def test(made: Running) -> None:
         await read(await made.service.submit([EngineRequest(*fields)]))

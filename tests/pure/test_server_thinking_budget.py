@@ -55,20 +55,20 @@ def plain_state(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ],
 )
 def test_the_smallest_holds(glm: Any, effort: str | None, budgets: dict[str, int | None], held: int | None) -> None:
-    assert thinking_budget(effort, glm, **budgets) == held
+    assert thinking_budget(effort, glm, budgets) == held
 
 
 @pytest.mark.parametrize("value", [-1, 2**31])
 def test_each_is_checked_even_where_another_is_smaller(glm: Any, value: int) -> None:
     with pytest.raises(Problem, match=r"thinking\.budget_tokens is") as refused:
-        thinking_budget("low", glm, **{"thinking_budget": 1, "thinking.budget_tokens": value})
+        thinking_budget("low", glm, {"thinking_budget": 1, "thinking.budget_tokens": value})
     assert (refused.value.status, refused.value.param) == (400, "thinking.budget_tokens")
 
 
 def test_a_model_that_cannot_think_takes_efforts_and_refuses_budgets(plain: Any) -> None:
-    assert thinking_budget("low", plain, thinking_budget=None) is None
+    assert thinking_budget("low", plain, {"thinking_budget": None}) is None
     with pytest.raises(Problem, match="has no token '</think>'") as refused:
-        thinking_budget(None, plain, thinking_budget=0)
+        thinking_budget(None, plain, {"thinking_budget": 0})
     assert (refused.value.status, refused.value.param) == (400, "thinking_budget")
 
 

@@ -10,7 +10,7 @@ from glint.engine.thinking import CALL_NAME_TOKENS, ThinkingLimit, ThinkingToken
 from glint.sampling import SamplingParams
 
 OPEN, CLOSE, CALL, CALL_END, KEY, BLANK, WORD = 40, 41, 42, 43, 44, 3, 7
-TOKENS = ThinkingTokens(CLOSE, OPEN, CALL, CALL_END, KEY, lambda token: token == BLANK)
+TOKENS = ThinkingTokens(CLOSE, OPEN, CALL, CALL_END, KEY, lambda token: b" " if token == BLANK else b"w")
 CLOSING = (11, 12)
 
 
@@ -68,6 +68,10 @@ def test_thinking_is_counted_where_the_output_parser_finds_it(
         ([CALL, *[WORD] * (CALL_NAME_TOKENS - 1)], None),
         ([CALL, *[WORD] * CALL_NAME_TOKENS], CLOSE),
         ([KEY, WORD], CLOSE),
+        ([CALL, WORD, BLANK, WORD, CALL_END], CLOSE),
+        ([CALL, WORD, BLANK, WORD, KEY], CLOSE),
+        ([CALL, CALL_END], CLOSE),
+        ([CALL, WORD, CALL], CLOSE),
     ],
 )
 def test_a_call_ends_thinking_and_what_never_becomes_one_does_not(written: list[int], forced: int | None) -> None:

@@ -56,4 +56,4 @@ def test_a_signal_between_two_starts_of_threads_stops_all_of_them() -> None:
     jobs[20] = interrupt
     with pytest.raises(KeyboardInterrupt):
         transfer.run(jobs, len(jobs))
-    assert not [thread for thread in threading.enumerate() if thread.name == "transfer"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "transfer" and thread.is_alive()]

@@ -182,7 +182,8 @@ def test_an_ended_request_and_an_unknown_one_are_not_found(narrow: Served) -> No
         refused = cancel(narrow, request_id)
         assert refused.status_code == 404 and refused.json()["error"]["code"] == "request_not_found"
     assert httpx.post(f"{narrow.url}/requests", timeout=30).status_code == 405
-    assert httpx.get(narrow.url, timeout=30).json()["routes"]["DELETE"][-1] == "/requests/{request_id}"
+    deleted = httpx.get(narrow.url, timeout=30).json()["routes"]["DELETE"]
+    assert deleted == ["/v1/responses/{response_id}", "/requests/{request_id}"]
 
 
 def test_a_key_reaches_its_own_requests_and_the_admin_key_all(keyed: Served) -> None:

@@ -154,11 +154,11 @@ class PromptBody(Strict):
             continues=bool(self.messages) and self.messages[-1].role == "assistant",
         )
 
-    def to_budget(self, state: ServerState, **additions: int | None) -> int | None:
-        """The most tokens of thinking, by the fields of Anthropic and by `additions`."""
+    def to_budget(self, state: ServerState, budget: int | None = None) -> int | None:
+        """The most tokens of thinking, by the fields of Anthropic and by `thinking_budget`."""
         asked = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None
         effort = None if self.output_config is None else self.output_config.effort
-        return thinking_budget(effort, state, **{"thinking.budget_tokens": asked}, **additions)
+        return thinking_budget(effort, state, {"thinking.budget_tokens": asked, "thinking_budget": budget})
 
     def _check_prefill(self) -> None:
         """Refuse thinking before an answer that the client has begun, and space at its end, as Anthropic does."""
@@ -229,7 +229,7 @@ class MessagesBody(PromptBody, kw_only=True):
         prompt = self.to_prompt(state)
         params = state.sampling(
             max_tokens=self.max_tokens,
-            thinking_budget=self.to_budget(state, thinking_budget=self.thinking_budget),
+            thinking_budget=self.to_budget(state, self.thinking_budget),
             thinking_closing_text=self.thinking_closing_text,
             stop=stops,
             temperature=self.temperature,

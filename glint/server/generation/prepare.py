@@ -19,9 +19,6 @@ from glint.text.tags import Tag
 from glint.text.tokenizer import Tokenizer
 from glint.text.tools import Tool
 
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
-
 
 @dataclass(frozen=True)
 class ParserSettings:
@@ -85,18 +82,18 @@ def _prepare_chat(
     tokenizer = state.tokenizer
     rendered = render_prompt(state, prompt)
     state.check_length(rendered.text, "messages")
-    knows_thinking = tokenizer.token_to_id(THINK_OPEN) is not None
+    knows_thinking = tokenizer.token_to_id(Tag.THINK) is not None
     constraint = _chat_constraint(request, prompt)
     start = (find_continued_start if prompt.continues else find_start)(rendered.marked, knows_thinking)
     if constraint is not None and start is OutputStart.UNDECIDED:
-        rendered = rendered.extended("\n" + THINK_OPEN)
+        rendered = rendered.extended("\n" + Tag.THINK)
         start = OutputStart.REASONING
     begins_after = None
     if constraint is not None and start is OutputStart.REASONING:
-        begins_after = tokenizer.token_to_id(THINK_CLOSE)
+        begins_after = tokenizer.token_to_id(Tag.THINK_END)
         if begins_after is None:
             raise RequestError(
-                f"this model has no token {THINK_CLOSE!r} to end its reasoning: set enable_thinking to false"
+                f"this model has no token {Tag.THINK_END.value!r} to end its reasoning: set enable_thinking to false"
             )
     if isinstance(constraint, ToolCalls):
         _compile(state, constraint.answer, request.format_field)
@@ -119,7 +116,7 @@ def _find_reuse(tokenizer: Tokenizer, prompt: ChatPrompt, tokens: list[int], sta
     The template keeps the thinking of an answer that calls a tool, until the user speaks again. Then it leaves out the
     thinking of all answers since the user's last message, which this prompt has.
     """
-    opening, closing, call = map(tokenizer.token_to_id, (THINK_OPEN, THINK_CLOSE, Tag.CALL))
+    opening, closing, call = map(tokenizer.token_to_id, (Tag.THINK, Tag.THINK_END, Tag.CALL))
     if opening is None or not chat.drops_reasoning(tokenizer, prompt.clear_thinking) or (prompt.tools and call is None):
         return None
     with suppress(ValueError):
@@ -175,7 +172,7 @@ def _chat_constraint(request: GenerationRequest, prompt: ChatPrompt) -> Constrai
     choice = prompt.tool_choice
     offered = () if choice.mode == "none" else _offered(prompt)
     if choice.mode == "required" and not offered:
-        named = "no tools are given" if choice.name is None else f"tools does not declare {choice.name!r}"
+        named = "no tools are given; give some" if choice.name is None else f"tools does not declare {choice.name!r}"
         raise RequestError(f"tool_choice asks for a call, but {named}", "tool_choice")
     if not offered:
         return request.constraint

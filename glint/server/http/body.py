@@ -15,6 +15,7 @@ from glint.server.limits import Limits
 
 MAX_SHOWN_CHARS = 80
 MAX_ERROR_CHARS = 1000
+MAX_OUTER_STRINGS = 1024
 
 _CLOSE = {"Connection": "close"}
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json")
@@ -99,7 +100,7 @@ def check_utf8(raw: bytes) -> None:
 
 
 def check_structure(raw: bytes, max_depth: int, max_containers: int) -> None:
-    """Refuse JSON that nests too deep or has too many objects and lists, in linear time and without decoding it.
+    """Refuse JSON that nests too deep or has too many objects, lists or fields, in linear time and without decoding it.
 
     Brackets inside strings do not count. Of invalid JSON, the check is right up to the first error, which is as far as
     a decoder reads.
@@ -107,12 +108,18 @@ def check_structure(raw: bytes, max_depth: int, max_containers: int) -> None:
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = raw.translate(None, _NOT_STRUCTURE)
-    is_inside = np.logical_xor.accumulate(np.frombuffer(marks, dtype=np.uint8) == ord('"'))
+    is_quote = np.frombuffer(marks, dtype=np.uint8) == ord('"')
+    is_inside = np.logical_xor.accumulate(is_quote)
+    is_opened = is_quote & is_inside
     levels = np.frombuffer(marks.translate(_LEVELS), dtype=np.int8) * ~is_inside
-    if np.cumsum(levels, dtype=np.int32).max(initial=0) > max_depth:
+    depths = np.cumsum(levels, dtype=np.int32)
+    if depths.max(initial=0) > max_depth:
         raise Problem(400, f"the body nests deeper than the {max_depth} levels that are allowed", code="limit_exceeded")
     if np.count_nonzero(levels == 1) > max_containers:
         message = f"the body has more than the {max_containers} objects and lists that are allowed"
+        raise Problem(400, message, code="limit_exceeded")
+    if np.count_nonzero(is_opened & (depths == 1)) > MAX_OUTER_STRINGS:
+        message = f"the body has more than the {MAX_OUTER_STRINGS} names and strings that its outermost object may have"
         raise Problem(400, message, code="limit_exceeded")
 
 
@@ -137,6 +144,8 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 def _without_nulls(raw: bytes) -> bytes | None:
     """The body without the fields that are null; None where it has none."""
+    if b"null" not in raw:
+        return None
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -9,7 +9,7 @@ from glint.server.fields import Strict, check_count, check_tools, refusal, renam
 from glint.server.generation.generation import Delta, Generation
 from glint.server.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 from glint.server.http_call import HttpCall
-from glint.server.openai.fields import FunctionFields, SamplingFields
+from glint.server.openai.fields import Effort, FunctionFields, SamplingFields
 from glint.server.openai.output import DONE, StreamUsage, chat_logprobs, openai_usage, prompt_logprobs
 from glint.server.state import ServerState
 from glint.text.output import (
@@ -73,7 +73,7 @@ class ChatBody(SamplingFields, kw_only=True):
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
     clear_thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -7,8 +7,6 @@ import msgspec
 
 from glint.sampling import SamplingParams
 from glint.server.fields import (
-    CacheRetention,
-    PromptCacheOptions,
     Strict,
     check_cache_salt,
     check_count,
@@ -26,6 +24,15 @@ from glint.text.grammar import Choice, Constraint, JsonObject, JsonSchema, Regex
 from glint.text.tools import Tool
 
 FORMAT_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class PromptCacheOptions(Strict):
+    """How OpenAI caches a prompt. The server caches every prompt by itself."""
+
+    mode: Literal["implicit"] | None = None
+    ttl: Literal["30m"] | None = None
 
 
 class StreamOptions(Strict):
@@ -88,7 +95,7 @@ class SamplingFields(Strict):
     """Sampling and stop fields: those of OpenAI and those of the other engines.
 
     Clients send `metadata`, `store`, `service_tier`, `safety_identifier`, the fields of the prompt cache and the
-    defaults of other engines by themselves. Their allowed values change no answer: the server stores nothing, has one
+    defaults of other engines by themselves. Their allowed values change no answer: these routes store nothing, has one
     tier, caches every prompt, and has no beam search, which alone reads `length_penalty`.
     """
 
@@ -181,7 +188,7 @@ class SamplingFields(Strict):
                 "ignore_eos",
             )
         }
-        own["thinking_budget"] = thinking_budget(effort, state, thinking_budget=self.thinking_budget)
+        own["thinking_budget"] = thinking_budget(effort, state, {"thinking_budget": self.thinking_budget})
         return state.sampling(**(own | {"stop": stops, "seed": unsigned_seed(self.seed)} | changes))
 
     def check_whole(self) -> None:

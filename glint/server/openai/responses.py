@@ -19,8 +19,6 @@ import msgspec
 
 from glint.server.auth import Tenant
 from glint.server.fields import (
-    CacheRetention,
-    PromptCacheOptions,
     Strict,
     check_cache_salt,
     check_metadata,
@@ -37,7 +35,7 @@ from glint.server.generation.request import ChatPrompt, GenerationRequest
 from glint.server.http.body import shorten
 from glint.server.http.problems import Problem
 from glint.server.http_call import HttpCall
-from glint.server.openai.fields import JsonObjectFormat, TextFormat
+from glint.server.openai.fields import CacheRetention, Effort, JsonObjectFormat, PromptCacheOptions, TextFormat
 from glint.server.openai.responses_input import Item, as_items, read_input, resolve_references, store_items
 from glint.server.openai.responses_stream import ResponseBuilder
 from glint.server.openai.responses_tools import Choice, FunctionTool, NamespaceTool, ToolSet
@@ -83,7 +81,7 @@ class Reasoning(Strict):
     There are no summaries to choose.
     """
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto"] | None = None
 
 
@@ -149,7 +147,7 @@ class ResponsesBody(Strict):
         check_metadata(self.metadata)
         params = state.sampling(
             max_tokens=self.max_output_tokens,
-            thinking_budget=thinking_budget(self._effort, state, thinking_budget=self.thinking_budget),
+            thinking_budget=thinking_budget(self._effort, state, {"thinking_budget": self.thinking_budget}),
             thinking_closing_text=self.thinking_closing_text,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -233,12 +231,13 @@ class ResponsesBody(Strict):
         """Whether the response is stored: where there is a store, unless the client says otherwise."""
         return store.is_on and self.store is not False
 
-    def find_earlier(self, store: ResponseStore, tenant: Tenant) -> tuple[StoredItem, ...]:
+    def resolve_stored(self, state: ServerState, tenant: Tenant) -> tuple[StoredItem, ...]:
         """The items of the turns before this one. It puts stored items in the place of references to them."""
+        store = state.responses
         if self.store and not store.is_on:
             raise refusal(f"store is true, but {OFF}, or leave store out or set it to false", "store")
         why = "it is not stored for this key" if store.is_on else OFF
-        self.input = resolve_references(self.input, lambda item_id: store.find_item(tenant, item_id), why)
+        self.input = resolve_references(self.input, lambda item_id: store.find_item(tenant, item_id), why, state.limits)
         if self.previous_response_id is None:
             return ()
         previous = store.find(tenant, self.previous_response_id)
@@ -268,7 +267,7 @@ async def handle_responses(call: HttpCall) -> None:
     with _ways_out():
         body = await call.read(ResponsesBody)
     call.user = body.user or body.safety_identifier
-    earlier = body.find_earlier(call.state.responses, call.tenant)
+    earlier = body.resolve_stored(call.state, call.tenant)
     with renamed_fields(FIELD_NAMES), _ways_out():
         generation = await call.begin(body.to_request(call.state, earlier))
     has_encrypted = ENCRYPTED_REASONING in (body.include or ())

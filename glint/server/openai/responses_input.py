@@ -4,13 +4,14 @@ import base64
 import binascii
 import json
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from glint.server.fields import Strict, check_count, refusal
-from glint.server.http.body import decode, shorten
+from glint.server.http.body import check_structure, decode, shorten
+from glint.server.http.problems import Problem
 from glint.server.limits import Limits
 from glint.server.openai.responses_tools import shown_name
 from glint.server.response_store import StoredItem
@@ -18,6 +19,7 @@ from glint.server.response_store import StoredItem
 ChatMessage = dict[str, Any]
 Item = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
+ItemId = Annotated[str, msgspec.Meta(max_length=256)]
 _ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "function_call_output": "fco_"}
 
 
@@ -51,7 +53,7 @@ class MessageItem(Strict, tag_field="type", tag="message"):
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText | Refusal]
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
@@ -63,7 +65,7 @@ class FunctionCallItem(Strict, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     namespace: str | None = None
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
 
 
@@ -74,7 +76,7 @@ class FunctionOutputItem(Strict, tag_field="type", tag="function_call_output"):
     output: str | list[InputText | OutputText]
     name: str | None = None
     namespace: str | None = None
-    id: str | None = None
+    id: ItemId | None = None
     status: Status | None = None
 
 
@@ -93,7 +95,7 @@ class SummaryText(Strict, tag_field="type", tag="summary_text"):
 class ReasoningItem(Strict, tag_field="type", tag="reasoning"):
     """Reasoning of an earlier turn: its text, the same text in the form of `encode_reasoning`, or its summary."""
 
-    id: str | None = None
+    id: ItemId | None = None
     summary: tuple[SummaryText, ...] = ()
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
@@ -123,11 +125,14 @@ def decode_reasoning(encoded: str, where: str) -> str:
         raise refusal(message, where) from None
 
 
-def resolve_references(items: str | list[Item], find: Callable[[str], bytes | None], why: str) -> str | list[Item]:
+def resolve_references(
+    items: str | list[Item], find: Callable[[str], bytes | None], why: str, limits: Limits
+) -> str | list[Item]:
     """The input with stored items in place of references to them; `why` says what a missing one means."""
-    if isinstance(items, str) or not any(item.get("type") == "item_reference" for item in items):
+    if isinstance(items, str):
         return items
-    resolved = []
+    check_count("input", len(items), limits.messages, "items")
+    bodies: dict[int, bytes] = {}
     for index, item in enumerate(items):
         if item.get("type") == "item_reference":
             item_id = item.get("id")
@@ -136,9 +141,19 @@ def resolve_references(items: str | list[Item], find: Callable[[str], bytes | No
                 where = f"input[{index}]"
                 named = f"{where} refers to the item {shorten(str(item_id))!r}"
                 raise refusal(f"{named}, but {why}; send the item itself", f"{where}.id")
-            item = msgspec.json.decode(body)
-        resolved.append(item)
-    return resolved
+            bodies[index] = body
+    found = zip(bodies, msgspec.json.decode(_joined(bodies.values(), "input", limits), type=list[Item]), strict=True)
+    return [*(dict(enumerate(items)) | dict(found)).values()]
+
+
+def _joined(bodies: Collection[bytes], field: str, limits: Limits) -> bytes:
+    """Stored items as one list; refuses more than a body may have, which a few references could name otherwise."""
+    if sum(map(len, bodies)) > limits.body_bytes:
+        message = f"the stored items that {field} names have more than the {limits.body_bytes} bytes that are allowed"
+        raise Problem(400, f"{message}; send what the model needs in input", "limit_exceeded", field)
+    joined = b"[" + b",".join(bodies) + b"]"
+    check_structure(joined, limits.body_depth, limits.body_containers)
+    return joined
 
 
 def read_input(
@@ -150,7 +165,8 @@ def read_input(
     check_count("input", len(earlier) + len(items), limits.messages, "items")
     if not items:
         raise refusal("input is empty; give at least one item", "input")
-    stored = msgspec.json.decode(b"[" + b",".join(item.body for item in earlier) + b"]", type=list[InputItem])
+    known = _joined([item.body for item in earlier], "previous_response_id", limits)
+    stored = msgspec.json.decode(known, type=list[InputItem])
     added = decode(msgspec.json.encode({"input": items}), InputItems).input
     return first + _join_items([*stored, *added], len(stored), limits)
 
