@@ -12,6 +12,7 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 
 from tests.e2e.questions import Town
 from tests.e2e.served import Served
+from tests.pure.scripted_model import without_ids
 
 QUESTION = "Name three colours of the rainbow."
 WEATHER: Any = {
@@ -45,14 +46,8 @@ def ask(client: openai.OpenAI, model: str, **changes: Any) -> Response:
 
 def comparable(response: Response) -> dict[str, Any]:
     """A response with nothing in it that two of the same question need not share."""
-    found = response.to_dict()
-    found["usage"] = [found["usage"]["input_tokens"], found["usage"]["output_tokens"]]
-    for item in found["output"]:
-        for field in ("id", "call_id", "parsed_arguments"):
-            item.pop(field, None)
-        for part in item.get("content", []):
-            part.pop("parsed", None)
-    return {name: value for name, value in found.items() if name not in ("id", "created_at", "completed_at")}
+    found = without_ids(response)
+    return found | {"usage": [found["usage"]["input_tokens"], found["usage"]["output_tokens"]]}
 
 
 def test_a_response(client: openai.OpenAI, model: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from openai.types.responses import Response
 
 from glint.engine.request import StepOutput
 from glint.server.admission import Admission
@@ -148,4 +149,15 @@ def serving(folder: Path, stored_responses: int = 0, keys: Sequence[str] = ()) -
             yield Scripted(f"http://127.0.0.1:{listener.getsockname()[1]}", service, state)
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(START_SECONDS)
+
+
+def without_ids(response: Response) -> dict[str, Any]:
+    """A response with nothing in it that is drawn anew for each, nor what only the client adds."""
+    found = response.to_dict()
+    for item in found["output"]:
+        for field in ("id", "call_id", "parsed_arguments"):
+            item.pop(field, None)
+        for part in item.get("content", []):
+            part.pop("parsed", None)
+    return {name: value for name, value in found.items() if name not in ("id", "created_at", "completed_at")}

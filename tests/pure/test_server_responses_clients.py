@@ -17,7 +17,7 @@ import pytest
 from openai.types.responses import Response
 
 from glint.server.http.problems import Problem
-from tests.pure.scripted_model import CACHED_TOKENS, CONTEXT, MODEL, Scripted, serving
+from tests.pure.scripted_model import CACHED_TOKENS, CONTEXT, MODEL, Scripted, serving, without_ids
 
 OPEN_RESPONSES_FIELDS = (
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "error", "model", "output"),
@@ -57,17 +57,6 @@ def client(scripted: Scripted) -> Iterator[openai.OpenAI]:
     """The official client."""
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
-
-
-def without_ids(response: Response) -> dict[str, Any]:
-    """A response with nothing in it that is drawn anew for each, nor what only the client adds."""
-    found = response.to_dict()
-    for item in found["output"]:
-        for field in ("id", "call_id", "parsed_arguments"):
-            item.pop(field, None)
-        for part in item.get("content", []):
-            part.pop("parsed", None)
-    return {name: value for name, value in found.items() if name not in ("id", "created_at", "completed_at")}
 
 
 def ask(scripted: Scripted, client: openai.OpenAI, answer: str, **fields: Any) -> Response:
