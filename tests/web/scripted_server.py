@@ -43,7 +43,8 @@ def event(content: Any) -> bytes:
 class Reply:
     """One answer: pieces of a stream, or a status other than 200 with its error.
 
-    The stream waits for ever after its pieces where `hangs`, and ends without its last event where `breaks`.
+    The stream waits for ever after its pieces where `hangs`, and ends without its last event where `breaks`. Halfway it
+    waits for `goes_on`, if there is one.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -52,6 +53,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     hangs: bool = False
     breaks: bool = False
+    goes_on: threading.Event | None = None
 
 
 def says(content: str = "", reasoning: str = "", calls: tuple[tuple[str, str], ...] = (), **how: Any) -> Reply:
@@ -97,7 +99,9 @@ class ScriptedServer:
         return StreamingResponse(self._stream(reply), media_type="text/event-stream")
 
     async def _stream(self, reply: Reply) -> AsyncIterator[bytes]:
-        for piece in reply.pieces:
+        for index, piece in enumerate(reply.pieces):
+            if reply.goes_on is not None and index == len(reply.pieces) // 2:
+                await asyncio.to_thread(reply.goes_on.wait, START_SECONDS)
             yield piece
             await asyncio.sleep(0.003)
         if reply.hangs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,12 @@ def test_another_tab_asks_for_the_key_again(page: Page, real: Served) -> None:
 def test_text_thinking_tools_and_figures_are_shown(page: Page, scripted: ScriptedServer) -> None:
     page.goto(scripted.url)
     calls = (("weather", '{"city": "Zürich \\u00e9"}'),)
-    scripted.replies = [says("Grüße, 世界 🌍!", "First I think.", calls), says("It is sunny.")]
+    goes_on = threading.Event()
+    scripted.replies = [says("Grüße, 世界 🌍!", "First I think.", calls, goes_on=goes_on), says("It is sunny.")]
     ask(page, "Hello")
     answer = page.locator(ANSWER).first
+    expect(answer.locator(".markdown")).to_contain_text("Grüße")
+    goes_on.set()
     expect(answer.locator(".markdown")).to_have_text("Grüße, 世界 🌍!")
     thinking = answer.locator(".reasoning")
     expect(thinking.locator(".thought")).to_be_hidden()
