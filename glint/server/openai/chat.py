@@ -148,7 +148,9 @@ class ChatBody(SamplingFields, kw_only=True):
         if isinstance(self.tool_choice, NamedChoice):
             return ToolChoice("required", self.tool_choice.function.name, allows_several=False)
         if self.tool_choice == "required" and not self.tools:
-            raise refusal("tool_choice is 'required', but no tools are given", "tool_choice")
+            raise refusal(
+                "tool_choice is 'required', but no tools are given; give some, or leave it out", "tool_choice"
+            )
         return ToolChoice(self.tool_choice or "auto", None, self.parallel_tool_calls is not False)
 
     def _thinking_settings(self) -> list[bool | None]:

@@ -88,7 +88,10 @@ class ToolSet:
             return tools
         allowed = {shown_name(choice.namespace, choice.name) for choice in self._choice.tools}
         for name in sorted(allowed - {tool.name for tool in tools}):
-            raise refusal(f"tool_choice allows {name!r}, but tools does not declare it", "tool_choice.tools")
+            raise refusal(
+                f"tool_choice allows {name!r}, but tools does not declare it; declare it, or leave it out",
+                "tool_choice.tools",
+            )
         return tuple(tool for tool in tools if tool.name in allowed)
 
     def choice(self) -> ToolChoice:
@@ -98,7 +101,9 @@ class ToolSet:
             return ToolChoice("required", shown_name(choice.namespace, choice.name), allows_several=False)
         mode = choice.mode if isinstance(choice, AllowedTools) else choice
         if mode == "required" and not self._tools:
-            raise refusal("tool_choice is 'required', but no tools are given", "tool_choice")
+            raise refusal(
+                "tool_choice is 'required', but no tools are given; give some, or leave it out", "tool_choice"
+            )
         return ToolChoice(mode, None, self._allows_several)
 
     def call_name(self, shown: str) -> dict[str, str]:
