@@ -55,12 +55,16 @@ struct AttentionTile {
   int64_t head_dim;
   int64_t row_count;
   int64_t first_position;
+  int64_t context_first;
   const int32_t* pages;
   const std::byte* keys;
   const std::byte* values;
   int64_t page_bytes;
   int64_t page_tokens;
   int32_t dtype;
+
+  int64_t first_split() const { return context_first / kSplitPositions * kSplitPositions; }
+  int64_t num_masked(int64_t first) const { return std::max<int64_t>(0, context_first - first); }
 };
 
 enum class OperandForm { kFloat, kBf16 };

@@ -10,6 +10,8 @@ constexpr int64_t kBlockRows = 2 * kTileEdge;
 constexpr int64_t kStepBytes = 2 * kTileBytes;
 constexpr int64_t kReusedSlots = 4;
 constexpr int64_t kPrefetchBytes = 256;
+constexpr int64_t kFewTokens = 4;
+constexpr float kHalfUnit = 1.0F / Avx512Isa::kFp8Factor;
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
@@ -73,6 +75,14 @@ class Fp8Gemm {
     }
   }
 
+  template <int kTokens = 1>
+  void run_few() {
+    if constexpr (kTokens < kFewTokens) {
+      if (tile_.count > kTokens) return run_few<kTokens + 1>();
+    }
+    multiply_few<kTokens>();
+  }
+
   void run() {
     for (int64_t token = 0; token < tile_.count; token += kBlockTokens) {
       const int64_t tokens = std::min(kBlockTokens, tile_.count - token);
@@ -103,11 +113,64 @@ class Fp8Gemm {
       if (next.split_first != step.split_first) {
         Sums split;
         read_tiles<kGroups, kHalves>(split);
-        add_split<kHalves>(sums, split, step.split_first, tokens);
+        for (int half = 0; half < kHalves; ++half) add_split(sums, split, half, step.split_first, tokens);
       }
       step = next;
     }
-    write<kHalves>(sums, token, tokens);
+    for (int half = 0; half < kHalves; ++half) write(sums, half, token, tokens);
+  }
+
+  template <int kTokens>
+  void multiply_few() {
+    const int64_t stride = round_up(cols_, kStepCols);
+    auto* inputs = reinterpret_cast<float*>(gathered_);
+    for (int64_t token = 0; token < kTokens; ++token) {
+      const std::byte* source = tile_.operand + 2 * tile_.input_row(token) * tile_.operand_stride;
+      for (int64_t col = 0; col < stride; col += kTileEdge) {
+        const __m512 values = _mm512_mul_ps(Avx512Isa::load_bf16(source + 2 * col), _mm512_set1_ps(kHalfUnit));
+        _mm512_store_ps(inputs + token * stride + col, values);
+      }
+    }
+    Sums sums = {};
+    for (int half = 0; half * kTileEdge < rows_; ++half) {
+      for (Step step = step_from(0); step.split_first < cols_; step = step_from(step.split_last)) {
+        Sums split;
+        sum_few<kTokens>(split.values[half], inputs, stride, half, step);
+        add_split(sums, split, half, step.split_first, kTokens);
+      }
+      write(sums, half, 0, kTokens);
+    }
+  }
+
+  template <int kTokens>
+  void sum_few(float (&out)[kBlockTokens][kTileEdge], const float* inputs, int64_t stride, int half, Step step) const {
+    __m512 sums[kTokens] = {};
+    for (; step.col < step.split_last; step.col += kStepCols) {
+      HalfPairs weights;
+      write_half_pairs(weights, window_at(step, half));
+      keep_memory_order();
+      __m512 even[kTokens] = {};
+      __m512 odd[kTokens] = {};
+#pragma GCC unroll 16
+      for (int64_t pair = 0; pair < kStepCols / 2; ++pair) {
+        const __m512 even_weights = floats_of(weights.even[pair]);
+        const __m512 odd_weights = floats_of(weights.odd[pair]);
+#pragma GCC unroll 4
+        for (int token = 0; token < kTokens; ++token) {
+          const float* input = inputs + token * stride + step.col + 2 * pair;
+          even[token] = _mm512_fmadd_ps(even_weights, _mm512_set1_ps(input[0]), even[token]);
+          odd[token] = _mm512_fmadd_ps(odd_weights, _mm512_set1_ps(input[1]), odd[token]);
+        }
+      }
+      for (int token = 0; token < kTokens; ++token) {
+        sums[token] = _mm512_add_ps(sums[token], _mm512_add_ps(even[token], odd[token]));
+      }
+    }
+    for (int token = 0; token < kTokens; ++token) _mm512_store_ps(out[token], sums[token]);
+  }
+
+  static __m512 floats_of(const uint16_t (&halves)[kTileEdge]) {
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(halves)));
   }
 
   int64_t gathered_stride() const { return 2 * round_up(cols_, kStepCols); }
@@ -146,23 +209,25 @@ class Fp8Gemm {
 
   template <int kHalves>
   void convert(const Step& step, std::byte* target) const {
-    for (int64_t half = 0; half < kHalves; ++half) {
-      const int64_t row = half * kTileEdge;
-      const int64_t rows = std::min(kTileEdge, rows_ - row);
-      const std::byte* source = weight_.row(row_ + row) + step.col;
-      if (step.col % (2 * kStepCols) == 0) {
-        for (int64_t index = 0; index < rows; ++index) {
-          const std::byte* line = source + index * weight_.stride;
-          _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
-          _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight_.stride), _MM_HINT_T1);
-        }
+    for (int half = 0; half < kHalves; ++half) write_fp8_tile(target + half * kTileBytes, window_at(step, half));
+  }
+
+  Fp8Window window_at(const Step& step, int half) const {
+    const int64_t row = half * kTileEdge;
+    const int64_t rows = std::min(kTileEdge, rows_ - row);
+    const std::byte* source = weight_.row(row_ + row) + step.col;
+    if (step.col % (2 * kStepCols) == 0) {
+      for (int64_t index = 0; index < rows; ++index) {
+        const std::byte* line = source + index * weight_.stride;
+        _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight_.stride), _MM_HINT_T1);
       }
-      write_fp8_tile(target + half * kTileBytes, Fp8Window{.source = source,
-                                                           .stride = weight_.stride,
-                                                           .rows = rows,
-                                                           .first = std::max<int64_t>(0, step.split_first - step.col),
-                                                           .last = std::min(kStepCols, step.split_last - step.col)});
     }
+    return {.source = source,
+            .stride = weight_.stride,
+            .rows = rows,
+            .first = std::max<int64_t>(0, step.split_first - step.col),
+            .last = std::min(kStepCols, step.split_last - step.col)};
   }
 
   template <int kGroups, int kHalves>
@@ -197,15 +262,12 @@ class Fp8Gemm {
     keep_memory_order();
   }
 
-  template <int kHalves>
-  void add_split(Sums& sums, const Sums& split, int64_t col, int64_t tokens) const {
-    for (int half = 0; half < kHalves; ++half) {
-      const __m512 scales = split_scales(half * kTileEdge, col);
-      for (int64_t token = 0; token < tokens; ++token) {
-        float* total = sums.values[half][token];
-        const __m512 part = _mm512_load_ps(split.values[half][token]);
-        _mm512_store_ps(total, _mm512_fmadd_ps(part, scales, _mm512_load_ps(total)));
-      }
+  void add_split(Sums& sums, const Sums& split, int half, int64_t col, int64_t tokens) const {
+    const __m512 scales = split_scales(half * kTileEdge, col);
+    for (int64_t token = 0; token < tokens; ++token) {
+      float* total = sums.values[half][token];
+      const __m512 part = _mm512_load_ps(split.values[half][token]);
+      _mm512_store_ps(total, _mm512_fmadd_ps(part, scales, _mm512_load_ps(total)));
     }
   }
 
@@ -217,19 +279,16 @@ class Fp8Gemm {
     return _mm512_load_ps(scales);
   }
 
-  template <int kHalves>
-  void write(const Sums& sums, int64_t token_first, int64_t tokens) const {
-    for (int half = 0; half < kHalves; ++half) {
-      const int64_t row = half * kTileEdge;
-      const auto mask = static_cast<__mmask16>((1U << std::min(kTileEdge, rows_ - row)) - 1U);
-      const __m512 factors = _mm512_load_ps(factors_ + row);
-      const __m512 biases = _mm512_load_ps(biases_ + row);
-      for (int64_t token = 0; token < tokens; ++token) {
-        const __m512 total = _mm512_load_ps(sums.values[half][token]);
-        const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token, 0)), factors);
-        float* out = tile_.out + (token_first + token) * tile_.out_stride + row_ + row;
-        _mm512_mask_storeu_ps(out, mask, _mm512_add_ps(_mm512_mul_ps(total, scales), biases));
-      }
+  void write(const Sums& sums, int half, int64_t token_first, int64_t tokens) const {
+    const int64_t row = half * kTileEdge;
+    const auto mask = static_cast<__mmask16>((1U << std::min(kTileEdge, rows_ - row)) - 1U);
+    const __m512 factors = _mm512_load_ps(factors_ + row);
+    const __m512 biases = _mm512_load_ps(biases_ + row);
+    for (int64_t token = 0; token < tokens; ++token) {
+      const __m512 total = _mm512_load_ps(sums.values[half][token]);
+      const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token_first + token, 0)), factors);
+      float* out = tile_.out + (token_first + token) * tile_.out_stride + row_ + row;
+      _mm512_mask_storeu_ps(out, mask, _mm512_add_ps(_mm512_mul_ps(total, scales), biases));
     }
   }
 
@@ -246,11 +305,17 @@ class Fp8Gemm {
 };
 
 void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
+  const bool has_few_tokens = tile.count <= kFewTokens;
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
-    Fp8Gemm(tile, row, std::min(kBlockRows, row_last - row), scratch).run();
+    Fp8Gemm gemm(tile, row, std::min(kBlockRows, row_last - row), scratch);
+    if (has_few_tokens) {
+      gemm.run_few();
+    } else {
+      gemm.run();
+    }
   }
-  _tile_release();
+  if (!has_few_tokens) _tile_release();
 }
 
 int64_t tile_multiply_adds(float* values, int64_t rounds) {

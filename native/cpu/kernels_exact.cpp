@@ -92,8 +92,9 @@ void attend_query(const AttentionTile& tile, const QueryRow& row, float* scores,
   };
   std::fill(sums, sums + tile.head_dim, 0.0);
   SplitSum total{-std::numeric_limits<double>::infinity(), 0.0};
-  for (int64_t first = 0; first < row.positions; first += kSplitPositions) {
-    const int64_t count = std::min(kSplitPositions, row.positions - first);
+  for (int64_t start = tile.first_split(); start < row.positions; start += kSplitPositions) {
+    const int64_t first = std::max(start, tile.context_first);
+    const int64_t count = std::min(start + kSplitPositions, row.positions) - first;
     for (int64_t index = 0; index < count; ++index) {
       const std::byte* keys = page_of(tile.keys, first + index);
       const int64_t offset = (first + index) % tile.page_tokens;

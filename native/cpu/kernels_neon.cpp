@@ -5,6 +5,27 @@
 #include "cpu/lane_peak.h"
 #include "cpu/lane_quantise.h"
 
+#define GLINT_WIDE_SUMS(copy)                                                                                    \
+  copy " q0, q1, [%[sums]]\n " copy " q2, q3, [%[sums], #32]\n " copy " q4, q5, [%[sums], #64]\n " copy          \
+       " q6, q7, [%[sums], #96]\n " copy " q8, q9, [%[sums], #128]\n " copy " q10, q11, [%[sums], #160]\n " copy \
+       " q12, q13, [%[sums], #192]\n " copy " q14, q15, [%[sums], #224]\n"
+#define GLINT_WIDE_TOKEN(token, low, high)                                                  \
+  "ldp q29, q30, [%[token" token "]], #32\n fmla v" low ".4s, v20.4s, v29.4s\n fmla v" high \
+  ".4s, v21.4s, v29.4s\n fmla v" low ".4s, v22.4s, v30.4s\n fmla v" high ".4s, v23.4s, v30.4s\n"
+#define GLINT_WIDE_PRODUCTS                                                                              \
+  GLINT_WIDE_TOKEN("0", "0", "8")                                                                        \
+  GLINT_WIDE_TOKEN("1", "1", "9") GLINT_WIDE_TOKEN("2", "2", "10") GLINT_WIDE_TOKEN("3", "3", "11")      \
+      GLINT_WIDE_TOKEN("4", "4", "12") GLINT_WIDE_TOKEN("5", "5", "13") GLINT_WIDE_TOKEN("6", "6", "14") \
+          GLINT_WIDE_TOKEN("7", "7", "15")
+#define GLINT_WIDE_OPERANDS                                                                               \
+  [row0] "+r"(step.rows[0]), [row1] "+r"(step.rows[1]), [next] "+r"(step.next_rows), [steps] "+r"(steps), \
+      [token0] "+r"(step.tokens[0]), [token1] "+r"(step.tokens[1]), [token2] "+r"(step.tokens[2]),        \
+      [token3] "+r"(step.tokens[3]), [token4] "+r"(step.tokens[4]), [token5] "+r"(step.tokens[5]),        \
+      [token6] "+r"(step.tokens[6]), [token7] "+r"(step.tokens[7])
+#define GLINT_WIDE_CLOBBERS                                                                                      \
+  "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
+      "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v28", "v29", "v30"
+
 namespace glint {
 
 namespace {
@@ -16,7 +37,17 @@ struct NeonIsa {
   static constexpr int kTokens = 4;
   static constexpr int64_t kPanelBytes = 40 << 10;
   static constexpr float kFp8Factor = 0x1p-120F;
+  static constexpr int kWideTokens = 8;
+  static constexpr int kWideRows = 2;
   using Floats = Lanes<kLanes>::Floats;
+
+  struct WideStep {
+    Floats sums[kWideRows][kWideTokens] = {};
+    const float* tokens[kWideTokens] = {};
+    const std::byte* rows[kWideRows] = {};
+    const std::byte* next_rows = nullptr;
+    int64_t cols;
+  };
 
   static float32x4_t multiply_add(float32x4_t left, float32x4_t right, float32x4_t sum) {
     return vfmaq_f32(sum, left, right);
@@ -64,6 +95,50 @@ struct NeonIsa {
           [bytes4] "w"(bytes_of_four(4)), [bytes8] "w"(bytes_of_four(8)), [bytes12] "w"(bytes_of_four(12))
         : "v30", "v31");
     return {first, second, third, fourth};
+  }
+
+  static void add_fp8(WideStep& step) {
+    int64_t steps = step.cols / 16;
+    asm volatile(
+        GLINT_WIDE_SUMS("ldp")
+        "movi v28.16b, #0x87\n"
+        "1:\n"
+        "prfm pldl1keep, [%[next]]\n add %[next], %[next], #32\n"
+        "ldr q17, [%[row0]], #16\n ldr q19, [%[row1]], #16\n"
+        "shl v16.16b, v17.16b, #4\n sshr v17.16b, v17.16b, #4\n and v17.16b, v17.16b, v28.16b\n"
+        "shl v18.16b, v19.16b, #4\n sshr v19.16b, v19.16b, #4\n and v19.16b, v19.16b, v28.16b\n"
+        "tbl v20.16b, {v16.16b, v17.16b}, %[bytes0].16b\n tbl v21.16b, {v18.16b, v19.16b}, %[bytes0].16b\n"
+        "tbl v22.16b, {v16.16b, v17.16b}, %[bytes4].16b\n tbl v23.16b, {v18.16b, v19.16b}, %[bytes4].16b\n"
+        GLINT_WIDE_PRODUCTS
+        "tbl v20.16b, {v16.16b, v17.16b}, %[bytes8].16b\n tbl v21.16b, {v18.16b, v19.16b}, %[bytes8].16b\n"
+        "tbl v22.16b, {v16.16b, v17.16b}, %[bytes12].16b\n tbl v23.16b, {v18.16b, v19.16b}, %[bytes12].16b\n"
+        GLINT_WIDE_PRODUCTS
+        "subs %[steps], %[steps], #1\n b.ne 1b\n"
+        GLINT_WIDE_SUMS("stp")
+        : GLINT_WIDE_OPERANDS
+        : [sums] "r"(&step.sums), [bytes0] "w"(bytes_of_four(0)), [bytes4] "w"(bytes_of_four(4)),
+          [bytes8] "w"(bytes_of_four(8)), [bytes12] "w"(bytes_of_four(12))
+        : GLINT_WIDE_CLOBBERS);
+  }
+
+  static void add_bf16(WideStep& step) {
+    int64_t steps = step.cols / 16;
+    asm volatile(
+        GLINT_WIDE_SUMS("ldp")
+        "1:\n"
+        "prfm pldl1keep, [%[next]]\n add %[next], %[next], #64\n"
+        "ldp q16, q17, [%[row0]], #32\n ldp q18, q19, [%[row1]], #32\n"
+        "zip1 v20.8h, %[zeros].8h, v16.8h\n zip1 v21.8h, %[zeros].8h, v18.8h\n"
+        "zip2 v22.8h, %[zeros].8h, v16.8h\n zip2 v23.8h, %[zeros].8h, v18.8h\n"
+        GLINT_WIDE_PRODUCTS
+        "zip1 v20.8h, %[zeros].8h, v17.8h\n zip1 v21.8h, %[zeros].8h, v19.8h\n"
+        "zip2 v22.8h, %[zeros].8h, v17.8h\n zip2 v23.8h, %[zeros].8h, v19.8h\n"
+        GLINT_WIDE_PRODUCTS
+        "subs %[steps], %[steps], #1\n b.ne 1b\n"
+        GLINT_WIDE_SUMS("stp")
+        : GLINT_WIDE_OPERANDS
+        : [sums] "r"(&step.sums), [zeros] "w"(vdupq_n_u16(0))
+        : GLINT_WIDE_CLOBBERS);
   }
 
   static void sum_panel(Floats (&sums)[4][kTokens], const float* (&rows)[4], const float* (&tokens)[kTokens],

@@ -19,9 +19,19 @@ class LaneGemm {
   using Floats = typename Lane::Floats;
   using Quad = Vectors<4>::Floats;
   static constexpr int kRows = 4;
-  static constexpr int kMaxTokens = 6;
+  static constexpr int kRegisterTokens = 6;
   static constexpr int64_t kPrefetchBytes = 2048;
   static constexpr float kFp8Unit = 1.0F / Isa::kFp8Factor;
+
+  static constexpr int most_direct_tokens() {
+    if constexpr (requires { Isa::kWideTokens; }) {
+      return Isa::kWideTokens;
+    } else {
+      return kRegisterTokens;
+    }
+  }
+
+  static constexpr int kMaxTokens = most_direct_tokens();
 
   template <int kTokens>
   using Sums = Floats[kRows][kTokens];
@@ -30,12 +40,20 @@ class LaneGemm {
     static constexpr int kVectors = Isa::kBf16Vectors;
     static constexpr int64_t kElementBytes = 2;
     static std::array<Floats, kVectors> read(const std::byte* source) { return Isa::decode_bf16(source); }
+    template <typename Wide>
+    static void add_wide(Wide& wide) {
+      Isa::add_bf16(wide);
+    }
   };
 
   struct Fp8Reader {
     static constexpr int kVectors = Isa::kFp8Vectors;
     static constexpr int64_t kElementBytes = 1;
     static std::array<Floats, kVectors> read(const std::byte* source) { return Isa::decode_fp8(source); }
+    template <typename Wide>
+    static void add_wide(Wide& wide) {
+      Isa::add_fp8(wide);
+    }
   };
 
   template <typename Reader>
@@ -80,6 +98,25 @@ class LaneGemm {
     }
 
     template <int kTokens>
+      requires(kTokens > kRegisterTokens)
+    void add_whole(Sums<kTokens>& sums, const float* const* inputs, int64_t first, int64_t last) const {
+      typename Isa::WideStep step{.cols = last - first};
+      for (int r = 0; r < kRows; r += Isa::kWideRows) {
+        for (int t = 0; t < Isa::kWideTokens; ++t) step.tokens[t] = inputs[std::min(t, kTokens - 1)] + first;
+        for (int wide = 0; wide < Isa::kWideRows; ++wide) {
+          step.rows[wide] = rows[r + wide] + first * Reader::kElementBytes;
+          std::copy(sums[r + wide], sums[r + wide] + kTokens, step.sums[wide]);
+        }
+        step.next_rows = next_rows + r * last * Reader::kElementBytes;
+        Reader::add_wide(step);
+        for (int wide = 0; wide < Isa::kWideRows; ++wide) {
+          std::copy(step.sums[wide], step.sums[wide] + kTokens, sums[r + wide]);
+        }
+      }
+    }
+
+    template <int kTokens>
+      requires(kTokens <= kRegisterTokens)
     void add_whole(Sums<kTokens>& sums, const float* const* inputs, int64_t first, int64_t last) const {
       constexpr int kRowsAtOnce = Isa::direct_rows(kTokens);
       for (int r = 0; r < kRows; r += kRowsAtOnce) {
@@ -252,13 +289,17 @@ class LaneGemm {
     constexpr int64_t kCols = kStep<Reader>;
     for_each_block(tile, [&](const Block& block) {
       float* target = out + block.index * kCols;
-      for (int64_t col = block.first / kCols * kCols; col < block.last; col += kCols) {
-        const Block part{std::max(col, block.first), std::min(col + kCols, block.last), block.index};
-        if (part.last - part.first == kCols) {
-          store<Reader>(target + col, Reader::read(row + col * Reader::kElementBytes));
-        } else {
-          decode_part<Reader>(target + col, row, part);
-        }
+      const int64_t whole_first = round_up(block.first, kCols);
+      const int64_t whole_last = block.last / kCols * kCols;
+      if (whole_first != block.first) {
+        const Block part{block.first, std::min(whole_first, block.last), block.index};
+        decode_part<Reader>(target + whole_first - kCols, row, part);
+      }
+      for (int64_t col = whole_first; col < whole_last; col += kCols) {
+        store<Reader>(target + col, Reader::read(row + col * Reader::kElementBytes));
+      }
+      if (whole_first <= whole_last && whole_last < block.last) {
+        decode_part<Reader>(target + whole_last, row, {whole_last, block.last, block.index});
       }
     });
   }

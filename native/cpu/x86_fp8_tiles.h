@@ -55,29 +55,6 @@ inline __m512i every_fourth_row(const std::byte* source, int64_t stride) {
   return _mm512_mask_broadcast_i32x4(rows, 0xf000, load(12));
 }
 
-inline void write_pair_rows(std::byte* target, __m512i pairs) {
-  _mm512_store_si512(target, bf16_from_doubled_fp8(_mm512_unpacklo_epi8(pairs, pairs)));
-  _mm512_store_si512(target + kTileRowBytes, bf16_from_doubled_fp8(_mm512_unpackhi_epi8(pairs, pairs)));
-}
-
-inline void write_fp8_tile(std::byte* target, const std::byte* source, int64_t stride) {
-  constexpr int64_t kHalfCols = kStepCols / 2;
-  for (int half = 0; half < 2; ++half, source += kHalfCols, target += kTileBytes / 2) {
-    const __m512i rows0 = every_fourth_row(source, stride);
-    const __m512i rows1 = every_fourth_row(source + stride, stride);
-    const __m512i rows2 = every_fourth_row(source + 2 * stride, stride);
-    const __m512i rows3 = every_fourth_row(source + 3 * stride, stride);
-    const __m512i low01 = _mm512_unpacklo_epi16(rows0, rows1);
-    const __m512i high01 = _mm512_unpackhi_epi16(rows0, rows1);
-    const __m512i low23 = _mm512_unpacklo_epi16(rows2, rows3);
-    const __m512i high23 = _mm512_unpackhi_epi16(rows2, rows3);
-    write_pair_rows(target, _mm512_unpacklo_epi32(low01, low23));
-    write_pair_rows(target + 2 * kTileRowBytes, _mm512_unpackhi_epi32(low01, low23));
-    write_pair_rows(target + 4 * kTileRowBytes, _mm512_unpacklo_epi32(high01, high23));
-    write_pair_rows(target + 6 * kTileRowBytes, _mm512_unpackhi_epi32(high01, high23));
-  }
-}
-
 struct Fp8Window {
   const std::byte* source;
   int64_t stride;
@@ -86,9 +63,29 @@ struct Fp8Window {
   int64_t last;
 };
 
-inline void write_fp8_tile(std::byte* target, const Fp8Window& window) {
+template <typename Write>
+inline void transpose_pairs(const std::byte* source, int64_t stride, const Write& write) {
+  constexpr int64_t kHalfCols = kStepCols / 2;
+  for (int64_t pair = 0; pair < kStepCols / 2; pair += kHalfCols / 2, source += kHalfCols) {
+    const __m512i rows0 = every_fourth_row(source, stride);
+    const __m512i rows1 = every_fourth_row(source + stride, stride);
+    const __m512i rows2 = every_fourth_row(source + 2 * stride, stride);
+    const __m512i rows3 = every_fourth_row(source + 3 * stride, stride);
+    const __m512i low01 = _mm512_unpacklo_epi16(rows0, rows1);
+    const __m512i high01 = _mm512_unpackhi_epi16(rows0, rows1);
+    const __m512i low23 = _mm512_unpacklo_epi16(rows2, rows3);
+    const __m512i high23 = _mm512_unpackhi_epi16(rows2, rows3);
+    write(pair, _mm512_unpacklo_epi32(low01, low23));
+    write(pair + 2, _mm512_unpackhi_epi32(low01, low23));
+    write(pair + 4, _mm512_unpacklo_epi32(high01, high23));
+    write(pair + 6, _mm512_unpackhi_epi32(high01, high23));
+  }
+}
+
+template <typename Write>
+inline void transpose_pairs(const Fp8Window& window, const Write& write) {
   if (window.rows == kTileEdge && window.first == 0 && window.last == kStepCols) {
-    write_fp8_tile(target, window.source, window.stride);
+    transpose_pairs(window.source, window.stride, write);
     return;
   }
   alignas(64) std::byte values[kTileEdge * kStepCols] = {};
@@ -98,7 +95,31 @@ inline void write_fp8_tile(std::byte* target, const Fp8Window& window) {
     const __m256i part = _mm256_maskz_loadu_epi8(mask, window.source + row * window.stride);
     _mm256_store_si256(reinterpret_cast<__m256i*>(values + row * kStepCols), part);
   }
-  write_fp8_tile(target, values, kStepCols);
+  transpose_pairs(values, kStepCols, write);
+}
+
+inline void write_fp8_tile(std::byte* target, const Fp8Window& window) {
+  transpose_pairs(window, [target](int64_t pair, __m512i pairs) {
+    std::byte* rows = target + pair * kTileRowBytes;
+    _mm512_store_si512(rows, bf16_from_doubled_fp8(_mm512_unpacklo_epi8(pairs, pairs)));
+    _mm512_store_si512(rows + kTileRowBytes, bf16_from_doubled_fp8(_mm512_unpackhi_epi8(pairs, pairs)));
+  });
+}
+
+struct HalfPairs {
+  alignas(64) uint16_t even[kStepCols / 2][kTileEdge];
+  alignas(64) uint16_t odd[kStepCols / 2][kTileEdge];
+};
+
+inline void write_half_pairs(HalfPairs& target, const Fp8Window& window) {
+  transpose_pairs(window, [&target](int64_t pair, __m512i pairs) {
+    const __m512i one_pair_in_each_half = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+    const __m512i odd = _mm512_permutexvar_epi64(one_pair_in_each_half, pairs);
+    const __m512i even = _mm512_slli_epi16(odd, 8);
+    const __m512i sign_and_magnitude = same_words(0xbf80);
+    _mm512_store_si512(target.even[pair], _mm512_and_si512(_mm512_srai_epi16(even, 1), sign_and_magnitude));
+    _mm512_store_si512(target.odd[pair], _mm512_and_si512(_mm512_srai_epi16(odd, 1), sign_and_magnitude));
+  });
 }
 
 }

@@ -82,8 +82,8 @@ static scene new_scene(workers* writer, heads shape, int32_t dtype, const span* 
   int32_t step_rows = 0;
   for (int32_t index = 0; index < count; ++index) {
     const int32_t total = spans[index].first + spans[index].count;
-    whole[index] = (test_request){rows, total, 0, NULL};
-    made.requests[index] = (test_request){step_rows, spans[index].count, spans[index].first, NULL};
+    whole[index] = (test_request){rows, total, 0, 0, NULL};
+    made.requests[index] = (test_request){step_rows, spans[index].count, spans[index].first, 0, NULL};
     page_first[index] = num_pages;
     num_pages += (total + shape.page_tokens - 1) / shape.page_tokens;
     rows += total;
@@ -159,7 +159,7 @@ static void check_rows_alone(const pair* sets, const scene* made, const float* t
     const test_request request = made->requests[index];
     for (int32_t row = 0; row < request.row_count; ++row) {
       const int64_t first = (request.row_first + row) * made->row_width;
-      const test_request alone = {0, 1, request.first_position + row, request.pages};
+      const test_request alone = {0, 1, request.first_position + row, 0, request.pages};
       float* got = attended(sets->tested, made, made->step_query + first, &alone, 1, 1);
       check_same(got, together + first, made->row_width, where);
       free(got);

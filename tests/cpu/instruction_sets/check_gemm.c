@@ -204,10 +204,19 @@ static void check_every_fp8_value(const pair* sets, int kind, int64_t cols) {
   free_weight(&weight);
 }
 
-static void check_row_counts(const pair* sets, int kind, int64_t cols) {
+static void make_cancelling(stored_weight* weight) {
+  uint8_t* fp8 = weight->data;
+  for (int64_t index = 2; index < weight->rows * weight->cols; ++index) {
+    if (index % 4 >= 2) fp8[index] = (uint8_t)(fp8[index - 2] ^ 0x80);
+    if (index % 7 == 0) fp8[index] = (uint8_t)(index % 2 == 0 ? 0x7e : 0x01);
+  }
+}
+
+static void check_row_counts(const pair* sets, int kind, int64_t cols, int cancels) {
   enum { ROWS = 37, INPUTS = 110 };
   static const int64_t COUNTS[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100};
   stored_weight weight = new_weight(ROWS, cols, ALL_KINDS[kind], 1.0F);
+  if (cancels) make_cancelling(&weight);
   float* in = uneven_rows(INPUTS, cols);
   float* bias = random_floats(ROWS, 1.0F);
   char where[120];
@@ -269,10 +278,11 @@ void check_gemms(const pair* sets) {
       check_shape(sets, kind, SHAPES[index][0], SHAPES[index][1], 1.0F);
     }
     check_slices_of_gathered_rows(sets, kind);
-    check_row_counts(sets, kind, 130);
-    check_row_counts(sets, kind, 192);
+    check_row_counts(sets, kind, 130, 0);
+    check_row_counts(sets, kind, 192, 0);
     check_threads_and_nan(sets, kind);
     if (ALL_KINDS[kind] == GLINT_SCALE_NONE) continue;
+    check_row_counts(sets, kind, 576, 1);
     check_every_fp8_value(sets, kind, 1);
     check_every_fp8_value(sets, kind, 40);
     check_shape(sets, kind, 40, 200, 1e-10F);

@@ -51,6 +51,7 @@ typedef struct test_request {
   int32_t row_first;
   int32_t row_count;
   int32_t first_position;
+  int32_t context_first;
   const int32_t* pages;
 } test_request;
 
