@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-HOPPER_ONLY = ("attention_prefill_hopper_kernel",)
+HOPPER_ONLY = ("attention_prefill_hopper_kernel", "expert_down_rows_kernel")
 PORTABLE = frozenset({"sm_90", "sm_100", "compute_90"})
 HOPPER = "sm_90a"
 

@@ -36,7 +36,7 @@ NAN_HEADS = ("glm47", "two", "whole")
 def row_by_row(step: list[PagedRequest]) -> list[PagedRequest]:
     """Every row of a step as a request of its own, which decodes."""
     return [
-        PagedRequest(request.row_first + row, 1, request.first_position + row, request.pages)
+        replace(request, row_first=request.row_first + row, row_count=1, first_position=request.first_position + row)
         for request in step
         for row in range(request.row_count)
     ]
@@ -99,6 +99,25 @@ def test_contexts_of_1_to_5000(cpu: Operations, name: str) -> None:
     with CudaOperations("portable", REPEATS) as cuda:
         last = cuda.attend(scene.query[-1:], scene.cache, [replace(alone, row_first=0)])
     assert same_bits(last, seen["decode"][-1:])
+
+
+@pytest.mark.parametrize("name", NAN_HEADS)
+def test_positions_before_the_context_are_not_seen(cpu: Operations, name: str) -> None:
+    """Keys and values there are NaN: a first slot that was never written, whole pages, tiles and splits."""
+    firsts = (0, 1, 2, 63, 64, 65, 127, 128, 129, 700, 1023, 1024, 1025, 1100, 2500)
+    spans = tuple((first + gap, count) for first in firsts for gap, count in ((0, 1), (0, 3), (40, 1), (1024, 70)))
+    scene = make_scene(cpu, HEADS[name], spans)
+    step = [replace(request, context_first=firsts[index // 4]) for index, request in enumerate(scene.step)]
+    expected = cpu.attend(scene.query, scene.cache, 1, step)
+    spoiled = copy_of(scene.cache)
+    for request in step:
+        spoil(spoiled, request, range(request.context_first), spoils_values=True)
+    seen = attend_in_all_ways(scene.query, spoiled, step)
+    assert row_errors(seen["decode"].reshape(len(expected), -1), expected.reshape(len(expected), -1)).max() <= (
+        WEIGHT_ERROR
+    )
+    assert same_bits(seen["decode"], seen["hopper"])
+    assert same_bits(seen["decode"], seen["portable"])
 
 
 @pytest.mark.parametrize("name", NAN_HEADS)

@@ -126,9 +126,11 @@ struct AttentionTasks {
   std::vector<PrefillTask> prefill;
   std::vector<int32_t> page_table;
   int32_t num_partials = 0;
+  bool hides_earlier = false;
 
   explicit AttentionTasks(const TestPages& pages) {
     for (const BatchRequest& request : pages.request_span()) {
+      hides_earlier = hides_earlier || request.context_first > 0;
       request.row_count == 1 ? add_decode(request) : add_prefill(request, pages.num_heads / pages.num_kv_heads);
     }
   }
@@ -146,6 +148,7 @@ struct AttentionTasks {
       task.num_splits = num_splits;
       task.partial_first = num_partials;
       task.num_tails = split + 1 + num_tails == num_splits ? num_tails : 0;
+      task.context_first = request.context_first;
       const int32_t page_first = split * glint::cuda::kSplitPages;
       std::fill(std::begin(task.pages), std::end(task.pages), -1);
       const int32_t most_pages = glint::cuda::kSplitPages + task.num_tails * glint::cuda::kTailPages;
@@ -164,7 +167,8 @@ struct AttentionTasks {
                          .row_count = request.row_count,
                          .first_position = request.first_position,
                          .page_first = page_first,
-                         .query_first = query});
+                         .query_first = query,
+                         .context_first = request.context_first});
     }
   }
 };
@@ -278,7 +282,8 @@ void attend(Runner& runner, float* result, const float* query_rows, const TestPa
             {.attend = prefill,
              .tasks = prefill_tasks.data(),
              .num_tasks = num_prefill.data(),
-             .kernels = runner.is_hopper() ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE},
+             .kernels = runner.is_hopper() ? GLINT_KERNELS_HOPPER : GLINT_KERNELS_PORTABLE,
+             .hides_earlier = tasks.hides_earlier},
             nullptr);
       },
       {&out});

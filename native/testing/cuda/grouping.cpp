@@ -38,6 +38,7 @@ Grouping::Grouping(const TestGrouping& test)
       down_tile_ends_(test.num_tokens + 1),
       row_places_(cuda::max_streamed_rows(test.num_tokens, test.experts_per_token)),
       rows_packed_(most_tiles(test)),
+      token_rows_(rows_of(test)),
       touched_(std::vector<uint64_t>{0}) {}
 
 cuda::GroupedTokens Grouping::grouped() const {
@@ -49,7 +50,8 @@ cuda::GroupedTokens Grouping::grouped() const {
           .down_tile_ends = down_tile_ends_.data(),
           .num_rows = counts_.data() + kRowCount,
           .row_places = row_places_.data(),
-          .rows_packed = rows_packed_.data()};
+          .rows_packed = rows_packed_.data(),
+          .token_rows = token_rows_.data()};
 }
 
 int64_t Grouping::max_tiles(int64_t num_tokens) const {
@@ -71,8 +73,9 @@ cuda::GroupCall Grouping::call(int64_t num_tokens) const {
 }
 
 void Grouping::run(Runner& runner) const {
-  runner.run([&] { launch(test_.num_tokens); }, {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_,
-                                                 &down_tile_ends_, &row_places_, &rows_packed_, &touched_});
+  runner.run([&] { launch(test_.num_tokens); },
+             {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_, &row_places_,
+              &rows_packed_, &token_rows_, &touched_});
 }
 
 void Grouping::download() const {

@@ -55,6 +55,7 @@ class Grouping {
   DeviceArray<int32_t> down_tile_ends_;
   DeviceArray<cuda::RowPlace> row_places_;
   DeviceArray<uint32_t> rows_packed_;
+  DeviceArray<int32_t> token_rows_;
   DeviceArray<uint64_t> touched_;
 };
 

@@ -53,6 +53,11 @@ int64_t streamed_rows(const TestExperts& test) {
   return glint::cuda::max_streamed_rows(test.num_tokens(), test.grouping->experts_per_token);
 }
 
+bool stores_rows(const TestExperts& test, glint::cuda::Multiply multiply) {
+  return test.num_tokens() > glint::cuda::kSplitKTokens &&
+         glint::cuda::stores_down_rows(test.hidden_size, test.width, multiply);
+}
+
 class TiledExperts {
  public:
   TiledExperts(const Runner& runner, const TestExperts& test)
@@ -76,6 +81,7 @@ class TiledExperts {
         packed_tiles_(packed_tile_bytes(test)),
         arrivals_(std::vector<uint32_t>{0}),
         tiles_taken_(std::vector<uint32_t>{0}),
+        routed_(stores_rows(test, multiply_) ? max_rows(test.num_tokens()) * test.hidden_size : 1),
         out_(test.num_tokens() * test.hidden_size) {
     pack();
     operand_.launch();
@@ -103,6 +109,7 @@ class TiledExperts {
   }
 
  private:
+  int64_t max_rows(int64_t num_tokens) const { return num_tokens * (test_.grouping->experts_per_token + 1); }
   bool is_streamed(int64_t num_tokens) const { return glint::cuda::streams_gate_up(num_tokens); }
 
   void launch_gate_up(int64_t num_tokens) const {
@@ -134,9 +141,10 @@ class TiledExperts {
                                      .width = test_.width,
                                      .hidden_size = test_.hidden_size,
                                      .num_tokens = num_tokens,
-                                     .max_rows = num_tokens * (test_.grouping->experts_per_token + 1),
+                                     .max_rows = max_rows(num_tokens),
                                      .streams_gate_up = is_streamed(num_tokens),
-                                     .multiply = multiply_},
+                                     .multiply = multiply_,
+                                     .routed = stores_rows(test_, multiply_) ? routed_.data() : nullptr},
                                     nullptr);
   }
 
@@ -146,6 +154,7 @@ class TiledExperts {
   }
 
   void download_fp8() const {
+    if (stores_rows(test_, multiply_)) return download_quantised_rows();
     if (test_.num_tokens() > glint::cuda::kDownBlockTokens) return;
     const glint::cuda::PackedTileShape shape = packed_tile_shape(test_, test_.num_tokens());
     const std::vector<uint8_t> packed_tiles = packed_tiles_.to_host();
@@ -161,6 +170,13 @@ class TiledExperts {
         }
       }
     }
+  }
+
+  void download_quantised_rows() const {
+    const int64_t num_rows = max_rows(test_.num_tokens());
+    const std::vector<uint8_t> packed = packed_tiles_.to_host();
+    std::memcpy(test_.fp8_scales, packed.data() + num_rows * test_.width, num_rows * sizeof(float));
+    std::transform(packed.begin(), packed.begin() + num_rows * test_.width, test_.fp8, glint::float_from_e4m3);
   }
 
   void require_streamed_is_clear() const {
@@ -214,6 +230,7 @@ class TiledExperts {
   DeviceArray<uint8_t> packed_tiles_;
   DeviceArray<uint32_t> arrivals_;
   DeviceArray<uint32_t> tiles_taken_;
+  DeviceArray<float> routed_;
   DeviceArray<float> out_;
 };
 

@@ -138,7 +138,8 @@ void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream) {
   check_heads(call.attend.num_heads, call.attend.num_kv_heads, call.attend.head_dim);
   check_bf16_pages(call.attend.pages);
   const bool is_whole = call.attend.head_dim == kMaxHeadDim;
-  if (is_whole && call.kernels == GLINT_KERNELS_HOPPER) return launch_attention_prefill_hopper(call, stream);
+  const bool is_hopper = is_whole && call.kernels == GLINT_KERNELS_HOPPER && !call.hides_earlier;
+  if (is_hopper) return launch_attention_prefill_hopper(call, stream);
   if (is_whole) return start_prefill<kMaxHeadDim, true>(call, stream);
   if (!is_one_slab(call.attend.head_dim)) return start_prefill<kMaxHeadDim, false>(call, stream);
   start_prefill<kSlabDims, false>(call, stream);

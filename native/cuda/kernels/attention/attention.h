@@ -62,6 +62,7 @@ struct alignas(128) DecodeTask {
   int32_t num_splits;
   int32_t partial_first;
   int32_t num_tails;
+  int32_t context_first;
   int32_t pages[kSplitPages + kTailPages];
 };
 
@@ -71,6 +72,7 @@ struct PrefillTask {
   int32_t first_position;
   int32_t page_first;
   int32_t query_first;
+  int32_t context_first;
 };
 
 struct AttendCall {
@@ -104,6 +106,7 @@ struct PrefillCall {
   const PrefillTask* tasks;
   const int32_t* num_tasks;
   int32_t kernels;
+  bool hides_earlier;
 };
 
 struct DequantiseKvCall {
@@ -114,6 +117,8 @@ struct DequantiseKvCall {
   int32_t num_kv_heads;
   int32_t head_dim;
 };
+
+static_assert(sizeof(DecodeTask) == 128, "a task of a split is one line of memory");
 
 inline constexpr int kPrefillTileQueries = 128;
 

@@ -15,6 +15,7 @@ struct DecodePosition {
   int32_t split;
   int32_t num_splits;
   int32_t partial_first;
+  int32_t context_first;
 };
 
 struct DecodeItem {
@@ -27,6 +28,7 @@ struct DecodeItem {
   __device__ int count() const { return min(kSplitTokens, task.num_positions - first_position()); }
   __device__ int page_count() const { return (count() + kPageTokens - 1) / kPageTokens; }
   __device__ int page_tokens(int page) const { return min(kPageTokens, count() - page * kPageTokens); }
+  __device__ int num_hidden() const { return task.context_first - first_position(); }
   __device__ bool has_newest() const { return task.split + 1 == task.num_splits; }
 };
 
@@ -51,7 +53,7 @@ struct DecodeScheduler {
     num_tasks = *call.num_tasks;
     if (task_index() >= call.max_tasks) return;
     const DecodeTask& task = call.tasks[task_index()];
-    state = {task.row, task.num_positions, task.split, task.num_splits, task.partial_first};
+    state = {task.row, task.num_positions, task.split, task.num_splits, task.partial_first, task.context_first};
     num_tails = task.num_tails;
   }
 
@@ -102,6 +104,7 @@ struct DecodeLane {
   static constexpr int kSteps = kHeadDim / 16;
   static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
   static constexpr int kDimTiles = kWarpDims / 8;
+  static constexpr bool kHidesEarlier = true;
 
   Storage& storage;
   ptx::FragmentA query[kSteps];
@@ -167,6 +170,14 @@ struct DecodeLane {
     for (int index = 0; index < 8; ++index) {
       float& score = scores[index / 4].values[index % 4];
       if (!is_visible(index / 4, index % 4, visible)) score = -INFINITY;
+    }
+  }
+
+  __device__ __forceinline__ void hide_earlier(ptx::FragmentC (&scores)[2], int hidden) const {
+#pragma unroll
+    for (int index = 0; index < 8; ++index) {
+      float& score = scores[index / 4].values[index % 4];
+      if (is_visible(index / 4, index % 4, hidden)) score = -INFINITY;
     }
   }
 
@@ -256,6 +267,8 @@ struct DecodeLane {
     for (int step = 0; step * kStepTokens < visible; ++step) add_steps<1>(s_weights, s_values, step);
   }
 
+  __device__ __forceinline__ float last_sum() const { return sums[kDimTiles - 1].values[3]; }
+
   __device__ __forceinline__ void reduce_weight_sums() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) storage.sums[warp()][lane()][half] = weight_sum[half];
@@ -276,6 +289,13 @@ struct DecodeLane {
     if (visible > kPageTokens) return;
     storage.ring.template zero_tokens<kDecodeConsumers>(state, visible,
                                                         (visible + kStepTokens - 1) / kStepTokens * kStepTokens);
+    ptx::fence_proxy_async();
+    sync_consumers<kDecodeConsumers>();
+  }
+
+  __device__ __forceinline__ void zero_earlier_values(typename Storage::Ring::State state, int hidden) {
+    if (hidden <= 0) return;
+    storage.ring.template zero_tokens<kDecodeConsumers>(state, 0, min(hidden, kPageTokens));
     ptx::fence_proxy_async();
     sync_consumers<kDecodeConsumers>();
   }
@@ -375,7 +395,7 @@ __device__ __forceinline__ void load_decode_pages(const Scheduler& scheduler, Ri
 
 template <int kPages, typename Lane>
 __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Storage::Ring::State& state, int visible,
-                                             float scale) {
+                                             int hidden, float scale) {
   typename Lane::Storage& storage = work.storage;
   ptx::FragmentC scores[kPairPages][2];
   const std::byte* s_keys[kPairPages] = {};
@@ -390,7 +410,11 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Storage:
   work.template score<kPages>(scores, s_keys);
   if (visible < kPages * kPageTokens) work.hide(scores[kPages - 1], visible - (kPages - 1) * kPageTokens);
 #pragma unroll
-  for (int page = 0; page < kPages; ++page) storage.ring.release(state);
+  for (int page = 0; page < kPages; ++page) storage.ring.release(state, scores[kPages - 1][1].values[3]);
+  if (Lane::kHidesEarlier && hidden > 0) {
+#pragma unroll
+    for (int page = 0; page < kPages; ++page) work.hide_earlier(scores[page], hidden - page * kPageTokens);
+  }
   work.template share_highest<kPages>(scores, scale);
   sync_consumers<kDecodeConsumers>();
   work.raise_exponents();
@@ -403,9 +427,10 @@ __device__ __forceinline__ void attend_pages(Lane& work, typename Lane::Storage:
   for (int page = 0; page < kPages; ++page) {
     std::byte* s_values = storage.ring.wait_until_arrived(state);
     work.put_newest_value(s_values, visible - page * kPageTokens);
+    if (Lane::kHidesEarlier) work.zero_earlier_values(state, hidden - page * kPageTokens);
     work.close_values(state, visible - page * kPageTokens);
     work.add_values(storage.weights[page], s_values, visible - page * kPageTokens);
-    storage.ring.release(state);
+    storage.ring.release(state, work.last_sum());
   }
 }
 
@@ -418,10 +443,11 @@ __device__ __forceinline__ void attend_decode_pages(Lane& work, const Call& call
     work.start(call, item);
     for (int first = 0; first < item.count(); first += kPairPages * kPageTokens) {
       const int visible = item.count() - first;
+      const int hidden = item.num_hidden() - first;
       if (visible > kPageTokens) {
-        attend_pages<kPairPages>(work, state, visible, scale);
+        attend_pages<kPairPages>(work, state, visible, hidden, scale);
       } else {
-        attend_pages<1>(work, state, visible, scale);
+        attend_pages<1>(work, state, visible, hidden, scale);
       }
     }
     work.reduce_weight_sums();

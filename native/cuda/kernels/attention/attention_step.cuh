@@ -169,6 +169,7 @@ struct StepInputs {
 
 struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
+  static constexpr bool kHidesEarlier = false;
 
   StepStorage& s_rows;
   StepInputs inputs;

@@ -183,6 +183,11 @@ struct PageRing {
     sync_consumers<kThreads>();
   }
 
+  __device__ __forceinline__ void release(State& state, float last_sum) {
+    ptx::wait_for_sum(last_sum);
+    release(state);
+  }
+
   __device__ __forceinline__ void release(State& state) {
     __syncwarp();
     if (threadIdx.x % kWarpLanes == 0) ptx::mbarrier_arrive(released[state.stage]);

@@ -187,6 +187,7 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
 
   template <class Loader>
   __device__ __forceinline__ void end_stage(Loader& loader, bool has_next) {
+    r_pairs[(kPairs - 1) % 2].wait_until_loaded();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
     ring.advance();

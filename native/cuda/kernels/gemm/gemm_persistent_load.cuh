@@ -132,7 +132,7 @@ struct PersistentExpertScheduler {
     return {tile.x, tile.y, tile.z, tile.w};
   }
 
-  static __device__ __forceinline__ int first_share(int count) { return ((count + 1) / 2 + 7) / 8 * 8; }
+  static __device__ __forceinline__ int first_share(int count) { return ((count + 1) / 2 + 15) / 16 * 16; }
 
   static __device__ __forceinline__ TokenTile even_tile(TokenTile tile, const TokenTile& before,
                                                         const TokenTile& after) {

@@ -209,7 +209,7 @@ struct Accumulator {
     Step::acquire_copied_tokens();
     Step::start(r_stage, s_storage.weights[ring.stage] + warpgroup * kWarpgroupBytes, s_storage.tokens[ring.stage]);
     Step::template wait<0>(r_stage);
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_storage.stage_released[ring.stage]);
+    Step::release(s_storage.stage_released[ring.stage], r_stage);
     ring.advance();
     add(r_stage);
   }

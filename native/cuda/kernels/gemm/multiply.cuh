@@ -54,6 +54,10 @@ struct MmaOperands {
     }
   }
 
+  static __device__ __forceinline__ uint32_t loaded_bits(uint32_t word) {
+    return kIsFp8 ? ptx::cvt_f16x2_e4m3x2_low(word) : ptx::mul_bf16x2(word, 0);
+  }
+
   static __device__ __forceinline__ void multiply(float* r_sum, const ptx::FragmentA& rows,
                                                   const ptx::FragmentB& tokens) {
     if constexpr (kIsFp8) {
@@ -112,6 +116,15 @@ struct MmaChunkPair {
     }
   }
 
+  __device__ __forceinline__ void wait_until_loaded() const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int fragment = 0; fragment < kFragments; ++fragment) bits |= Operands::loaded_bits(r_rows[fragment][3]);
+#pragma unroll
+    for (int matrix = 0; matrix < kTokenMatrices; ++matrix) bits |= Operands::loaded_bits(r_tokens[matrix][3]);
+    ptx::wait_for_bits(bits);
+  }
+
   __device__ __forceinline__ void add_step(float (&r_sum)[kFragments * kGroups * 4], int step) const {
     ptx::FragmentA r_fragments[kFragments];
 #pragma unroll
@@ -141,6 +154,15 @@ __device__ __forceinline__ void add_registers(float (&r_sum)[kCount], const floa
   for (int index = 0; index < kCount; ++index) r_sum[index] = __fadd_rn(r_sum[index], r_values[index]);
 }
 
+template <int kCount>
+__device__ __forceinline__ void wait_for_sums(const float (&r_sums)[kCount]) {
+  float sum = r_sums[kCount - 1];
+#pragma unroll
+  for (int index = kCount - 5; index >= 0; index -= 4) sum = __fadd_rn(sum, r_sums[index]);
+  ptx::wait_for_sum(sum);
+  __syncwarp();
+}
+
 template <Multiply kMultiply, GemmElement kElement, int kTokens>
 struct StepMultiply;
 
@@ -150,6 +172,7 @@ struct StepMultiply<Multiply::kWgmma, kElement, kTokens> {
 
   static __device__ __forceinline__ void acquire_copied_tokens() { ptx::fence_proxy_async(); }
 
+  template <int kParts = kGemmTileK / 32>
   static __device__ __forceinline__ void start(float (&r_step)[kTokens / 2], const uint8_t* s_rows,
                                                const uint8_t* s_tokens) {
     const uint64_t rows = ptx::wgmma_descriptor(ptx::shared_address(s_rows), 8 * kCoreMatrixBytes, kCoreMatrixBytes);
@@ -157,7 +180,7 @@ struct StepMultiply<Multiply::kWgmma, kElement, kTokens> {
         ptx::wgmma_descriptor_swizzle_128b(ptx::shared_address(s_tokens), 0, kFragmentTokens * kGemmTileK);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       Wgmma::mma_async(r_step, rows + part * (2048 / 16), tokens + part * (32 / 16), part == 0 ? 0 : 1);
     }
     ptx::wgmma_commit_group();
@@ -167,6 +190,10 @@ struct StepMultiply<Multiply::kWgmma, kElement, kTokens> {
   static __device__ __forceinline__ void wait(float (&r_step)[kTokens / 2]) {
     ptx::wgmma_wait_group<kPending>();
     ptx::pin_registers(r_step);
+  }
+
+  static __device__ __forceinline__ void release(uint64_t& s_released, const float (&)[kTokens / 2]) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_released);
   }
 };
 
@@ -200,6 +227,11 @@ struct StepMultiply<Multiply::kMmaSync, kElement, kTokens> {
 
   template <int kPending>
   static __device__ __forceinline__ void wait(float (&)[kTokens / 2]) {}
+
+  static __device__ __forceinline__ void release(uint64_t& s_released, const float (&r_step)[kTokens / 2]) {
+    wait_for_sums(r_step);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(s_released);
+  }
 };
 
 template <int kBytesOfK>
@@ -316,7 +348,7 @@ struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
       tokens += 2 * count * kChunkBytes;
       if ((pair + 1) % kPartPairs == 0 || pair + 1 == kPairs) add_registers(r_sum, r_part);
     }
-    __syncwarp();
+    wait_for_sums(r_sum);
   }
 };
 
@@ -367,6 +399,7 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
     const uint32_t columns =
         s_rows + (kFirst * 2 + lane / 8 % (2 * kQuadSteps)) * kChunkStride + lane % 8 * kChunkBytes;
     ptx::FragmentA r_fragments[2 * kQuadSteps];
+    uint32_t loaded = 0;
 #pragma unroll
     for (int step = 0; step < kQuadSteps; ++step) {
       const uint4& words = r_tokens[kFirst + step];
@@ -377,13 +410,18 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
     for (int group = 0; group < kRows / 8; ++group) {
       uint32_t r_weights[4];
       ptx::ldmatrix_x4(r_weights, columns + group * kCoreMatrixBytes);
+      loaded |= MmaOperands<GemmElement::kE4m3>::loaded_bits(r_weights[0]);
 #pragma unroll
       for (int chunk = 0; chunk < 2 * kQuadSteps; ++chunk) {
         add_fp8_product(r_part + group * 4, r_fragments[chunk], r_weights[chunk]);
       }
     }
     if constexpr (kNext % kPartSteps == 0 || kNext == kSteps) add_registers(r_sum, r_part);
-    if constexpr (kNext < kSteps) add_quad<kNext>(r_sum, r_part, r_tokens, s_rows);
+    if constexpr (kNext < kSteps) {
+      add_quad<kNext>(r_sum, r_part, r_tokens, s_rows);
+    } else {
+      ptx::wait_for_bits(loaded);
+    }
   }
 
   template <class Released>

@@ -1,5 +1,6 @@
 #include "cuda/kernels/moe/expert_down.cuh"
 #include "cuda/kernels/moe/expert_down_many.cuh"
+#include "cuda/kernels/moe/expert_down_rows.cuh"
 
 namespace glint::cuda {
 
@@ -31,13 +32,21 @@ void launch_many(const DownInputs& inputs, cudaStream_t stream) {
 }
 
 template <Multiply kMultiply, class Tile, bool kIsOneStep>
+void launch_many_tokens(const DownCall& call, const DownInputs& inputs, cudaStream_t stream) {
+  if constexpr (kMultiply == Multiply::kWgmma && std::is_same_v<Tile, DownTile32> && !kIsOneStep) {
+    if (call.routed != nullptr) return launch_down_rows<DownRowsShape<kMultiply, Tile>>(call, stream);
+  }
+  launch_many<ManyDownShape<kMultiply, Tile, kIsOneStep>>(inputs, stream);
+}
+
+template <Multiply kMultiply, class Tile, bool kIsOneStep>
 void launch_steps(const DownCall& call, const DownInputs& inputs, cudaStream_t stream) {
   if (call.streams_gate_up) {
     launch_few<DownShape<kMultiply, Tile, kStreamedTileTokens, kStreamedTokens, true, kIsOneStep>>(inputs, stream);
   } else if (plan_tiles(call.num_tokens).down_tokens == 32) {
     launch_few<DownShape<kMultiply, Tile, 32, 256, false, kIsOneStep>>(inputs, stream);
   } else {
-    launch_many<ManyDownShape<kMultiply, Tile, kIsOneStep>>(inputs, stream);
+    launch_many_tokens<kMultiply, Tile, kIsOneStep>(call, inputs, stream);
   }
 }
 

@@ -9,6 +9,7 @@
 namespace glint::cuda {
 
 constexpr int32_t kQuantisedWidthLimit = 1536;
+constexpr int32_t kSplitKTokens = 256;
 constexpr int32_t kDownBlockTokens = 1024;
 constexpr int32_t kMaxLocalExperts = 256;
 constexpr int32_t kMaxExpertsPerToken = 8;
@@ -57,6 +58,11 @@ constexpr bool is_down_shape(int64_t hidden_size, int64_t width) {
          (width % tile.k == 0 || width < tile.k);
 }
 
+constexpr bool stores_down_rows(int64_t hidden_size, int64_t width, Multiply multiply) {
+  return multiply == Multiply::kWgmma && width > DownTile32::kK && plan_down_tile(width).k == DownTile32::kK &&
+         hidden_size % kGemmTileRows == 0;
+}
+
 constexpr int64_t kPackedTileHeadBytes = 16;
 constexpr int64_t kTokenMetadataBytes = 16;
 
@@ -86,6 +92,7 @@ struct GroupedTokens {
   int32_t* num_rows;
   RowPlace* row_places;
   uint32_t* rows_packed;
+  int32_t* token_rows;
 };
 
 struct GroupCall {
@@ -131,6 +138,34 @@ struct DownCall {
   int64_t max_rows;
   bool streams_gate_up;
   Multiply multiply;
+  float* routed = nullptr;
+};
+
+struct QuantisedRows {
+  uint8_t* fp8;
+  float* scales;
+
+  static QuantisedRows in(uint8_t* packed_tiles, int64_t max_rows, int64_t width) {
+    return {packed_tiles, reinterpret_cast<float*>(packed_tiles + max_rows * width)};
+  }
+};
+
+struct QuantiseRowsCall {
+  QuantisedRows rows;
+  const float* hidden;
+  const int32_t* num_rows;
+  int64_t max_rows;
+  int32_t width;
+};
+
+struct SumRowsCall {
+  float* out;
+  const float* routed;
+  const float* row_weights;
+  const int32_t* token_rows;
+  int64_t num_tokens;
+  int32_t hidden_size;
+  int32_t rows_per_token;
 };
 
 struct PlaceRowsCall {
@@ -174,6 +209,8 @@ void launch_pack_down(const PackCall& call, cudaStream_t stream);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
 void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
 void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);
+void launch_quantise_rows(const QuantiseRowsCall& call, cudaStream_t stream);
+void launch_sum_rows(const SumRowsCall& call, cudaStream_t stream);
 
 template <Multiply kMultiply>
 void launch_expert_gate_up_with(const GateUpCall& call, cudaStream_t stream);

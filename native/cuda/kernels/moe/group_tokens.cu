@@ -301,23 +301,34 @@ __device__ void rank_tokens(const GroupCall& call, const GroupStorage& storage, 
   __syncthreads();
 }
 
-__device__ void store_row(const GroupCall& call, const GroupStorage& storage, int expert, int token, float weight) {
+__device__ int store_row(const GroupCall& call, const GroupStorage& storage, int expert, int token, float weight) {
   const int index = expert * storage.num_words + token / kWordTokens;
   const uint32_t below = storage.s_masks[index] & ((1U << (token % kWordTokens)) - 1U);
   const int row = storage.s_row_first[expert] + storage.s_ranks[index] + __popc(below);
   call.grouped.row_tokens[row] = token;
   call.grouped.row_weights[row] = weight;
+  return row;
+}
+
+__device__ void store_token_row(const GroupCall& call, int token, int choice, int row) {
+  if (call.grouped.token_rows == nullptr) return;
+  call.grouped.token_rows[token * (call.experts_per_token + 1) + choice] = row;
 }
 
 __device__ void store_rows(const GroupCall& call, const GroupStorage& storage, int first, WeightedPair pair) {
   const int stride = gridDim.x * kGroupThreads;
-  for (int index = first; index < storage.num_pairs; index += stride) {
+  for (int index = first; index < call.num_tokens * call.experts_per_token; index += stride) {
     const WeightedPair next(call, index + stride);
-    if (pair.expert >= 0) store_row(call, storage, pair.expert, index / call.experts_per_token, pair.weight);
+    const int token = index / call.experts_per_token;
+    const bool is_own = pair.expert >= 0 && index < storage.num_pairs;
+    const int row = is_own ? store_row(call, storage, pair.expert, token, pair.weight) : -1;
+    store_token_row(call, token, index % call.experts_per_token, row);
     pair = next;
   }
-  for (int token = first; call.has_shared != 0 && token < storage.num_tokens; token += stride) {
-    store_row(call, storage, storage.num_experts - 1, token, 1.0F);
+  for (int token = first; token < call.num_tokens; token += stride) {
+    const bool is_own = call.has_shared != 0 && token < storage.num_tokens;
+    const int row = is_own ? store_row(call, storage, storage.num_experts - 1, token, 1.0F) : -1;
+    store_token_row(call, token, call.experts_per_token, row);
   }
 }
 
@@ -423,7 +434,7 @@ void launch_few(const GroupCall& call, int num_experts, cudaStream_t stream) {
 
 TilePlan plan_tiles(int64_t num_tokens) {
   if (num_tokens <= kFewGroupTokens) return {kFewTileTokens, kFewTileTokens, kFewGroupTokens};
-  if (num_tokens <= 256) return {32, 32, 256};
+  if (num_tokens <= kSplitKTokens) return {32, 32, kSplitKTokens};
   const int64_t num_blocks = (num_tokens + kDownBlockTokens - 1) / kDownBlockTokens;
   const int64_t block_words = (num_tokens + num_blocks * kWordTokens - 1) / (num_blocks * kWordTokens);
   return {128, 64, static_cast<int32_t>(block_words * kWordTokens)};

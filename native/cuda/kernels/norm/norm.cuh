@@ -116,17 +116,24 @@ __device__ __forceinline__ void scale_by(RowTile<kVectors>& tile, float factor) 
 }
 
 template <int kVectors>
-__device__ __forceinline__ void norm_and_quantise(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
-                                                  const NormCall& call, int64_t row, int64_t width, bool is_aligned,
-                                                  NormShared& shared) {
+__device__ __forceinline__ float norm_row(RowTile<kVectors>& tile, const RowTile<kVectors>& weight, int64_t width,
+                                          float epsilon, NormShared& shared) {
   const float own_sum = tile.sum_of_squares();
   weigh(tile, weight);
   const SumAndHighest all = reduce_thread_block<kRowThreads>({own_sum, tile.highest_magnitude()}, shared.parts);
-  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(all.sum, static_cast<float>(width)) + call.epsilon));
+  const float factor = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(all.sum, static_cast<float>(width)) + epsilon));
   scale_by(tile, factor);
+  return all.highest * factor;
+}
+
+template <int kVectors>
+__device__ __forceinline__ void norm_and_quantise(RowTile<kVectors>& tile, const RowTile<kVectors>& weight,
+                                                  const NormCall& call, int64_t row, int64_t width, bool is_aligned,
+                                                  NormShared& shared) {
+  const float highest = norm_row(tile, weight, width, call.epsilon, shared);
   if (call.normed != nullptr) tile.store(call.normed + row * width, width, is_aligned);
   if (call.fp8 == nullptr) return;
-  const float scale = fp8_scale(fmaxf(all.highest * factor, 0.0F));
+  const float scale = fp8_scale(fmaxf(highest, 0.0F));
   if (threadIdx.x == 0) call.scales[row] = scale;
   tile.store_fp8(call.fp8 + row * call.fp8_stride, width, call.fp8_stride, scale,
                  is_aligned && call.fp8_stride % kVectorFloats == 0);

@@ -83,6 +83,64 @@ __global__ void __launch_bounds__(kRowThreads) gather_rows_kernel(const GatherCa
   }
 }
 
+template <int kVectors>
+__device__ __forceinline__ void load_embedding(RowTile<kVectors>& tile, const uint16_t* g_row, int64_t width,
+                                               bool is_aligned) {
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+    const int64_t start = RowTile<kVectors>::first(vector);
+    float4 loaded = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    if (is_aligned && start < width) loaded = widened_bf16(*reinterpret_cast<const uint2*>(g_row + start));
+    tile.values[vector][0] = loaded.x;
+    tile.values[vector][1] = loaded.y;
+    tile.values[vector][2] = loaded.z;
+    tile.values[vector][3] = loaded.w;
+  }
+  if (is_aligned) return;
+  RowTile<kVectors>::for_each(width, [&](int vector, int element, int64_t index) {
+    tile.values[vector][element] = __uint_as_float(static_cast<uint32_t>(g_row[index]) << 16U);
+  });
+}
+
+template <int kVectors>
+__global__ void __launch_bounds__(kRowThreads) mtp_input_kernel(const MtpInputCall call) {
+  __shared__ NormShared s_norm;
+  const int64_t row = blockIdx.x;
+  const bool is_hidden = blockIdx.y == 1;
+  const bool is_aligned = call.width % kVectorFloats == 0;
+  RowTile<kVectors> tile;
+  RowTile<kVectors> weight;
+  weight.load(is_hidden ? call.hidden_norm : call.embedding_norm, call.width, is_aligned);
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  if (is_hidden) {
+    tile.load(call.hidden + row * call.width, call.width, is_aligned);
+  } else {
+    load_embedding(tile, call.table + call.tokens[row] * call.width, call.width, is_aligned);
+  }
+  norm_row(tile, weight, call.width, call.epsilon, s_norm);
+  auto* g_row = reinterpret_cast<__nv_bfloat16*>(call.out + row * call.out_stride_bytes);
+  __nv_bfloat16* g_half = g_row + (is_hidden ? call.width : 0);
+  RowTile<kVectors>::for_each(call.width, [&](int vector, int element, int64_t index) {
+    g_half[index] = __float2bfloat16_rn(tile.values[vector][element]);
+  });
+  if (!is_hidden) return;
+  for (int64_t index = 2 * call.width + threadIdx.x; index < call.out_stride_bytes / 2; index += kRowThreads) {
+    g_row[index] = __float2bfloat16_rn(0.0F);
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) page_states_kernel(const PageStatesCall call) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  const PageState state = call.states[blockIdx.x];
+  float* g_row = call.rows + state.row * call.width;
+  float* g_kept = call.kept + state.page * call.width;
+  const float* g_source = state.is_kept ? g_row : g_kept;
+  float* g_target = state.is_kept ? g_kept : g_row;
+  for (int64_t index = threadIdx.x; index < call.width; index += kRowThreads) g_target[index] = g_source[index];
+}
+
 void launch_norm(const NormCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
   const LaunchShape shape = {static_cast<unsigned>(call.count), kRowThreads, 0};
@@ -116,6 +174,19 @@ void launch_add_rows(float* hidden, const float* update, int64_t count, cudaStre
 void launch_gather_rows(const GatherCall& call, cudaStream_t stream) {
   if (call.count == 0) return;
   launch_dependent(gather_rows_kernel, {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
+}
+
+void launch_mtp_input(const MtpInputCall& call, cudaStream_t stream) {
+  if (call.count == 0) return;
+  const LaunchShape shape = {dim3(static_cast<unsigned>(call.count), 2), kRowThreads, 0};
+  with_norm_vectors(call.width, [&](auto vectors) {
+    launch_dependent(mtp_input_kernel<decltype(vectors)::value>, shape, stream, call);
+  });
+}
+
+void launch_page_states(const PageStatesCall& call, cudaStream_t stream) {
+  if (call.count == 0) return;
+  launch_dependent(page_states_kernel, {static_cast<unsigned>(call.count), kRowThreads, 0}, stream, call);
 }
 
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/sampling/sampling.h"
+#include "model/ops.h"
 
 namespace glint::cuda {
 
@@ -46,9 +47,32 @@ struct GatherCall {
   const float* update;
 };
 
+struct MtpInputCall {
+  uint8_t* out;
+  int64_t out_stride_bytes;
+  const uint16_t* table;
+  const int32_t* tokens;
+  const float* hidden;
+  const float* embedding_norm;
+  const float* hidden_norm;
+  int64_t count;
+  int64_t width;
+  float epsilon;
+};
+
+struct PageStatesCall {
+  float* rows;
+  float* kept;
+  const PageState* states;
+  int64_t count;
+  int64_t width;
+};
+
 void launch_norm(const NormCall& call, cudaStream_t stream);
 void launch_embed(const EmbedCall& call, cudaStream_t stream);
 void launch_add_rows(float* hidden, const float* update, int64_t count, cudaStream_t stream);
 void launch_gather_rows(const GatherCall& call, cudaStream_t stream);
+void launch_mtp_input(const MtpInputCall& call, cudaStream_t stream);
+void launch_page_states(const PageStatesCall& call, cudaStream_t stream);
 
 }

@@ -58,6 +58,15 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(void* s_target, const 
       : "memory");
 }
 
+__device__ __forceinline__ void cp_async_bulk_tensor_load(void* s_target, const CUtensorMap& map, int column, int row,
+                                                          int layer, uint64_t& s_barrier, uint64_t cache_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(s_target)),
+      "l"(&map), "r"(shared_address(&s_barrier)), "r"(column), "r"(row), "r"(layer), "l"(cache_policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap& map, const void* s_source, int column,
                                                            int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),

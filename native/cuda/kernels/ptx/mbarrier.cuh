@@ -86,6 +86,20 @@ __device__ __forceinline__ void mbarrier_wait_suspended(uint64_t& s_barrier, uin
       : "memory");
 }
 
+__device__ __forceinline__ bool mbarrier_test(uint64_t& s_barrier, uint32_t phase) {
+  uint32_t is_done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(is_done)
+      : "r"(shared_address(&s_barrier)), "r"(phase)
+      : "memory");
+  return is_done != 0;
+}
+
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

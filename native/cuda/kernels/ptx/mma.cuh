@@ -71,6 +71,16 @@ __device__ __forceinline__ void mma_m16n8k16_f16(FragmentC& sum, const FragmentA
   mma_m16n8k16_f16(sum.values, left, right.regs[0], right.regs[1]);
 }
 
+__device__ __forceinline__ void wait_for_sum(float sum) {
+  constexpr uint32_t kNanOfNoProduct = 0x7fc12345U;
+  if (__float_as_uint(sum) == kNanOfNoProduct) __trap();
+}
+
+__device__ __forceinline__ void wait_for_bits(uint32_t bits) {
+  constexpr uint32_t kBitsOfNoValue = 0x00010001U;
+  if (bits == kBitsOfNoValue) __trap();
+}
+
 __device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2(uint16_t values) {
   uint32_t halves;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(values));
