@@ -40,6 +40,9 @@ class Admission:
         self._limits = limits
         self._clock = clock
         self._departures: deque[tuple[float, int]] = deque(maxlen=NUM_REMEMBERED_DEPARTURES)
+        self._departed_tokens = 0
+        self._num_changes = 0
+        self._last_refusal: tuple[tuple[Share, int, int], Problem | None] | None = None
         self._by_key: dict[str | int, _KeyUsage] = {}
         self.num_preparing = 0
         self.num_waiting = 0
@@ -49,16 +52,24 @@ class Admission:
     @contextmanager
     def preparing(self, share: Share = DEFAULT_SHARE) -> Iterator[None]:
         """Count a request while it is prepared; refuses it before any work while the queue is full."""
-        self.check_room(share)
+        problem = self._find_refusal(share, 1, 1, is_prepared=False)
+        if problem is not None:
+            raise problem
         self._count(share, preparing=1)
         try:
             yield
         finally:
             self._count(share, preparing=-1)
 
-    def check_room(self, share: Share = DEFAULT_SHARE) -> None:
-        """Refuse a request that is not read yet, with a 429, while the queue is full."""
-        self._check_room(share, 1, 1, is_prepared=False)
+    def find_refusal(self, share: Share = DEFAULT_SHARE) -> Problem | None:
+        """The 429 for a request that is not read yet while the queue is full; None where it has room.
+
+        Many requests may get the same refusal: it holds until the queue changes, and its Retry-After for 0.1 s.
+        """
+        situation = share, self._num_changes, int(10 * self._clock())
+        if self._last_refusal is None or self._last_refusal[0] != situation:
+            self._last_refusal = situation, self._find_refusal(share, 1, 1, is_prepared=False)
+        return self._last_refusal[1]
 
     def admit(self, prompt_tokens: Sequence[int], share: Share = DEFAULT_SHARE) -> "QueueSlot":
         """Admit requests with these prompt lengths to the queue, all or none of them.
@@ -73,12 +84,15 @@ class Admission:
                 f"{limits.waiting_requests} with {limits.waiting_tokens}: split it into smaller requests"
             )
             raise Problem(400, message, "request_exceeds_queue")
-        self._check_room(share, num_requests, num_tokens, is_prepared=True)
+        problem = self._find_refusal(share, num_requests, num_tokens, is_prepared=True)
+        if problem is not None:
+            raise problem
         self._count(share, waiting=num_requests, tokens=num_tokens)
         return QueueSlot(self, prompt_tokens, share)
 
     def _count(self, share: Share, preparing: int = 0, waiting: int = 0, tokens: int = 0) -> None:
         """Change the counts of the queue and of one key."""
+        self._num_changes += 1
         self.num_preparing += preparing
         self.num_waiting += waiting
         self.waiting_tokens += tokens
@@ -89,14 +103,17 @@ class Admission:
         if not (usage.preparing or usage.waiting):
             del self._by_key[share.key]
 
-    def _check_room(self, share: Share, num_requests: int, num_tokens: int, *, is_prepared: bool) -> None:
-        """Refuse what has no room. Requests in preparation count against a request that is not prepared yet."""
+    def _find_refusal(self, share: Share, num_requests: int, num_tokens: int, *, is_prepared: bool) -> Problem | None:
+        """The refusal of what has no room. Requests in preparation count against one that is not prepared yet."""
         limits = self._limits
+        requests = self.num_waiting + num_requests + (0 if is_prepared else self.num_preparing)
+        tokens = self.waiting_tokens + num_tokens
+        if requests <= limits.waiting_requests and tokens <= limits.waiting_tokens:
+            return None
         usage = self._by_key.get(share.key, _KeyUsage(share.weight))
         weights = sum(other.weight for key, other in self._by_key.items() if key != share.key) + share.weight
-        requests = self.num_waiting + num_requests + (0 if is_prepared else self.num_preparing)
         own_requests = usage.waiting + num_requests + (0 if is_prepared else usage.preparing)
-        tokens, own_tokens = self.waiting_tokens + num_tokens, usage.tokens + num_tokens
+        own_tokens = usage.tokens + num_tokens
         full = [
             (what, limit, limit * share.weight // weights)
             for what, limit, total, own in (
@@ -105,16 +122,17 @@ class Admission:
             )
             if total > limit and (total > 2 * limit or own > limit * share.weight // weights)
         ]
-        if full:
-            what, limit, fair = full[0]
-            seconds = self._retry_seconds(requests - limits.waiting_requests, tokens - limits.waiting_tokens)
-            own = "" if weights == share.weight else f"; this key may hold {fair} {what} while others wait"
-            message = (
-                f"the server is at its limit of {limit} {what} in the queue: {self.num_waiting} requests with "
-                f"{self.waiting_tokens} prompt tokens are waiting and {self.num_preparing} are being read{own}; "
-                f"try again in {seconds} s"
-            )
-            raise Problem(429, message, "queue_full", headers={"Retry-After": str(seconds)})
+        if not full:
+            return None
+        what, limit, fair = full[0]
+        seconds = self._retry_seconds(requests - limits.waiting_requests, tokens - limits.waiting_tokens)
+        held = "" if weights == share.weight else f"; this key may hold {fair} {what} while others wait"
+        message = (
+            f"the server is at its limit of {limit} {what} in the queue: {self.num_waiting} requests with "
+            f"{self.waiting_tokens} prompt tokens are waiting and {self.num_preparing} are being read{held}; "
+            f"try again in {seconds} s"
+        )
+        return Problem(429, message, "queue_full", headers={"Retry-After": str(seconds)})
 
     def _retry_seconds(self, excess_requests: int, excess_tokens: int) -> int:
         """Whole seconds, 1 to 60, until that much has left the queue at the rate of the last departures.
@@ -124,10 +142,9 @@ class Admission:
         if not self._departures:
             return MIN_RETRY_SECONDS
         elapsed = self._clock() - self._departures[0][0]
-        tokens_left = sum(tokens for _, tokens in self._departures)
         waits = [
             elapsed * excess / left if left else math.inf
-            for excess, left in ((excess_requests, len(self._departures)), (excess_tokens, tokens_left))
+            for excess, left in ((excess_requests, len(self._departures)), (excess_tokens, self._departed_tokens))
             if excess > 0
         ]
         return math.ceil(min(max(MIN_RETRY_SECONDS, *waits), MAX_RETRY_SECONDS))
@@ -135,6 +152,9 @@ class Admission:
     def _leave(self, share: Share, tokens: int, *, is_starting: bool) -> None:
         self._count(share, waiting=-1, tokens=-tokens)
         self.num_running += is_starting
+        if len(self._departures) == NUM_REMEMBERED_DEPARTURES:
+            self._departed_tokens -= self._departures[0][1]
+        self._departed_tokens += tokens
         self._departures.append((self._clock(), tokens))
 
     def _end(self) -> None:

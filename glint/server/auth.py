@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,11 @@ class Tenant:
 
     def share(self, priority: int = 0) -> Share:
         """The share of the engine that a request of this tenant counts against."""
-        return Share(self.cache_salt, self.weight, priority)
+        return Share(self.cache_salt, self.weight, priority) if priority else self._share
+
+    @cached_property
+    def _share(self) -> Share:
+        return Share(self.cache_salt, self.weight)
 
     def salt_of(self, salt: str | None) -> int:
         """The salt of a request that has one of its own, else the tenant's."""
@@ -55,6 +60,9 @@ class Tenant:
             return self.cache_salt
         digest = hmac.digest(_SALT_SECRET, f"{self.cache_salt} {salt}".encode(errors="surrogatepass"), "sha256")
         return _to_salt(digest)
+
+
+ANYONE = Tenant(0)
 
 
 class ApiKeys:
@@ -222,7 +230,7 @@ class Authentication:
         elif scope["type"] != "http":
             raise RequestError(f"a connection of type {scope['type']!r} is not served; use HTTP")
         elif not self._keys:
-            scope[TENANT] = self._find_tenant(scope) or Tenant(0)
+            scope[TENANT] = (self._keys.has_admin and self._find_tenant(scope)) or ANYONE
             await self._app(scope, receive, send)
         elif self._is_open(scope):
             await self._app(scope, receive, send)

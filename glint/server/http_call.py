@@ -1,6 +1,7 @@
 """One HTTP call of a generating route: it is read, run, answered or refused, and recorded exactly once."""
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -60,11 +61,7 @@ class HttpCall:
         return tenant_of(self._scope)
 
     async def read(self, kind: type[Body]) -> Body:
-        """Read the body and check it against its type; from now on a client that leaves ends the call.
-
-        While the queue is full the body is not read: a refusal must cost the running requests little.
-        """
-        self.state.admission.check_room(self.tenant.share())
+        """Read the body and check it against its type; from now on a client that leaves ends the call."""
         self.state.outcomes.admit(self.request_id, self.route)
         try:
             body = decode(await read_json(self._scope, self._receive, self.state.limits), kind)
@@ -218,6 +215,8 @@ class HttpCall:
             decode_seconds=None if first is None or last is None else last - first,
             total_seconds=self._record.seconds,
             user=self.user,
+            draft_tokens=None if usage is None else usage.draft_tokens,
+            accepted_draft_tokens=None if usage is None else usage.accepted_draft_tokens,
         )
 
 
@@ -256,6 +255,7 @@ StreamError = Callable[[Problem, str], bytes]
 class GeneratingRoute:
     """An ASGI endpoint around a handler. Every call ends in exactly one response and one recorded outcome.
 
+    While the queue is full a call is refused before its body is read: that must cost the running requests little.
     `stream_error` writes the last event of a stream that failed.
     """
 
@@ -269,6 +269,11 @@ class GeneratingRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the handler; where it fails, respond with the problem."""
+        began_at = time.monotonic()
+        refusal = self._state.admission.find_refusal(tenant_of(scope).share())
+        if refusal is not None:
+            await self._refuse_unread(scope["path"], send, refusal, began_at)
+            return
         call = HttpCall(self._state, self._prefix, scope, receive, send)
         problem: Problem | None = None
         try:
@@ -285,6 +290,14 @@ class GeneratingRoute:
             raise
         finally:
             call.close(problem)
+
+    async def _refuse_unread(self, path: str, send: Send, problem: Problem, began_at: float) -> None:
+        """Refuse and record a call. Its id opens nothing, so that it need not be hard to guess."""
+        request_id, seconds = f"{self._prefix}-{random.getrandbits(96):024x}", time.monotonic() - began_at
+        outcome = RequestOutcome(request_id, path, "refused", problem.code, problem.status, total_seconds=seconds)
+        self._state.outcomes.write_soon(outcome)
+        self._state.metrics.record(outcome)
+        await send_problem(send, path, problem, request_id)
 
     async def _refuse(self, call: HttpCall, problem: Problem) -> None:
         if problem.status == CLIENT_LEFT:

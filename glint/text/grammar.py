@@ -3,6 +3,7 @@
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from ctypes import Array, addressof, c_uint32, sizeof
 from dataclasses import replace
 from random import Random
@@ -322,6 +323,15 @@ class Matcher:
         self._taken.append(token_id)
         self._is_current = False
         self._is_ended = self._inner.is_stopped()
+
+    def fork(self) -> "Matcher":
+        """Gives another matcher at the same place, which goes its own way."""
+        other = copy(self)
+        other._inner = self._inner.deep_copy()
+        other._words = (c_uint32 * len(self._words))()
+        other._is_current = False
+        other._taken = [*self._taken]
+        return other
 
     def _takes(self, token_id: int) -> bool:
         is_taken = self._inner.consume_token(token_id) and not self._inner.is_error()

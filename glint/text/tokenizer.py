@@ -172,9 +172,8 @@ class Tokenizer:
             raise TextError(f"{token_id!r} is not a token id; give an integer from 0 on") from error
         if token is None:
             return b""
-        byte_of = _byte_of_letter()
-        if all(letter in byte_of for letter in token):
-            return bytes(byte_of[letter] for letter in token)
+        if _letters().issuperset(token):
+            return token.translate(_byte_of_letter()).encode("latin-1")
         return token.encode("utf-8")
 
 
@@ -255,11 +254,16 @@ def _overlap(text: str, stop: str) -> int:
 
 
 @cache
-def _byte_of_letter() -> dict[str, int]:
+def _byte_of_letter() -> dict[int, int]:
+    """The byte that each letter of a byte-level token stands for, both as numbers."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
-    shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | shifted
+    return {byte: byte for byte in printable} | {0x100 + index: byte for index, byte in enumerate(others)}
+
+
+@cache
+def _letters() -> frozenset[str]:
+    return frozenset(map(chr, _byte_of_letter()))
 
 
 def _check_files(folder: Path) -> None:

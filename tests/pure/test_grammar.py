@@ -268,6 +268,19 @@ def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler, toke
     assert first.is_finished and second.is_finished
 
 
+def test_a_fork_goes_its_own_way(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = compiler.compile(Choice(("red", "green", "grey")))
+    matcher = grammar.start()
+    push_text(matcher, tokenizer, "gre")
+    before = bytes(matcher.mask())
+    fork = matcher.fork()
+    assert bytes(fork.mask()) == before
+    push_text(fork, tokenizer, "en")
+    assert fork.is_finished and not matcher.is_finished and bytes(matcher.mask()) == before
+    push_text(matcher, tokenizer, "y")
+    assert matcher.is_finished
+
+
 def test_the_order_of_properties_is_part_of_the_grammar(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     for order in (("a", "b"), ("b", "a")):
         schema = {"type": "object", "properties": {name: {"const": 1} for name in order}, "required": list(order)}

@@ -163,6 +163,36 @@ def test_retry_after_looks_back_at_the_last_64_departures() -> None:
     assert retry_after(only_new, *[1] * 64) == "30"
 
 
+def test_retry_after_counts_the_tokens_of_the_last_64_departures() -> None:
+    clock = Clock()
+    admission = Admission(Limits(waiting_requests=64, waiting_tokens=1000), clock)
+    for tokens in (*[1000] * 10, *[1] * 64):
+        admission.admit([tokens]).started(0)
+    clock.now += 1.0
+    admission.admit([1000])
+    assert retry_after(admission, 640) == "10"
+
+
+def test_a_refusal_is_the_same_until_the_queue_or_the_time_has_changed() -> None:
+    clock = Clock()
+    admission = Admission(Limits(waiting_requests=3, waiting_tokens=1000), clock)
+    first = admission.admit([5, 5])
+    assert admission.find_refusal() is None
+    admission.admit([5])
+    problem = admission.find_refusal()
+    assert problem is not None and problem is admission.find_refusal()
+    assert admission.find_refusal(Share("other")) is None, "another key has its share"
+    first.started(0)
+    assert admission.find_refusal() is None
+    admission.admit([7])
+    later = admission.find_refusal()
+    assert later is not None and "3 requests with 17 prompt tokens" in later.message
+    assert later.headers["Retry-After"] == "1"
+    clock.now += 30.0
+    last = admission.find_refusal()
+    assert last is not None and last.headers["Retry-After"] == "30"
+
+
 def test_retry_after_of_a_fast_queue_is_a_second() -> None:
     clock = Clock()
     admission = Admission(Limits(waiting_requests=2), clock)

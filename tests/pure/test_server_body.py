@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from glint.errors import RequestError
 from glint.server.http.body import MAX_OUTER_STRINGS, check_structure, decode, read_json, shorten
-from glint.server.http.problems import Problem, anthropic_body, openai_body, problem_of, send_problem
+from glint.server.http.problems import Problem, anthropic_body, problem_of, send_problem
 from glint.server.limits import Limits
 
 SMALL = Limits(body_bytes=100, body_depth=4, body_seconds=5.0)
@@ -202,7 +202,12 @@ def test_a_good_body_is_decoded() -> None:
         ('{"messages":[{"role":"user","x":1}]}', "messages[0].x", "unknown_field", "'messages[0].x' is not supported"),
         ("{}", "messages", "missing_field", "'messages' is missing"),
         ('{"messages":[{"role":"user"},{}]}', "messages[1].role", "missing_field", "'messages[1].role' is missing"),
-        ('{"messages":[{"role":"cat"}]}', "messages[0].role", "invalid_value", "'cat'"),
+        (
+            '{"messages":[{"role":"user"},{"role":"cat"}]}',
+            "messages[1].role",
+            "invalid_value",
+            "invalid enum value 'cat'; use one of 'system', 'user'",
+        ),
         ('{"messages":[],"temperature":"x"}', "temperature", "invalid_value", "expected number | null, got string"),
         ('{"messages":[],"n":1.5}', "n", "invalid_value", "expected integer, got number"),
         ('{"messages":[],"temperature":1e999}', "temperature", "invalid_value", "out of range"),
@@ -217,7 +222,7 @@ def test_a_good_body_is_decoded() -> None:
             '{"messages":[{"role":"user","content":[{"type":"image"}]}]}',
             "messages[0].content[0].type",
             "invalid_value",
-            "'image'",
+            "invalid value 'image'; use 'text'",
         ),
         ("[]", None, "invalid_value", "expected object, got array"),
         ('{"messages":[]', None, "invalid_json", "not valid JSON"),
@@ -263,12 +268,12 @@ def test_the_name_of_an_unknown_field_cannot_harm(name: str) -> None:
     problem = refused(json.dumps({"messages": [], name: 1}))
     assert problem.code == "unknown_field" and len(problem.message) < 200
     assert problem.message.isprintable()
-    assert json.loads(openai_body(problem))["error"]["param"] == problem.param
+    assert json.loads(problem.openai_body)["error"]["param"] == problem.param
 
 
 def test_problems_take_the_form_of_each_api() -> None:
     problem = Problem(429, "full", "queue_full", headers={"Retry-After": "3"})
-    assert json.loads(openai_body(problem)) == {
+    assert json.loads(problem.openai_body) == {
         "error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
     }
     assert json.loads(anthropic_body(problem, "msg_1")) == {
@@ -301,7 +306,7 @@ def test_every_status_has_its_type(status: int, kind: str) -> None:
 def test_internals_stay_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     problem = problem_of(KeyError("/secret/path"), "chatcmpl-7")
     assert problem.status == 500 and "chatcmpl-7" in problem.message
-    assert b"secret" not in openai_body(problem) + anthropic_body(problem)
+    assert b"secret" not in problem.openai_body + anthropic_body(problem)
     assert "/secret/path" in caplog.text and "chatcmpl-7" in caplog.text
     own = Problem(404, "no", "no")
     assert problem_of(own, "x") is own

@@ -1,9 +1,8 @@
-"""The table of fields in docs/server.md against the bodies that the routes read."""
+"""The tables of fields in docs/server.md against the bodies that the routes read."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from glint.server.anthropic.messages import MessagesBody, PromptBody
 from glint.server.fields import Strict
@@ -11,6 +10,7 @@ from glint.server.glint_api import DetokenizeBody, GenerateBody, TokenizeBody
 from glint.server.openai.chat import ChatBody
 from glint.server.openai.completions import TextBody
 from glint.server.openai.responses import ResponsesBody
+from tests.house_rules.sources import ROOT
 
 BODIES: dict[str, type[Strict]] = {
     "chat": ChatBody,
@@ -22,19 +22,28 @@ BODIES: dict[str, type[Strict]] = {
     "tokenize": TokenizeBody,
     "detokenize": DetokenizeBody,
 }
+ALL = ("chat", "completions", "responses", "messages", "generate")
 
 
-def test_every_field_of_every_route_is_in_the_table() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "server.md").read_text()
-    section = text.partition("\n## Fields\n")[2].partition("\n## ")[0]
-    head, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
-    routes = [cell.strip() for cell in head.split("|")[2:-2]]
-    assert routes == list(BODIES)
-    listed: dict[str, set[str]] = {route: set() for route in routes}
-    for row in rows:
-        field, *marks = [cell.strip() for cell in row.split("|")[1 : len(routes) + 2]]
-        assert re.fullmatch(r"`\w+`", field) and set(marks) <= {"+", "o", ""}, row
-        for route, mark in zip(routes, marks, strict=True):
-            listed[route] |= {field.strip("`")} if mark else set()
-    for route, body in BODIES.items():
-        assert listed[route] == set(body.__struct_fields__), route
+def listed_fields(section: str) -> list[tuple[str, str]]:
+    """Every route and field of the rows, once for each table that has it."""
+    listed = []
+    for row in (line for line in section.splitlines() if line.startswith("| `")):
+        fields, routes = [cell.strip().split(", ") for cell in row.split("|")[1:3]]
+        assert all(re.fullmatch(r"`\w+`", field) for field in fields), row
+        named = [name for route in routes for name in (ALL if route == "all" else (route,))]
+        listed += [(route, field.strip("`")) for route in named for field in fields]
+    return listed
+
+
+def test_every_field_of_every_route_is_in_the_tables_once() -> None:
+    section = (ROOT / "docs" / "server.md").read_text().partition("\n## Fields\n")[2].partition("\n## ")[0]
+    listed = listed_fields(section)
+    read = [(route, field) for route, body in BODIES.items() for field in body.__struct_fields__]
+    assert sorted(listed) == sorted(read)
+
+
+def test_the_rows_are_read_as_written() -> None:
+    rows = "| works | routes | |\n|---|---|---|\n| `a`, `b` | chat, count | c, `d` |\n| `e` | all | |\n"
+    pairs = [("chat", "a"), ("chat", "b"), ("count", "a"), ("count", "b")]
+    assert listed_fields(rows) == pairs + [(route, "e") for route in ALL]

@@ -158,3 +158,19 @@ def test_what_python_prints_by_itself_is_an_object(tmp_path: Path, model: Path) 
     assert "one of a library" in warning["message"] and warning["logger"] == "py.warnings"
     assert printed["message"] == "two\nlines"
     assert "a defect" in defect["message"] and defect["traceback"].startswith("Traceback (most recent call last):\n")
+
+
+@MODES
+def test_a_signal_while_it_loads_removes_the_socket(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
+    path = tmp_path / "socket"
+    server = start(tmp_path / "log", str(model), "--uds", str(path), *flags, wait=False)
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://model") as client:
+            wait_for(path.exists, "the server listens")
+            assert client.get("/health", timeout=END_SECONDS).json()["phase"] in ("loading", "warming")
+        assert server.stop() == 0
+        assert "nothing is served yet, the process ends" in server.log.read_text()
+        assert not path.exists()
+    finally:
+        server.process.kill()
+        server.process.wait()

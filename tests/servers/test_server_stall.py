@@ -31,11 +31,11 @@ sys.exit(main(sys.argv[1:]))
 LOADING = """
 import sys, time
 from glint.server.serve import Server
-load = Server._load
-def load_slowly(self):
+load = Server._load_engine
+def load_slowly(self, checkpoint, sized):
     time.sleep(600)
-    return load(self)
-Server._load = load_slowly
+    return load(self, checkpoint, sized)
+Server._load_engine = load_slowly
 from glint.cli import main
 sys.exit(main(sys.argv[1:]))
 """

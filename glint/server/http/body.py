@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from glint.server.http.allowed_values import allowed_values
 from glint.server.http.problems import Problem
 from glint.server.limits import Limits
 
@@ -27,6 +28,7 @@ _PATH = r"(?: - at `\$(?P<path>[^`]*)`)?"
 _UNKNOWN = re.compile(rf"Object contains unknown field `(?P<name>.*?)`{_PATH}", re.DOTALL)
 _MISSING = re.compile(rf"Object missing required field `(?P<name>.*?)`{_PATH}", re.DOTALL)
 _WRONG = re.compile(rf"(?P<what>.*?){_PATH}", re.DOTALL)
+_NO_MEMBER = re.compile("invalid (enum )?value ")
 _TYPE_LIST = re.compile(r"`([^`]*)`")
 _JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _WORD = re.compile(r"\b(?:" + "|".join(_JSON_WORDS) + r")\b")
@@ -134,7 +136,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
         given = _without_nulls(raw)
         if given is not None:
             return decode(given, kind)
-        raise _problem_of(str(error)) from None
+        raise _problem_of(str(error), kind) from None
     except UnicodeDecodeError:
         raise Problem(400, "the body is not UTF-8", code="invalid_json") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -160,7 +162,7 @@ def shorten(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
 
 
-def _problem_of(text: str) -> Problem:
+def _problem_of(text: str, kind: type) -> Problem:
     """The problem of an error of msgspec. Of a long text the middle, which is the client's, is dropped."""
     if len(text) > MAX_ERROR_CHARS:
         text = text[: MAX_ERROR_CHARS // 2] + text[-MAX_ERROR_CHARS // 2 :]
@@ -178,7 +180,9 @@ def _problem_of(text: str) -> Problem:
     if path is None:
         return Problem(400, f"the body is wrong: {what}", code="invalid_value")
     field = _join(path, "")
-    return Problem(400, f"the field '{field}' is wrong: {what}", code="invalid_value", param=field)
+    allowed = allowed_values(kind, path) if _NO_MEMBER.match(what) else ""
+    way_out = f"; use one of {allowed}" if "," in allowed else f"; use {allowed}" if allowed else ""
+    return Problem(400, f"the field '{field}' is wrong: {what}{way_out}", code="invalid_value", param=field)
 
 
 def _name_types(types: re.Match[str]) -> str:

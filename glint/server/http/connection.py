@@ -250,6 +250,11 @@ class BoundedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for the first request."""
         self.transport = cast(asyncio.Transport, transport)
+        self._ends = {
+            "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
+            "client": _address(transport.get_extra_info("peername")),
+            "server": _address(transport.get_extra_info("sockname")),
+        }
         self._connections.add(self)
         self._await_next()
 
@@ -384,14 +389,12 @@ class BoundedConnection(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "method": self._parser.get_method().decode(),
-            "scheme": "http" if self.transport.get_extra_info("sslcontext") is None else "https",
             "path": unquote(raw_path.decode()),
             "raw_path": raw_path,
             "query_string": target.query or b"",
             "root_path": "",
             "headers": self._headers,
-            "client": _address(self.transport.get_extra_info("peername")),
-            "server": _address(self.transport.get_extra_info("sockname")),
+            **self._ends,
         }
 
     def _add(self, exchange: Exchange) -> None:

@@ -114,7 +114,8 @@ class SiteGuard:
     """ASGI middleware that refuses a request with a foreign Host or Origin before its body is read.
 
     A request without Origin does not come from a page, or its page cannot read the response; a POST of a page always
-    has one. The middleware calls `on_refusal` for every request that it refuses.
+    has one. The middleware calls `on_refusal` for every request that it refuses. It remembers the last Host that it let
+    through, which most clients share.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class SiteGuard:
         self._hosts = hosts
         self._origins = frozenset(origins)
         self._on_refusal = on_refusal
+        self._last: tuple[str, Host] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with 400 or 403."""
@@ -144,11 +146,15 @@ class SiteGuard:
         origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
         host = None
         if sent or scope.get("http_version") != "1.0":
-            host = parse_host(sent[0]) if len(sent) == 1 else None
-            if host is None:
-                return _malformed(sent)
-            if not self._hosts.allows(host.name):
-                return _foreign_host(host.name)
+            if len(sent) == 1 and self._last is not None and self._last[0] == sent[0]:
+                host = self._last[1]
+            else:
+                host = parse_host(sent[0]) if len(sent) == 1 else None
+                if host is None:
+                    return _malformed(sent)
+                if not self._hosts.allows(host.name):
+                    return _foreign_host(host.name)
+                self._last = sent[0], host
         if not origins or ANY in self._origins:
             return None
         is_own = len(origins) == 1 and host is not None and is_same_origin(origins[0], host)

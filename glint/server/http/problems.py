@@ -6,6 +6,7 @@ details.
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 
 import msgspec
@@ -61,18 +62,18 @@ class Problem(GlintError):
         """The error type that OpenAI and Anthropic clients know for this status."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
+    @cached_property
+    def openai_body(self) -> bytes:
+        """The JSON body as OpenAI clients read it."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
 
 def _bounded(message: str) -> str:
     if len(message) <= MAX_MESSAGE_CHARS:
         return message
     half = MAX_MESSAGE_CHARS // 2
     return f"{message[:half]} (cut) {message[-half:]}"
-
-
-def openai_body(problem: Problem) -> bytes:
-    """The JSON body of a problem as OpenAI clients read it."""
-    error = {"message": problem.message, "type": problem.type, "param": problem.param, "code": problem.code}
-    return msgspec.json.encode({"error": error})
 
 
 def anthropic_body(problem: Problem, request_id: str | None = None) -> bytes:
@@ -83,7 +84,7 @@ def anthropic_body(problem: Problem, request_id: str | None = None) -> bytes:
 
 def body_for(path: str, problem: Problem, request_id: str | None = None) -> bytes:
     """The JSON body of a problem in the form of the route's API."""
-    return anthropic_body(problem, request_id) if path in ANTHROPIC_PATHS else openai_body(problem)
+    return anthropic_body(problem, request_id) if path in ANTHROPIC_PATHS else problem.openai_body
 
 
 def problem_of(error: BaseException, request_id: str) -> Problem:

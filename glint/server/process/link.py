@@ -1,7 +1,8 @@
 """The server's end of the link to its supervisor, and what the server inherits from it.
 
 Every record is one message of a Unix socket: a JSON list of its kind and its values. The server sends its phases, the
-begin and the end of its requests, and a heartbeat. The supervisor sends when to accept connections, and signals.
+begin and the end of its requests, and a heartbeat. Requests that it refused unread have no begin, and one record has
+the ends of several. The supervisor sends when to accept connections, and signals.
 """
 
 import asyncio
@@ -20,10 +21,11 @@ from typing import Any
 
 import msgspec
 
-from glint.server.outcomes import OutcomeLog, RequestOutcome
+from glint.server.outcomes import OutcomeLog, OutcomeValue, RequestOutcome
 
 VARIABLE = "GLINT_SUPERVISOR"
 RECORD_BYTES = 64 * 1024
+REFUSED_PER_RECORD = 64
 HEARTBEAT_SECONDS = 0.25
 EXIT_ORPHAN = 1
 SET_DEATH_SIGNAL = 1
@@ -82,6 +84,7 @@ class SupervisorLink:
         for opened in (self.listener, self._socket):
             opened.set_inheritable(False)
         self._waiting: deque[bytes] = deque()
+        self._refused: list[dict[str, OutcomeValue]] = []
         self._lock = threading.RLock()
         self._may_accept = asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
@@ -91,6 +94,18 @@ class SupervisorLink:
         with self._lock:
             self._waiting.append(msgspec.json.encode([kind, *values]))
             self._send_waiting()
+
+    def send_refused(self, fields: dict[str, OutcomeValue]) -> None:
+        """Send the outcome of a refused request with others of this turn of the event loop, on whose thread it runs."""
+        if not self._refused:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._refused.append(fields)
+
+    def flush(self) -> None:
+        """Send the outcomes of refused requests that have not been sent."""
+        refused, self._refused = self._refused, []
+        for begin in range(0, len(refused), REFUSED_PER_RECORD):
+            self.send("refused_requests", refused[begin : begin + REFUSED_PER_RECORD])
 
     def _send_waiting(self) -> None:
         while self._waiting:
@@ -143,4 +158,8 @@ class SupervisedOutcomeLog(OutcomeLog):
 
     def write(self, outcome: RequestOutcome) -> None:
         """Send the outcome to the supervisor."""
-        self._link.send("end", outcome.as_dict())
+        self._link.send("end", outcome.known())
+
+    def write_soon(self, outcome: RequestOutcome) -> None:
+        """Send the outcome to the supervisor at the end of this turn of the event loop."""
+        self._link.send_refused(outcome.known())

@@ -32,6 +32,7 @@ EXIT_USAGE = 2
 TICK_SECONDS = 0.5
 HEALTHY_SECONDS = 600.0
 LONGEST_PAUSE_SECONDS = 30.0
+RESTARTS_AT_ONCE = 2
 KILL_SECONDS = 10.0
 UNKILLABLE_SECONDS = 60.0
 
@@ -190,6 +191,9 @@ class Supervisor:
             case "end", dict(fields):
                 child.open_requests.pop(fields["request_id"], None)
                 self._outcomes.write(RequestOutcome(**fields))
+            case "refused_requests", list(outcomes):
+                for fields in outcomes:
+                    self._outcomes.write(RequestOutcome(**fields))
             case "phase", "warming" if self._lifecycle.phase == "loading":
                 self._lifecycle.phase = "warming"
             case "model", str(model):
@@ -263,7 +267,8 @@ class Supervisor:
                 HEALTHY_SECONDS / 60,
             )
             return None
-        pause = min(2.0 ** (self._num_in_a_row - 1), LONGEST_PAUSE_SECONDS) if self._num_in_a_row else 0.0
+        num_paused = self._num_in_a_row - RESTARTS_AT_ONCE
+        pause = 0.0 if num_paused < 0 else min(2.0**num_paused, LONGEST_PAUSE_SECONDS)
         self._num_in_a_row += 1
         self._lifecycle.restarts += 1
         self._lifecycle.ready_at = time.monotonic() + pause + self._start_seconds
