@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from glint.checkpoint.hub import MODEL_ID, ModelSource, Say, locate_model, print_line
-from glint.engine.args import FLAGS, EngineArgs, value_types
+from glint.engine.args import FLAGS, EngineArgs, Flag, value_types
 
 if TYPE_CHECKING:
     from glint.llm import LLM
@@ -29,7 +30,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, has_sizes: bool = True) ->
         help=f"checkpoint folder, or model id of the hub, {MODEL_ID} (default: the sample model)",
     )
     group.add_argument("--engine", metavar="FILE", type=path, help="native library (default: the one of --device)")
-    add_engine_args(group, "device", "threads", "kernels", "kv_cache_dtype")
+    add_engine_args(group, "device", "threads", "kernels", "kv_cache_dtype", "num_speculative_tokens")
     if has_sizes:
         add_engine_args(group, "max_model_len", "max_num_seqs", "gpu_memory_utilization")
     ranks = parser.add_argument_group("ranks", RANKS)
@@ -42,9 +43,27 @@ def add_engine_args(parser: argparse._ActionsContainer, *names: str, **defaults:
     for name in names:
         flag, kind = FLAGS[name], types[name]
         default = defaults.get(name, getattr(EngineArgs, name))
-        values = {"type": kind, "metavar": flag.metavar} if isinstance(kind, type) else {"choices": get_args(kind)}
+        if flag.parse is None and not isinstance(kind, type):
+            values: dict[str, Any] = {"choices": get_args(kind)}
+        else:
+            values = {"type": flag_parser(flag) or kind, "metavar": flag.metavar}
         text = f"{flag.help} (default: {default if flag.otherwise is None else flag.otherwise})"
         parser.add_argument(*flag.spellings.split(), dest=name, default=default, help=text, **values)
+
+
+def flag_parser(flag: Flag) -> Callable[[str], Any] | None:
+    """What reads a flag's text and tells argparse why it cannot; None where the type of the option reads it."""
+    parse = flag.parse
+    if parse is None:
+        return None
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as problem:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a value of it: {problem}") from None
+
+    return read
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:

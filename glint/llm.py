@@ -137,7 +137,8 @@ class LLM:
         self.source = locate_model(model)
         folder = self.source.folder
         checkpoint = open_checkpoint(folder)
-        sized = size_engine(folder, checkpoint.config, checkpoint.files, EngineArgs(**options), engine)
+        has_mtp = bool(checkpoint.mtp_tensors)
+        sized = size_engine(folder, checkpoint.config, checkpoint.files, EngineArgs(**options), engine, has_mtp)
         self.tokenizer = None if skip_tokenizer else Tokenizer(folder)
         self._generation = checkpoint.generation
         if progress:

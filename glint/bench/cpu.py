@@ -12,6 +12,7 @@ import numpy as np
 
 from glint.bench.llama_peer import PeerFigures, measure_llama
 from glint.bench.machine import processor_name, refusing_unwritable
+from glint.bench.speculation import SpeculationRow, measure_speculation, render_speculation
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.layout import Dtype, Part, Role
 from glint.checkpoint.table import Checkpoint, TableEntry, open_checkpoint
@@ -22,6 +23,7 @@ from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 
 BATCHES = (1, 8, 32)
+SPECULATION_BATCHES = (1, 8)
 PROMPT_OF_DECODE = 64
 STEPS_TO_ADMIT = 2 * max(BATCHES)
 PEAK_READ_BYTES = 512 << 20
@@ -82,17 +84,24 @@ class Report:
     rows: tuple[Row, ...]
     peer: PeerFigures | None
     peer_problem: str | None
+    speculation: tuple[SpeculationRow, ...] = ()
 
 
 def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
     """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine."""
     checkpoint = open_checkpoint(Path(chosen.model))
-    settings = bench_settings(Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, args)
+    plain = replace(args, num_speculative_tokens=0)
+    settings = bench_settings(Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, plain)
     with Engine(checkpoint, settings, None, chosen.engine) as engine:
         ceilings = measure_ceilings(engine)
         rows = [measure_prefill(engine, checkpoint, chosen.prompt_tokens, ceilings)]
         rows += [measure_decode(engine, checkpoint, batch, chosen.decode_tokens, ceilings) for batch in BATCHES]
         kernels = engine.kernels
+    speculation: tuple[SpeculationRow, ...] = ()
+    if checkpoint.mtp_tensors and args.num_speculative_tokens:
+        speculation = measure_speculation(
+            checkpoint, Path(chosen.model), args, chosen.engine, SPECULATION_BATCHES, chosen.decode_tokens
+        )
     peer, problem = None, None
     if chosen.peer is not None:
         peer, problem = measure_llama(
@@ -105,10 +114,13 @@ def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
         threads=settings.threads,
         ceilings=ceilings,
         rows=tuple(rows),
+        speculation=speculation,
         peer=peer,
         peer_problem=problem,
     )
     print(render(report))
+    if speculation:
+        print("\n" + render_speculation(speculation, args.num_speculative_tokens))
     if chosen.json is not None:
         with refusing_unwritable(chosen.json):
             chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")

@@ -15,6 +15,13 @@ import numpy as np
 from glint.bench.machine import check_writable
 from glint.bench.rank_report import DecodeRow, PrefillRow, RankReport, as_json, project, show, write_json
 from glint.bench.rank_shapes import BF16_BYTES, RankShape, find_model, shape_rank
+from glint.bench.rank_speculation import (
+    Speculation,
+    SpeculationRow,
+    check_speculation,
+    show_speculation,
+    speculation_json,
+)
 from glint.bench.rank_target import TargetGpu, project_target, show_target, target_json
 from glint.bench.synthetic import SYNTHETIC_SEED
 from glint.checkpoint.table import NATIVE_TENSOR
@@ -39,9 +46,11 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json is not None:
         check_writable(chosen.json)
     shape = shape_rank(find_model(chosen.model), chosen.tp, chosen.expert_layout)
+    check_speculation(chosen.speculative, chosen.acceptance, shape, chosen.model)
     rows, left_out = fit_rows(chosen, shape)
     settings = rank_settings(chosen, shape, rows)
-    with open_rank(chosen, shape, settings) as native:
+    plain = replace(settings, num_speculative_tokens=0)
+    with open_rank(chosen, shape, plain) as native:
         peak = native.measure_read(PEAK_READ_BYTES)
         bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
         decodes = []
@@ -49,13 +58,8 @@ def run(chosen: argparse.Namespace) -> int:
             say(f"decode of {batch} requests at context {context}")
             decodes.append(bench.measure_decode(batch, context, chosen.warm_up, chosen.steps, shape.num_moe_layers))
         stats = native.stats()
-    with open_rank(chosen, shape, settings, shards_rows=True) as native:
-        bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
-        prefills = []
-        for tokens in chosen.prefill:
-            for cached in chosen.cached:
-                say(f"prefill of {tokens} tokens over {cached}")
-                prefills.append(bench.measure_prefill(tokens, cached))
+    speculation = measure_speculation(chosen, shape, settings, decodes) if chosen.speculative else None
+    prefills = measure_prefills(chosen, shape, plain)
     report = RankReport(
         model=chosen.model,
         shape=shape,
@@ -64,7 +68,7 @@ def run(chosen: argparse.Namespace) -> int:
         weight_bytes=stats.weight_bytes_placed,
         peak_bytes_per_second=peak,
         decodes=tuple(decodes),
-        prefills=tuple(prefills),
+        prefills=prefills,
         all_reduce_us=chosen.all_reduce_us,
         collective_gbs=chosen.collective_gbs,
         page_element_bytes=1 if settings.kv_cache_dtype == "fp8" else BF16_BYTES,
@@ -76,10 +80,41 @@ def run(chosen: argparse.Namespace) -> int:
     on_target = project_target(report, target, *load)
     show(report, projection)
     show_target(report, target, on_target)
+    if speculation is not None:
+        show_speculation(speculation)
     if chosen.json is not None:
         document = as_json(report, projection) | {f"projected_{target.name.lower()}": target_json(target, on_target)}
+        document["speculation"] = None if speculation is None else speculation_json(speculation)
         write_json(chosen.json, document)
     return 0
+
+
+def measure_speculation(
+    chosen: argparse.Namespace, shape: RankShape, settings: EngineSettings, decodes: Sequence[DecodeRow]
+) -> Speculation:
+    """Measure every decode row once more, on an engine with the MTP layer.
+
+    The rows without drafts come from an engine without it, for on a GPU the layer changes which kernels a step takes.
+    """
+    with open_rank(chosen, shape, settings) as native:
+        bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
+        rows = []
+        for plain in decodes:
+            say(f"decode of {plain.batch} requests at context {plain.context} with {chosen.speculative} drafts each")
+            rows.append(bench.measure_speculation(plain, chosen.warm_up, chosen.speculative))
+    return Speculation(chosen.speculative, chosen.acceptance, tuple(rows))
+
+
+def measure_prefills(chosen: argparse.Namespace, shape: RankShape, settings: EngineSettings) -> tuple[PrefillRow, ...]:
+    """Measure every prefill row, on an engine that shards rows as a rank of several does."""
+    with open_rank(chosen, shape, settings, shards_rows=True) as native:
+        bench = RankBench(native, shape.model.vocab_size, settings.max_step_tokens)
+        prefills = []
+        for tokens in chosen.prefill:
+            for cached in chosen.cached:
+                say(f"prefill of {tokens} tokens over {cached}")
+                prefills.append(bench.measure_prefill(tokens, cached))
+    return tuple(prefills)
 
 
 def target_gpu(chosen: argparse.Namespace) -> TargetGpu:
@@ -126,8 +161,13 @@ def fit_rows(chosen: argparse.Namespace, shape: RankShape) -> tuple[list[DecodeS
 
 
 def new_tokens(chosen: argparse.Namespace) -> int:
-    """Tokens that a decode row adds to its prompts."""
-    return int(chosen.warm_up + chosen.steps + 3)
+    """Tokens that a decode row adds to its prompts at most: with drafts, where all are right."""
+    return most_new_tokens(chosen.warm_up, chosen.steps, chosen.speculative)
+
+
+def most_new_tokens(warm_up: int, steps: int, num_drafts: int) -> int:
+    """Room behind a prompt for all steps of a decode row, were all drafts right, and for the drafts of the last."""
+    return (warm_up + steps + 3) * (1 + num_drafts)
 
 
 def row_pages(chosen: argparse.Namespace, batch: int, context: int) -> int:
@@ -157,7 +197,8 @@ def rank_settings(chosen: argparse.Namespace, shape: RankShape, rows: Sequence[D
             engine_args(chosen),
             tp=1,
             num_pages=max(decode_pages, -(-longest // DEFAULT_PAGE_TOKENS[chosen.device]) + 1),
-            max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, most),
+            max_step_tokens=max(DEFAULT_STEP_TOKENS[chosen.device], *chosen.prefill, most * (1 + chosen.speculative)),
+            num_speculative_tokens=chosen.speculative,
             max_num_seqs=most,
             max_model_len=longest,
         ),
@@ -228,7 +269,7 @@ class RankBench:
 
     def measure_decode(self, batch: int, context: int, warm_up: int, steps: int, num_moe_layers: int) -> DecodeRow:
         """Time `steps` decode steps of `batch` requests, one submitted before the one ahead of it is collected."""
-        requests = [self._add(context, warm_up + steps + 3) for _ in range(batch)]
+        requests = [self._add(context, most_new_tokens(warm_up, steps, 0)) for _ in range(batch)]
         self._fill(requests, context)
         self._decode(requests, warm_up)
         before = self._native.stats()
@@ -247,6 +288,33 @@ class RankBench:
             experts_per_layer=(after.experts_read - before.experts_read) / layer_steps if layer_steps else 0.0,
             steps_timed=steps,
             share_replayed=(after.steps_replayed - before.steps_replayed) / (steps + 1),
+        )
+
+    def measure_speculation(self, plain: DecodeRow, warm_up: int, num_drafts: int) -> SpeculationRow:
+        """Time the steps of `plain` again, every one verifying and making `num_drafts` drafts for each request.
+
+        The prompts are computed with drafts too, so that the MTP layer has all of their tokens.
+        """
+        steps = plain.steps_timed
+        room = most_new_tokens(warm_up, steps, num_drafts)
+        requests = [self._add(plain.context, room) for _ in range(plain.batch)]
+        self._fill(requests, plain.context, num_drafts)
+        self._speculate(requests, warm_up, num_drafts)
+        before = self._native.stats()
+        collected_at = self._speculate(requests, steps + 1, num_drafts)
+        after = self._native.stats()
+        self._free(requests)
+        seconds = sorted(later - earlier for earlier, later in pairwise(collected_at))
+        return SpeculationRow(
+            batch=plain.batch,
+            context=plain.context,
+            rows_verified=plain.batch * (1 + num_drafts),
+            median_ms=1e3 * statistics.median(seconds),
+            p10_ms=1e3 * percentile(seconds, 0.1),
+            p90_ms=1e3 * percentile(seconds, 0.9),
+            steps_timed=steps,
+            share_replayed=(after.steps_replayed - before.steps_replayed) / (steps + 1),
+            plain_ms=plain.median_ms,
         )
 
     def measure_prefill(self, tokens: int, cached: int) -> PrefillRow:
@@ -301,7 +369,7 @@ class RankBench:
         for request in requests:
             self._native.free_request(request)
 
-    def _fill(self, requests: Sequence[int], tokens: int) -> None:
+    def _fill(self, requests: Sequence[int], tokens: int, num_drafts: int = 0) -> None:
         """Compute the first `tokens` tokens of every prompt in steps as full as they may be."""
         room = self._max_step_tokens
         items: list[tuple[int, int]] = []
@@ -313,15 +381,27 @@ class RankBench:
                 missing -= advance
                 room -= advance
                 if not room:
-                    self._step(items)
+                    self._step(items, num_drafts)
                     room, items = self._max_step_tokens, []
         if items:
-            self._step(items)
+            self._step(items, num_drafts)
 
-    def _step(self, items: Sequence[tuple[int, int]]) -> None:
-        ticket = self._native.submit_step(items)
+    def _step(self, items: Sequence[tuple[int, int]], num_drafts: int = 0) -> None:
+        ticket = self._native.submit_step(items, [num_drafts] * len(items))
         self._native.sample_step(ticket)
-        self._check(self._native.collect_step(ticket))
+        self._check(self._native.collect_step(ticket), num_drafts=num_drafts)
+
+    def _speculate(self, requests: Sequence[int], count: int, num_drafts: int) -> list[float]:
+        """Run `count` steps that verify the drafts of the one before and make new ones; gives when each ended.
+
+        A request with drafts is in one step at a time, so a step is collected before the next is submitted.
+        """
+        items = [(request, 1 + num_drafts) for request in requests]
+        collected_at = []
+        for _ in range(count):
+            self._step(items, num_drafts)
+            collected_at.append(time.perf_counter())
+        return collected_at
 
     def _decode(self, requests: Sequence[int], count: int) -> list[float]:
         """Run `count` decode steps as the engine's own loop does; gives when each was collected."""
@@ -339,14 +419,20 @@ class RankBench:
                 ticket = following
         return collected_at
 
-    def _check(self, outcome: StepOutcome, new_tokens: int | None = None) -> None:
-        """Refuse to time steps that fail or bring too few tokens."""
+    def _check(self, outcome: StepOutcome, new_tokens: int | None = None, num_drafts: int = 0) -> None:
+        """Refuse to time steps that fail or bring too few tokens, or other than `num_drafts` drafts behind a token."""
         failed = sum(item.finish_reason == abi.FINISH_FAILED for item in outcome.items)
         found = sum(len(item.tokens) for item in outcome.items)
         if failed or (new_tokens is not None and found != new_tokens):
             raise EngineError(
                 f"a step of {len(outcome.items)} requests failed {failed} of them and brought {found} tokens; the "
                 "figures would mean nothing, check the engine with scripts/gpu_check.sh correct"
+            )
+        made = {len(item.drafts) for item in outcome.items if item.tokens}
+        if made - {num_drafts}:
+            raise EngineError(
+                f"a step of {len(outcome.items)} requests made {min(made)} to {max(made)} drafts for each instead of "
+                f"{num_drafts}; the figures would mean nothing, check the engine with scripts/gpu_check.sh correct"
             )
 
 

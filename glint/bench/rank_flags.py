@@ -1,9 +1,11 @@
 """The flags of `glint bench rank` and `glint bench kernels`."""
 
 import argparse
+from itertools import pairwise
 
 from glint.bench.rank_shapes import KNOWN_MODELS
 from glint.bench.serving_flags import count, counts, natural, positive
+from glint.engine.drafts import MAX_SPECULATIVE_TOKENS
 from glint.flags import add_engine_args, path
 
 
@@ -85,6 +87,22 @@ def _add_measured(group: argparse._ArgumentGroup) -> None:
         default=(0,),
         help="tokens of context before each prefill step, such as 0,28672 (default: 0)",
     )
+    group.add_argument(
+        "--speculative",
+        metavar="K",
+        type=_drafts,
+        default=0,
+        help="also measure every decode row with K drafts of the MTP layer, which each step verifies and makes anew "
+        f"(1 to {MAX_SPECULATIVE_TOKENS}; default: not measured)",
+    )
+    group.add_argument(
+        "--acceptance",
+        metavar="A[,A]",
+        type=_chances,
+        default=(),
+        help="chances assumed that the first 1, 2 and up to K drafts are all right, such as 0.7,0.5,0.35; random "
+        "weights cannot measure them (default: none, then steps are shown and tokens are not)",
+    )
 
 
 def _add_projected(group: argparse._ArgumentGroup) -> None:
@@ -147,3 +165,30 @@ def add_kernels_flags(parser: argparse.ArgumentParser) -> None:
 
 def _naturals(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(natural(part.strip()) for part in text.split(",")))
+
+
+def _drafts(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_SPECULATIVE_TOKENS:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 to {MAX_SPECULATIVE_TOKENS}")
+    return int(text)
+
+
+def _chances(text: str) -> tuple[float, ...]:
+    chances = tuple(_chance(part.strip()) for part in text.split(","))
+    for earlier, later in pairwise(chances):
+        if later > earlier:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' rises from {earlier:g} to {later:g}, but more drafts are not right more often; give the "
+                "chances that the first 1, 2 and more drafts are all right, such as 0.7,0.5,0.35"
+            )
+    return chances
+
+
+def _chance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a chance from 0 to 1; give such as 0.7,0.5,0.35")
+    return value

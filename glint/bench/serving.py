@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ from glint.errors import RequestError
 from glint.flags import engine_args, model_source
 
 EXIT_FAILED = 1
+WITHOUT_SPECULATION = (FLAGS["num_speculative_tokens"].spellings.split()[0], "0")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -41,7 +43,13 @@ def run(chosen: argparse.Namespace) -> int:
         return run_synthetic(chosen)
     source = model_source(chosen)
     alone = measure_alone(chosen, open_checkpoint(source.folder)) if chosen.engine_alone else None
-    with own_server(server_flags(chosen, source.pinned_id or source.folder)) as url:
+    flags = server_flags(chosen, source.pinned_id or source.folder)
+    with ExitStack() as servers:
+        url = servers.enter_context(own_server(flags))
+        if chosen.without_speculation:
+            plain = servers.enter_context(own_server([*flags, *WITHOUT_SPECULATION]))
+            print(f"glint: {plain} is the same server without drafts", file=sys.stderr)
+            chosen.peer_url = [*chosen.peer_url, plain]
         return measure(chosen, url, alone)
 
 
@@ -67,6 +75,11 @@ def check_server(chosen: argparse.Namespace) -> None:
     if chosen.base_url is not None and (chosen.engine_alone or chosen.synthetic is not None):
         raise RequestError(
             f"{wanted} is of a server that the bench starts, not of --base-url {chosen.base_url}; leave one out"
+        )
+    if chosen.without_speculation and (chosen.base_url is not None or chosen.synthetic is not None):
+        raise RequestError(
+            "--without-speculation is of a server that the bench starts on a real model; leave it out beside "
+            f"{'--base-url' if chosen.base_url is not None else '--synthetic'}"
         )
     if chosen.synthetic is None:
         return

@@ -68,8 +68,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="before the server starts, measure the same load on the engine alone, as steps of prefill and decode "
         "without scheduler, HTTP and text, and print the share of its tok/s that the server reaches",
     )
+    where.add_argument(
+        "--without-speculation",
+        action="store_true",
+        help="also start the same server with --num-speculative-tokens 0, measure both in turns and print the ratios",
+    )
     _add_load_flags(parser.add_argument_group("load", LOAD))
-    out = parser.add_argument_group("figures")
+    _add_figure_flags(parser.add_argument_group("figures"))
+    add_engine_flags(parser)
+
+
+def _add_figure_flags(out: argparse._ArgumentGroup) -> None:
     out.add_argument(
         "--percentiles",
         metavar="LIST",
@@ -88,7 +97,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     out.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to this file as JSON")
     out.add_argument("--plot", metavar="FILE.svg", type=Path, help="also draw the figures into this file")
-    add_engine_flags(parser)
 
 
 def _add_load_flags(group: argparse._ArgumentGroup) -> None:

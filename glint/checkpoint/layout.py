@@ -1,6 +1,6 @@
 """The tensors that a GLM-4.x MoE checkpoint must hold: names, roles, shapes and types."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
@@ -39,6 +39,9 @@ class Role(IntEnum):
     SHARED_GATE = 16
     SHARED_UP = 17
     SHARED_DOWN = 18
+    EMBEDDING_NORM = 19
+    HIDDEN_NORM = 20
+    EH_PROJ = 21
 
 
 class Part(IntEnum):
@@ -85,6 +88,29 @@ def expected_tensors(config: ModelConfig) -> Iterator[ExpectedTensor]:
     yield _vector("model.norm.weight", Role.FINAL_NORM, Part.WEIGHT, None, config.hidden_size)
     if not config.tied_embeddings:
         yield _matrix(LM_HEAD_NAME, Role.LM_HEAD, None, config.vocab_size, config.hidden_size)
+
+
+def expected_mtp_tensors(config: ModelConfig, dtypes: Mapping[str, str]) -> Iterator[ExpectedTensor]:
+    """Yield every tensor of the MTP layer, whose number is `num_layers`.
+
+    `dtypes` names the type of each tensor in the files: copies of the embedding and of the head are expected only
+    where they are there, since the main model's serve as well, and the head may be quantised or not.
+    """
+    layer, vocab, hidden = config.num_layers, config.vocab_size, config.hidden_size
+    prefix = f"model.layers.{layer}"
+    yield _vector(f"{prefix}.enorm.weight", Role.EMBEDDING_NORM, Part.WEIGHT, layer, hidden)
+    yield _vector(f"{prefix}.hnorm.weight", Role.HIDDEN_NORM, Part.WEIGHT, layer, hidden)
+    yield _matrix(f"{prefix}.eh_proj.weight", Role.EH_PROJ, layer, hidden, 2 * hidden)
+    yield from _attention(config, layer)
+    yield from _experts(config, layer)
+    yield _vector(f"{prefix}.shared_head.norm.weight", Role.FINAL_NORM, Part.WEIGHT, layer, hidden)
+    embedding, head = f"{prefix}.embed_tokens.weight", f"{prefix}.shared_head.head"
+    if embedding in dtypes:
+        yield _matrix(embedding, Role.EMBEDDING, layer, vocab, hidden)
+    if dtypes.get(f"{head}.weight") == Dtype.F8_E4M3.name:
+        yield from _projection(config, head, Role.LM_HEAD, layer, None, vocab, hidden)
+    elif f"{head}.weight" in dtypes:
+        yield _matrix(f"{head}.weight", Role.LM_HEAD, layer, vocab, hidden)
 
 
 def _attention(config: ModelConfig, layer: int) -> Iterator[ExpectedTensor]:

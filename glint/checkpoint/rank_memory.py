@@ -31,6 +31,9 @@ _KIND_NAMES = {
     Role.SHARED_GATE: "shared gate, up",
     Role.SHARED_UP: "shared gate, up",
     Role.SHARED_DOWN: "shared down",
+    Role.EMBEDDING_NORM: "norms",
+    Role.HIDDEN_NORM: "norms",
+    Role.EH_PROJ: "eh_proj",
 }
 _SWIGLU = frozenset({Role.GATE, Role.UP, Role.DOWN})
 _PART_NAMES = {Part.WEIGHT: "", Part.SCALE: " scale", Part.BIAS: " bias"}

@@ -31,15 +31,19 @@ def run_check(model_dir: Path, tp: int, expert_layout: ExpertLayout, name: str |
     """
     inspection = inspect_checkpoint(model_dir)
     plan: RankMemory | None = None
+    mtp_plan: RankMemory | None = None
     if inspection.config is not None:
         try:
             plan = measure_rank(inspection.config, inspection.tensors, tp, expert_layout)
+            mtp_plan = measure_rank(inspection.config, inspection.mtp_tensors, tp, expert_layout)
         except CheckpointError as error:
             inspection = replace(inspection, problems=inspection.problems + error.problems)
-    return render_check(inspection, plan, name), not inspection.problems
+    return render_check(inspection, plan, name, mtp_plan), not inspection.problems
 
 
-def render_check(inspection: Inspection, plan: RankMemory | None, name: str | None = None) -> str:
+def render_check(
+    inspection: Inspection, plan: RankMemory | None, name: str | None = None, mtp_plan: RankMemory | None = None
+) -> str:
     """Write what was found, where it goes, the notes and all problems, numbered, as plain text."""
     lines = [f"Model folder {inspection.folder}" if name is None else f"Model {name}", ""]
     if inspection.config is not None:
@@ -47,6 +51,8 @@ def render_check(inspection: Inspection, plan: RankMemory | None, name: str | No
     lines.extend(_describe_files(inspection))
     if plan is not None and inspection.config is not None and inspection.tensors:
         lines.extend(["", *_describe_plan(plan, inspection.config)])
+    if mtp_plan is not None and inspection.config is not None and inspection.mtp_tensors:
+        lines.extend(_describe_mtp(mtp_plan, inspection.config))
     if inspection.notes:
         lines.extend(["", *_describe_list("Notes", inspection.notes)])
     lines.append("")
@@ -101,6 +107,9 @@ def _describe_files(inspection: Inspection) -> Iterator[str]:
     if inspection.tensors:
         places = {(entry.file_index, entry.file_offset): entry.byte_count for entry in inspection.tensors}
         yield _row("used", f"{len(places):,}, {format_bytes(sum(places.values()))}")
+    if inspection.mtp_tensors:
+        byte_count = sum(entry.byte_count for entry in inspection.mtp_tensors)
+        yield _row("MTP layer", f"{len(inspection.mtp_tensors):,}, {format_bytes(byte_count)}")
     skipped: dict[str, list[int]] = defaultdict(list)
     for tensor in inspection.skipped:
         skipped[tensor.reason].append(tensor.byte_count)
@@ -119,6 +128,13 @@ def _describe_plan(plan: RankMemory, config: ModelConfig) -> Iterator[str]:
     yield _row("KV cache", f"{plan.kv_bytes_per_token:,} bytes per token in BF16 ({heads})")
     if config.weight_scale_kind is ScaleKind.NONE:
         yield _row("", f"{2 * plan.kv_bytes_per_token:,} on the CPU, where BF16 weights go with FP32 KV")
+
+
+def _describe_mtp(plan: RankMemory, config: ModelConfig) -> Iterator[str]:
+    cache = f"{plan.kv_bytes_per_token // config.num_layers:,} bytes of KV cache per token"
+    yield _row("MTP layer", f"{format_bytes(plan.weight_bytes)} and {cache} more, with --num-speculative-tokens")
+    if any(kind.name in ("embedding", "lm_head") for kind in plan.kinds):
+        yield _row("", "less where its embedding and head equal those of the model, which then serve for both")
 
 
 def _describe_kind(kind: TensorKind) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from glint.checkpoint.layout import (
     ExpectedTensor,
     Part,
     Role,
+    expected_mtp_tensors,
     expected_tensors,
 )
 from glint.checkpoint.shards import CheckpointFile, PlacedTensor, ProblemList, ShardSet, read_shards
@@ -79,6 +80,7 @@ class Inspection:
     """All that is known about a model folder, good or bad.
 
     `config` is None when config.json cannot be used; `num_tensors` and `tensor_bytes` count everything in the files.
+    `mtp_tensors` are those of the MTP layer, none where the files do not have it.
     """
 
     folder: Path
@@ -91,11 +93,14 @@ class Inspection:
     tensor_bytes: int
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    mtp_tensors: tuple[TableEntry, ...] = ()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model folder without problems: every tensor is in `tensors` or in `skipped`.
+    """A model folder without problems: every tensor is in `tensors`, in `mtp_tensors` or in `skipped`.
+
+    `mtp_tensors` are those of the MTP layer, none where the files do not have it.
 
     With `synthetic_seed` other than 0 no file holds the weights: the CUDA library makes them at random, for benches.
     """
@@ -108,6 +113,7 @@ class Checkpoint:
     skipped: tuple[SkippedTensor, ...]
     notes: tuple[str, ...]
     synthetic_seed: int = 0
+    mtp_tensors: tuple[TableEntry, ...] = ()
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -115,11 +121,15 @@ class Checkpoint:
         chosen = self.generation.eos_token_ids
         return self.config.eos_token_ids if chosen is None else chosen
 
-    def tensor_array(self) -> npt.NDArray[np.void]:
-        """Give the table as an array of `glint_tensor`, in the exact C layout; absent layers and experts are -1."""
-        table = np.zeros(len(self.tensors), NATIVE_TENSOR)
-        if self.tensors:
-            for name, column in zip(TableEntry._fields, zip(*self.tensors, strict=True), strict=True):
+    def tensor_array(self, has_mtp: bool = False) -> npt.NDArray[np.void]:
+        """Give the table as an array of `glint_tensor`, in the exact C layout; absent layers and experts are -1.
+
+        The MTP layer is part of it where asked for.
+        """
+        tensors = (*self.tensors, *self.mtp_tensors) if has_mtp else self.tensors
+        table = np.zeros(len(tensors), NATIVE_TENSOR)
+        if tensors:
+            for name, column in zip(TableEntry._fields, zip(*tensors, strict=True), strict=True):
                 table[name] = [_ABSENT if value is None else value for value in column]
         table["struct_bytes"] = NATIVE_TENSOR.itemsize
         return table
@@ -138,6 +148,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         tensors=found.tensors,
         skipped=found.skipped,
         notes=found.notes,
+        mtp_tensors=found.mtp_tensors,
     )
 
 
@@ -164,11 +175,17 @@ def inspect_checkpoint(folder: Path) -> Inspection:
     _check_stop_tokens(config, generation, problems, notes)
     shards = read_shards(folder, problems, notes)
     tensors: tuple[TableEntry, ...] = ()
+    mtp_tensors: tuple[TableEntry, ...] = ()
     skipped: tuple[SkippedTensor, ...] = ()
     if config is not None and shards.is_readable:
-        tensors = _match_tensors(config, shards, problems)
-        skipped = _sort_remaining(config, shards, problems, notes)
-        _note_unaligned(tensors, notes)
+        mtp = _expected_mtp(config, shards)
+        tensors = _match_tensors([*expected_tensors(config)], shards, problems)
+        if config.tied_embeddings:
+            tensors += tuple(entry._replace(role=Role.LM_HEAD) for entry in tensors[:1] if entry.role is Role.EMBEDDING)
+        mtp_tensors = _match_mtp(mtp, shards, notes)
+        known = {tensor.name for tensor in mtp} if mtp_tensors else set()
+        skipped = _sort_remaining(config, known, shards, problems, notes)
+        _note_unaligned(tensors + mtp_tensors, notes)
     if generation is not None:
         notes.extend(f"{GENERATION_NAME}: {name} is not used" for name in generation.unused)
     _note_text_files(folder, notes)
@@ -183,6 +200,7 @@ def inspect_checkpoint(folder: Path) -> Inspection:
         tensor_bytes=sum(placed.byte_count for placed in shards.tensors.values()),
         problems=problems.lines(),
         notes=tuple(notes),
+        mtp_tensors=mtp_tensors,
     )
 
 
@@ -216,9 +234,26 @@ def _note_text_files(folder: Path, notes: list[str]) -> None:
         notes.append(f"{TEMPLATE_NAME} is missing: conversations cannot be rendered; copy the model's own file")
 
 
-def _match_tensors(config: ModelConfig, shards: ShardSet, problems: ProblemList) -> tuple[TableEntry, ...]:
+def _expected_mtp(config: ModelConfig, shards: ShardSet) -> list[ExpectedTensor]:
+    """The tensors of the MTP layer; none where the files hold nothing of it, or where config.json does not name it."""
+    dtypes = {name: placed.dtype for name, placed in shards.tensors.items()}
+    expected = [*expected_mtp_tensors(config, dtypes)] if config.mtp_layers else []
+    return expected if any(tensor.name in dtypes for tensor in expected) else []
+
+
+def _match_mtp(tensors: list[ExpectedTensor], shards: ShardSet, notes: list[str]) -> tuple[TableEntry, ...]:
+    """The tensors of the MTP layer; none, with a note, where one is missing or not as config.json implies."""
+    problems = ProblemList()
+    entries = _match_tensors(tensors, shards, problems)
+    if not problems.lines():
+        return entries
+    notes.append(f"the MTP layer is left out, so nothing is drafted: {problems.lines()[0]}")
+    return ()
+
+
+def _match_tensors(tensors: list[ExpectedTensor], shards: ShardSet, problems: ProblemList) -> tuple[TableEntry, ...]:
     entries: list[TableEntry] = []
-    for expected in expected_tensors(config):
+    for expected in tensors:
         placed = shards.tensors.get(expected.name)
         if placed is not None:
             entry = _check_tensor(expected, placed, problems)
@@ -228,8 +263,6 @@ def _match_tensors(config: ModelConfig, shards: ShardSet, problems: ProblemList)
             shape = list(expected.shapes[0])
             text = f"{expected.name} is missing; config.json implies it with shape {shape}; check the download"
             problems.add("missing tensors", text)
-    if config.tied_embeddings:
-        entries.extend(entry._replace(role=Role.LM_HEAD) for entry in entries[:1] if entry.role is Role.EMBEDDING)
     return tuple(entries)
 
 
@@ -254,14 +287,14 @@ def _check_tensor(expected: ExpectedTensor, placed: PlacedTensor, problems: Prob
 
 
 def _sort_remaining(
-    config: ModelConfig, shards: ShardSet, problems: ProblemList, notes: list[str]
+    config: ModelConfig, mtp_names: set[str], shards: ShardSet, problems: ProblemList, notes: list[str]
 ) -> tuple[SkippedTensor, ...]:
-    expected = {tensor.name for tensor in expected_tensors(config)}
+    expected = {tensor.name for tensor in expected_tensors(config)} | mtp_names
     skipped: list[SkippedTensor] = []
     for name, placed in shards.tensors.items():
         if name in expected:
             continue
-        reason = _skip_reason(config, name)
+        reason = _skip_reason(config, name, bool(mtp_names))
         if reason is None:
             text = f"{name} is unexpected: {placed.dtype} {list(placed.shape)} has no place in the model of config.json"
             problems.add("unexpected tensors", text)
@@ -272,12 +305,12 @@ def _sort_remaining(
     return tuple(skipped)
 
 
-def _skip_reason(config: ModelConfig, name: str) -> str | None:
+def _skip_reason(config: ModelConfig, name: str, has_mtp: bool) -> str | None:
     if name == LM_HEAD_NAME and config.tied_embeddings:
         return "tied embeddings"
     layer = _LAYER_NAME.match(name)
-    if layer and config.num_layers <= int(layer[1]) < config.num_layers + config.mtp_layers:
-        return "MTP layer"
+    if layer and config.num_layers + has_mtp <= int(layer[1]) < config.num_layers + config.mtp_layers:
+        return "MTP layer left out" if int(layer[1]) == config.num_layers else "further MTP layer"
     if _KV_SCALE_NAME.fullmatch(name):
         return "KV scale"
     return None

@@ -4,8 +4,10 @@ The command line, `LLM`, the server and the native engine take their options fro
 heavy, so `glint --help` answers at once.
 """
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
 from glint.checkpoint.layout import ExpertLayout
 
@@ -14,6 +16,7 @@ KvCacheDtype = Literal["auto", "bf16", "fp8"]
 Kernels = Literal["auto", "exact", "plain", "neon", "avx2", "avx512", "amx", "portable", "hopper"]
 SequenceParallel = Literal["auto", "off", "on"]
 AllReduce = Literal["auto", "nccl", "custom"]
+NumDrafts = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Flag:
     """How the command line spells an option, between spaces, and what its help says.
 
     `otherwise` says what holds where the flag is left out. `native` is the field of the ABI where it has another name.
+    `parse` reads the text where the type of the option does not; it raises ValueError with the way out.
     """
 
     spellings: str
@@ -28,6 +32,21 @@ class Flag:
     metavar: str | None = None
     otherwise: str | None = None
     native: str | None = None
+    parse: Callable[[str], Any] | None = None
+
+
+def parse_num_drafts(text: str) -> NumDrafts:
+    """A number of drafts, "auto", or vLLM's JSON object with the method mtp and a number."""
+    if text == "auto":
+        return "auto"
+    if not text.lstrip().startswith("{"):
+        return int(text)
+    config = json.loads(text)
+    method = config.pop("method", "mtp")
+    count = config.pop("num_speculative_tokens", "auto")
+    if not str(method).endswith("mtp") or config or (count != "auto" and type(count) is not int):
+        raise ValueError(f"only the method mtp with num_speculative_tokens is known, not {text}")
+    return cast(NumDrafts, count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +102,24 @@ class EngineArgs(EngineChoices):
 
     `tp` is the number of ranks. Rows that ranks sum up have `row_slices` parts with a scale of their own: answers are
     the same at every `tp` where `row_slices` is. `sequence_parallel` and `all_reduce` choose how ranks share rows and
-    sums; they change no answer. `num_pages`, `kv_cache_bytes` and `gpu_memory_utilization` size the page cache,
-    `page_tokens` one page. A step computes at most `max_step_tokens` tokens of at most `max_num_seqs` requests.
-    `max_model_len` bounds prompt and answer together.
+    sums, `num_speculative_tokens` how many drafts a step verifies; they change no answer. "auto" means no drafts where
+    the checkpoint has no MTP layer, and none on a GPU, where it was not measured. `num_pages`, `kv_cache_bytes` and
+    `gpu_memory_utilization` size the page cache, `page_tokens` one page. A step computes at most `max_step_tokens`
+    tokens of at most `max_num_seqs` requests. `max_model_len` bounds prompt and answer together.
     """
 
+    num_speculative_tokens: Annotated[
+        NumDrafts,
+        Flag(
+            "--num-speculative-tokens --speculative-num-steps --speculative-config",
+            "tokens that the model's MTP layer drafts for each step to verify: 0 to 8; auto: on the CPU 0 to 4, as "
+            "measured acceptance and times suggest, on GPUs 0; vLLM's JSON is taken too; the answers are the same",
+            "N",
+            "auto where the checkpoint has the layer",
+            native="max_draft_tokens",
+            parse=parse_num_drafts,
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         Flag(

@@ -55,8 +55,13 @@ class Engine:
         self.settings = settings
         self._model = checkpoint.config
         self._eos_tokens = checkpoint.eos_token_ids
-        self._tokenizer = tokenizer
-        self._thinking_tokens = find_thinking_tokens(tokenizer)
+        self.use_tokenizer(tokenizer)
+        has_mtp = settings.num_speculative_tokens > 0
+        if has_mtp and not checkpoint.mtp_tensors:
+            raise EngineError(
+                f"num_speculative_tokens is {settings.num_speculative_tokens}, but the checkpoint has no MTP layer to "
+                "draft with; leave it out, or use a checkpoint that has the layer"
+            )
         library = open_library(settings.device, library_path)
         options = native_options(settings, checkpoint.config, checkpoint.files)
         options.synthetic_seed = checkpoint.synthetic_seed
@@ -64,7 +69,7 @@ class Engine:
         showing = nullcontext() if say is None else shown_loading(lambda: load_progress(library), say, is_cuda)
         try:
             with showing, refusing_in_public_words():
-                self._native = NativeEngine(library, options, checkpoint.tensor_array())
+                self._native = NativeEngine(library, options, checkpoint.tensor_array(has_mtp))
         except Unsupported as refusal:
             if settings.kernels == "auto" or is_cuda:
                 raise
@@ -74,6 +79,11 @@ class Engine:
             ) from refusal
         self._loop = StepLoop(self._native, settings)
         self._next_id = 0
+
+    def use_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Use this tokenizer for the text of later requests, where it was not read yet when the engine was made."""
+        self._tokenizer = tokenizer
+        self._thinking_tokens = find_thinking_tokens(tokenizer)
 
     @property
     def has_work(self) -> bool:
@@ -180,6 +190,7 @@ class Engine:
                 max_new_tokens=max_new_tokens,
                 text=None if self._tokenizer is None else OutputText(self._tokenizer, params),
                 constraint=constraints[choice_index],
+                num_drafts=self.settings.num_speculative_tokens,
                 reuse=reuse,
             )
             self._loop.add(request, leader_id=ids[0] if choice_index else None, share=share)

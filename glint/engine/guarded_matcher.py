@@ -1,8 +1,10 @@
 """The grammar of one request while it runs: which tokens may come next, and when it is complete."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import Array, c_uint32
 
-from glint.engine.min_tokens import TokenMatcher
+from glint.engine.min_tokens import WORD_BITS, TokenMatcher
 
 
 class GuardedMatcher:
@@ -35,6 +37,27 @@ class GuardedMatcher:
             self._fail("gave no mask", problem)
             return None
         return words
+
+    def masks(self, drafts: Sequence[int]) -> "list[Array[c_uint32] | None]":
+        """The mask of the next token, then those behind each draft, up to one that is not allowed or the last.
+
+        A matcher that fails on drafts fails nothing: the drafts behind are given up.
+        """
+        found = [self.mask()]
+        if self._matcher is None or not drafts:
+            return found
+        with suppress(Exception):
+            walker = self._matcher.fork()
+            for draft in drafts:
+                words = found[-1]
+                if words is not None and not words[draft // WORD_BITS] >> draft % WORD_BITS & 1:
+                    break
+                walker.accept(draft)
+                if walker.is_finished:
+                    break
+                words = walker.mask()
+                found.append(None if words is None else type(words).from_buffer_copy(words))
+        return found
 
     def accept(self, token_id: int) -> None:
         """Take in a sampled token."""

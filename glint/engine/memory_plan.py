@@ -170,8 +170,9 @@ def size_engine(
     files: Sequence[CheckpointFile],
     args: EngineArgs,
     library_path: str | Path | None = None,
+    has_mtp: bool = False,
 ) -> SizedEngine:
-    """Settle every size before an engine is made.
+    """Settle every size before an engine is made, of a checkpoint that has an MTP layer or not.
 
     On a GPU the page cache takes `num_pages`, else `kv_cache_bytes`, else what weights and workspace leave of the share
     `gpu_memory_utilization` of its memory; with several ranks these are for each of them. Raises `EngineError` with the
@@ -184,13 +185,13 @@ def size_engine(
                 f"gpu_memory_utilization is {utilization}, but device is {args.device!r}; leave it out, "
                 "--kv-cache-memory-bytes sizes the page cache there, or use --device cuda"
             )
-        return SizedEngine(EngineSettings.resolve(model_dir, model, args), None)
+        return SizedEngine(EngineSettings.resolve(model_dir, model, args, has_mtp), None)
     utilization = DEFAULT_UTILIZATION if utilization is None else utilization
     if not 0.0 < utilization <= 1.0:
         raise EngineError(f"gpu_memory_utilization is {utilization}; it is a share over 0 and up to 1, such as 0.9")
     page_tokens = DEFAULT_PAGE_TOKENS["cuda"]
     longest = max(1, -(-(model.max_positions if args.max_model_len is None else args.max_model_len) // page_tokens))
-    draft = EngineSettings.resolve(model_dir, model, replace(args, num_pages=longest, kv_cache_bytes=None))
+    draft = EngineSettings.resolve(model_dir, model, replace(args, num_pages=longest, kv_cache_bytes=None), has_mtp)
     library = open_library(args.device, library_path)
     plan = plan_gpu(library, draft, native_options(draft, model, files), utilization)
     chosen = choose_pages(plan, args)

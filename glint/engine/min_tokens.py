@@ -1,6 +1,7 @@
 """Holds stop tokens back until a request has its least number of tokens."""
 
 from collections.abc import Sequence
+from copy import copy
 from ctypes import Array, c_uint32
 from typing import Protocol
 
@@ -21,6 +22,9 @@ class TokenMatcher(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Take in the token that came."""
+
+    def fork(self) -> "TokenMatcher":
+        """Another matcher at the same place, which goes its own way."""
 
 
 class MinTokens:
@@ -61,6 +65,13 @@ class MinTokens:
             self._tokens.append(token_id)
         if self._grammar is not None:
             self._grammar.accept(token_id)
+
+    def fork(self) -> "MinTokens":
+        """Another matcher at the same place, which goes its own way."""
+        other = copy(self)
+        other._tokens = [*self._tokens]
+        other._grammar = None if self._grammar is None else self._grammar.fork()
+        return other
 
     def _ends_of_sequences(self) -> list[int]:
         """The tokens that would complete a stop token sequence here."""

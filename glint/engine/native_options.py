@@ -30,7 +30,7 @@ def native_options(settings: EngineSettings, model: ModelConfig, files: Sequence
     """The options of a native engine; the struct keeps what it points to.
 
     A request that ended keeps its entry until the step it is part of is collected, so there are entries for one step
-    more than may run.
+    more than may run. Every draft that is verified counts as an item.
     """
     native_model = abi.sized(abi.Model, **{name: getattr(model, name) for name in _MODEL_FIELDS})
     native_files = (abi.File * len(files))(
@@ -42,6 +42,7 @@ def native_options(settings: EngineSettings, model: ModelConfig, files: Sequence
         if (native := _RENAMED.get(name, name)) in _OPTION_FIELDS
     }
     values["max_requests"] += settings.max_num_seqs
+    values["max_step_items"] *= 1 + settings.num_speculative_tokens
     return abi.sized(
         abi.EngineOptions, **values, file_count=len(files), model=pointer(native_model), files=native_files
     )

@@ -33,7 +33,7 @@ class StepOutput(NamedTuple):
     for. `prompt_logprobs`, one entry per prompt token with None for the first, comes with the first output of a
     request that asked for them. `finish_reason` is set on the last output; `failure` says why it is "failed".
     `stop_reason` is the stop string or the stop token id that ended the request; None where the model or a stop token
-    sequence ended it.
+    sequence ended it. Of `draft_tokens` drafts that the step verified, `accepted_tokens` were right.
     """
 
     request_id: int
@@ -45,6 +45,8 @@ class StepOutput(NamedTuple):
     finish_reason: FinishReason | None
     failure: str | None
     stop_reason: str | int | None = None
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class OutputText:
@@ -83,7 +85,8 @@ class ActiveRequest:
     """One completion from its submit to its last output. `native_id` is set while the native engine holds it.
 
     `has_ended` is set with the last output or by an abort; tokens of a step in flight are then dropped. Without `reuse`
-    later requests can share everything.
+    later requests can share everything. A step makes up to `num_drafts` drafts; those of the last step are `drafts`,
+    and the step that is taken in has verified `verified_tokens` of those before.
     """
 
     request_id: int
@@ -97,6 +100,9 @@ class ActiveRequest:
     text: OutputText | None
     constraint: GuardedMatcher | None = None
     reuse: Reuse | None = None
+    num_drafts: int = 0
+    drafts: tuple[int, ...] = ()
+    verified_tokens: int = 0
     native_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -113,10 +119,7 @@ class ActiveRequest:
         """Give the grammar the tokens that a step sampled, ahead of `take_in`: the next step's mask needs them."""
         if self.constraint is None:
             return
-        if item.finish_reason in (abi.FINISH_STOP, abi.FINISH_FAILED):
-            self.constraint.close()
-            return
-        for token in item.tokens:
+        for token in item.tokens[:-1] if item.finish_reason == abi.FINISH_STOP else item.tokens:
             self.constraint.accept(token)
         if item.finish_reason != abi.FINISH_NONE:
             self.constraint.close()
@@ -147,7 +150,10 @@ class ActiveRequest:
             "stop" if is_stopped else finish_reason,
             _FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
             self._stop_reason(item.tokens, is_stopped) if is_stopped or finish_reason == "stop" else None,
+            self.verified_tokens,
+            min(self.verified_tokens, max(0, len(item.tokens) - 1)),
         )
+        self.verified_tokens = 0
         self.has_sent_output = True
         return output
 

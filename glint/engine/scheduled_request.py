@@ -12,7 +12,7 @@ class ScheduledRequest:
     Steps in flight are counted as if they were done: the tokens they compute as computed, the tokens they sample as
     known. So `computed_tokens < known_tokens <= max_known_tokens` holds while there is something to plan. `arrival`
     numbers the requests in the order in which they came. `leader_id` names the request whose prompt this one shares,
-    `prompt_step` the step that computes the last prompt token.
+    `prompt_step` the step that computes the last prompt token. A step makes or verifies at most `max_drafts` drafts.
     """
 
     request_id: int
@@ -23,7 +23,13 @@ class ScheduledRequest:
     leader_id: int | None
     known_tokens: int
     computed_tokens: int = 0
+    max_drafts: int = 0
     prompt_step: int | None = None
+
+    @property
+    def paged_tokens(self) -> int:
+        """Tokens that the next step may take pages for: those known, and drafts that it verifies and makes."""
+        return min(self.known_tokens + 2 * self.max_drafts, self.max_known_tokens)
 
     def next_chunk(self, chunk_tokens: int) -> int:
         """Tokens up to the next multiple of `chunk_tokens` positions, or up to the last known token."""

@@ -1,7 +1,7 @@
 """The scheduler: which requests advance in a step, and by how much."""
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import takewhile
@@ -35,12 +35,12 @@ class Scheduler:
     Within a key the lower priority goes first, then the shorter prompt, then the older. A key that was served without
     its oldest prompt begins its next turn with the oldest, whatever its priority and size.
 
-    At most `max_running` requests run, such that every decode and one whole chunk fit into each step:
-    `max_running - 1 + chunk_tokens <= max_step_tokens`. Each key with requests is entitled to its share of these
-    slots by weight, and to one at least. A key may take more while the free slots are enough for all that keys below
-    their entitlement wait for. Where no slot is free and a key below its entitlement waits, a key above its own gives
-    one back (`find_yielding`). Afterwards neither is on the other side of its entitlement, so two keys never take
-    slots from each other in turns.
+    At most `max_running` requests run, such that every decode, which verifies up to `max_drafts` drafts, and one whole
+    chunk fit into each step: `(max_running - 1) * (1 + max_drafts) + chunk_tokens <= max_step_tokens`. Each key with
+    requests is entitled to its share of these slots by weight, and to one at least. A key may take more while the free
+    slots are enough for all that keys below their entitlement wait for. Where no slot is free and a key below its
+    entitlement waits, a key above its own gives one back (`find_yielding`). Afterwards neither is on the other side of
+    its entitlement, so two keys never take slots from each other in turns.
 
     A request starts where its known tokens fit into the pages beside what the running requests still need. While the
     oldest waiting request lacks pages, younger ones may run in as many pages as it would need, as long as something
@@ -58,7 +58,7 @@ class Scheduler:
     depends on what was there before it and on the weights, not on what comes later; then the next one is the oldest.
     """
 
-    def __init__(self, max_step_tokens: int, max_num_seqs: int, page_tokens: int) -> None:
+    def __init__(self, max_step_tokens: int, max_num_seqs: int, page_tokens: int, max_drafts: int = 0) -> None:
         for name, value in (
             ("max_step_tokens", max_step_tokens),
             ("max_num_seqs", max_num_seqs),
@@ -66,8 +66,9 @@ class Scheduler:
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.chunk_tokens = _choose_chunk(max_step_tokens, max_num_seqs, page_tokens)
-        self.max_running = min(max_num_seqs, max_step_tokens - self.chunk_tokens + 1)
+        decode_tokens = 1 + max_drafts
+        self.chunk_tokens = _choose_chunk(max_step_tokens, max_num_seqs * decode_tokens, page_tokens)
+        self.max_running = min(max_num_seqs, (max_step_tokens - self.chunk_tokens) // decode_tokens + 1)
         self._max_step_tokens = max_step_tokens
         self._page_tokens = page_tokens
         self._requests: dict[int, ScheduledRequest] = {}
@@ -104,6 +105,7 @@ class Scheduler:
         max_new_tokens: int,
         leader_id: int | None = None,
         share: Share = DEFAULT_SHARE,
+        max_drafts: int = 0,
     ) -> None:
         """Queue a request of at least one prompt token and one new token.
 
@@ -119,6 +121,7 @@ class Scheduler:
             max_known_tokens=prompt_tokens + max_new_tokens,
             leader_id=leader_id,
             known_tokens=prompt_tokens,
+            max_drafts=max_drafts,
         )
         if share.key not in self._queues:
             self._forget_idle_keys()
@@ -152,13 +155,13 @@ class Scheduler:
         decodes = [*self._decodes.values()]
         if not self._prompts and not self._waiting:
             return StepPlan(self._num_started + 1, tuple(decodes), 0)
-        draft = _Draft(self._max_step_tokens - len(decodes))
+        room = _StepRoom(self._max_step_tokens - sum(item.advance_tokens for item in decodes))
         if self._waiting and not self._is_admission_paused and len(self._running) < self.max_running:
-            self._open_queue(draft, available_pages)
+            self._open_queue(room, available_pages)
         turns = [
-            (max(queue.clock, self._clock), queue.clock, queue.number, queue, self._candidates(queue, draft))
+            (max(queue.clock, self._clock), queue.clock, queue.number, queue, self._candidates(queue, room))
             for queue in self._queues.values()
-            if queue.begun or (queue.waiting and draft.free_slots)
+            if queue.begun or (queue.waiting and room.free_slots)
         ]
         heapify(turns)
         while turns:
@@ -167,17 +170,18 @@ class Scheduler:
             if request is None:
                 heappop(turns)
                 continue
-            count = self._take(request, queue, draft)
+            count = self._take(request, queue, room)
             heapreplace(turns, (clock + count / queue.weight, raw, number, queue, candidates))
-        if draft.first is not None and not self._running and not draft.first_items:
-            self._take(draft.first, self._queue_of(draft.first), draft)
-        return StepPlan(self._num_started + 1, (*decodes, *draft.chunks, *draft.first_items), len(draft.first_items))
+        if room.first is not None and not self._running and not room.first_items:
+            self._take(room.first, self._queue_of(room.first), room)
+        return StepPlan(self._num_started + 1, (*decodes, *room.chunks, *room.first_items), len(room.first_items))
 
-    def start_step(self, plan: StepPlan, cached_tokens: Mapping[int, int]) -> int:
+    def start_step(self, plan: StepPlan, cached_tokens: Mapping[int, int], awaited: Collection[int] = ()) -> int:
         """Count the plan just made as submitted and return the number of tokens it computes.
 
         `cached_tokens` has, by request id, what the prefix cache gave to requests among the `first_items` of the plan.
-        It may leave less to compute than was planned.
+        It may leave less to compute than was planned. The requests in `awaited` make or verify drafts in this step:
+        once it samples for them they are not planned again before `take_drafts`.
         """
         self._num_started = plan.serial
         num_decodes = len(self._decodes)
@@ -191,9 +195,23 @@ class Scheduler:
             request = self._running[request_id]
             request.computed_tokens += 1
             request.known_tokens += 1
-            if request.known_tokens == request.max_known_tokens:
+            if request.known_tokens == request.max_known_tokens or request_id in awaited:
                 del self._decodes[request_id]
-        return num_decodes + sum(self._advance_prompt(*item) for item in prompts)
+        decoded = sum(item.advance_tokens for item in plan.items[:num_decodes])
+        return decoded + sum(self._advance_prompt(*item, item.request_id in awaited) for item in prompts)
+
+    def take_drafts(self, request_id: int, new_tokens: int, num_drafts: int) -> None:
+        """Take in what a collected step sampled for a request with drafts, and the drafts to verify in its next step.
+
+        A request that is not known changes nothing.
+        """
+        request = self._running.get(request_id)
+        if request is None:
+            return
+        request.computed_tokens += new_tokens - 1
+        request.known_tokens += new_tokens - 1
+        if request.known_tokens < request.max_known_tokens:
+            self._decodes[request_id] = StepItem(request_id, 1 + num_drafts)
 
     def finish_step(self, plan: StepPlan) -> None:
         """Take in that a submitted step was collected; the queue may move again.
@@ -288,34 +306,34 @@ class Scheduler:
         total_weight = sum(queue.weight for queue in active)
         return {queue.number: max(1, self.max_running * queue.weight // total_weight) for queue in active}
 
-    def _open_queue(self, draft: "_Draft", available_pages: int) -> None:
-        """Let waiting requests into a draft: the slots and pages that they may take."""
-        draft.free_slots = self.max_running - len(self._running)
-        draft.entitled = self._entitlements()
-        draft.owed_slots = sum(
-            max(0, min(len(queue.waiting), draft.entitled[queue.number] - queue.num_running))
+    def _open_queue(self, room: "_StepRoom", available_pages: int) -> None:
+        """Find the slots and pages that waiting requests may take in a step."""
+        room.free_slots = self.max_running - len(self._running)
+        room.entitled = self._entitlements()
+        room.owed_slots = sum(
+            max(0, min(len(queue.waiting), room.entitled[queue.number] - queue.num_running))
             for queue in self._queues.values()
             if queue.waiting
         )
         page = self._page_tokens
-        draft.spare_pages = available_pages - sum(
-            -(-request.known_tokens // page) + -request.computed_tokens // page + 1
+        room.spare_pages = available_pages - sum(
+            -(-request.paged_tokens // page) + -request.computed_tokens // page + 1
             for request in self._running.values()
         )
-        if self._running and draft.spare_pages < 1:
-            draft.free_slots = 0
+        if self._running and room.spare_pages < 1:
+            room.free_slots = 0
             return
         first = next((request for _, request in self._waiting if not self._waits_for_leader(request)), None)
         if first is None:
             return
-        needed_pages = self._pages_of(first.known_tokens)
+        needed_pages = self._pages_of(first)
         younger = [request for request in self._running.values() if request.arrival > first.arrival]
         if len(younger) == len(self._running):
-            draft.first = first
-            draft.overtaking_pages = draft.spare_pages - needed_pages - 1
-        elif needed_pages > draft.spare_pages:
-            draft.first = first
-            draft.overtaking_pages = needed_pages - sum(self._pages_of(request.known_tokens) for request in younger)
+            room.first = first
+            room.overtaking_pages = room.spare_pages - needed_pages - 1
+        elif needed_pages > room.spare_pages:
+            room.first = first
+            room.overtaking_pages = needed_pages - sum(self._pages_of(request) for request in younger)
 
     def _serve_keys(self, prompts: Sequence[StepItem]) -> None:
         """Count a turn for every key with prompt tokens in a step, and move the common clock to the first of them."""
@@ -334,7 +352,7 @@ class Scheduler:
             queue.clock = max(queue.clock, self._clock)
             queue.owes_oldest = number not in with_oldest
 
-    def _advance_prompt(self, request_id: int, advance_tokens: int) -> int:
+    def _advance_prompt(self, request_id: int, advance_tokens: int, is_awaited: bool) -> int:
         """Count a chunk as computed and return its tokens; behind the last known token a new one will be known."""
         request = self._running[request_id]
         queue = self._queue_of(request)
@@ -347,12 +365,12 @@ class Scheduler:
             del self._prompts[request_id]
             queue.discard(request, is_begun=True)
             request.known_tokens += 1
-            if request.known_tokens < request.max_known_tokens:
+            if request.known_tokens < request.max_known_tokens and not is_awaited:
                 self._decodes[request_id] = StepItem(request_id, 1)
         return count
 
-    def _candidates(self, queue: KeyQueue, draft: "_Draft") -> Iterator[ScheduledRequest]:
-        """The requests of a key whose next chunk fits into the draft as it is then, in the order of the key.
+    def _candidates(self, queue: KeyQueue, room: "_StepRoom") -> Iterator[ScheduledRequest]:
+        """The requests of a key whose next chunk fits into what is left of the step, in the order of the key.
 
         Of the waiting ones none overtakes a better one that does not fit, except one that waits for its leader; the
         oldest is tried in any case. A key that owes its oldest a turn has none where too little is left of the step:
@@ -360,48 +378,48 @@ class Scheduler:
         """
         oldest, is_taken = queue.oldest, False
         if queue.owes_oldest:
-            if oldest.next_chunk(self.chunk_tokens) > draft.budget_tokens:
+            if oldest.next_chunk(self.chunk_tokens) > room.budget_tokens:
                 return
-            if self._fits(oldest, queue, draft):
+            if self._fits(oldest, queue, room):
                 is_taken = True
                 yield oldest
         ready = (entry for entry in queue.waiting if not self._waits_for_leader(entry[-1]))
-        starting = takewhile(lambda entry: self._fits(entry[-1], queue, draft), ready)
+        starting = takewhile(lambda entry: self._fits(entry[-1], queue, room), ready)
         for *_, request in merge(queue.begun, starting) if queue.begun else starting:
-            if not (is_taken and request is oldest) and self._fits(request, queue, draft):
+            if not (is_taken and request is oldest) and self._fits(request, queue, room):
                 is_taken = is_taken or request is oldest
                 yield request
-        if not is_taken and self._fits(oldest, queue, draft):
+        if not is_taken and self._fits(oldest, queue, room):
             yield oldest
 
-    def _fits(self, request: ScheduledRequest, queue: KeyQueue, draft: "_Draft") -> bool:
-        """Whether the next chunk fits into what is left of a draft, and whether a waiting request may start in it.
+    def _fits(self, request: ScheduledRequest, queue: KeyQueue, room: "_StepRoom") -> bool:
+        """Whether the next chunk fits into what is left of a step, and whether a waiting request may start in it.
 
         Cached pages are not counted in its favour, so the estimate errs towards waiting.
         """
-        if request.next_chunk(self.chunk_tokens) > draft.budget_tokens:
+        if request.next_chunk(self.chunk_tokens) > room.budget_tokens:
             return False
         if request.request_id in self._running:
             return True
-        if not draft.has_slot(queue) or self._waits_for_leader(request):
+        if not room.has_slot(queue) or self._waits_for_leader(request):
             return False
-        pages = self._pages_of(request.known_tokens)
-        is_overtaking = draft.first is not None and request.arrival > draft.first.arrival
-        return pages <= draft.spare_pages and (not is_overtaking or pages <= draft.overtaking_pages)
+        pages = self._pages_of(request)
+        is_overtaking = room.first is not None and request.arrival > room.first.arrival
+        return pages <= room.spare_pages and (not is_overtaking or pages <= room.overtaking_pages)
 
-    def _take(self, request: ScheduledRequest, queue: KeyQueue, draft: "_Draft") -> int:
-        """Put the next chunk of a request into a draft and return its tokens."""
+    def _take(self, request: ScheduledRequest, queue: KeyQueue, room: "_StepRoom") -> int:
+        """Put the next chunk of a request into a step and return its tokens."""
         count = request.next_chunk(self.chunk_tokens)
-        draft.budget_tokens -= count
+        room.budget_tokens -= count
         if request.request_id in self._running:
-            draft.chunks.append(StepItem(request.request_id, count))
+            room.chunks.append(StepItem(request.request_id, count))
         else:
-            draft.first_items.append(StepItem(request.request_id, count))
-            draft.take_slot(queue)
-            if request is draft.first:
-                draft.first = None
-            draft.spare_pages -= self._pages_of(request.known_tokens) + 1
-            draft.overtaking_pages -= self._pages_of(request.known_tokens)
+            room.first_items.append(StepItem(request.request_id, count))
+            room.take_slot(queue)
+            if request is room.first:
+                room.first = None
+            room.spare_pages -= self._pages_of(request) + 1
+            room.overtaking_pages -= self._pages_of(request)
         return count
 
     def _waits_for_leader(self, request: ScheduledRequest) -> bool:
@@ -409,12 +427,12 @@ class Scheduler:
         leader = None if request.leader_id is None else self._requests.get(request.leader_id)
         return leader is not None and (leader.prompt_step is None or leader.prompt_step > self._num_finished)
 
-    def _pages_of(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._page_tokens)
+    def _pages_of(self, request: ScheduledRequest) -> int:
+        return -(-request.paged_tokens // self._page_tokens)
 
 
 @dataclass(slots=True)
-class _Draft:
+class _StepRoom:
     """What is left of a step while it is planned.
 
     `entitled` and `started` have slots by the number of a queue: those a key may claim, and those it took in this

@@ -1,13 +1,14 @@
 """Settings of an engine: its options, completed from the machine and the model, and checked."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, cast, get_args, get_origin
 
 from glint.checkpoint.config import ModelConfig
 from glint.checkpoint.quantisation import ScaleKind
 from glint.engine.args import Device, EngineArgs, EngineChoices, Kernels, value_types
+from glint.engine.drafts import AUTO_DRAFTS, MAX_SPECULATIVE_TOKENS
 from glint.engine.ranks import check_slices, check_split
 from glint.errors import EngineError
 
@@ -32,8 +33,8 @@ class EngineSettings(EngineChoices):
     """Everything that is fixed for the life of an engine. Nothing is left to be filled in later.
 
     The names are those of `EngineArgs`. Each rank has at least one of the `threads` and a page cache of `num_pages`
-    pages. `max_model_len` always fits in the page cache. With `shares_devices` ranks may have one GPU in common, for
-    tests.
+    pages. `max_model_len` always fits in the page cache. `num_speculative_tokens` is the most drafts of a request;
+    with `adapts_drafts` every step chooses. With `shares_devices` ranks may have one GPU in common, for tests.
     """
 
     model_dir: Path
@@ -46,6 +47,8 @@ class EngineSettings(EngineChoices):
     max_num_seqs: int
     max_requests: int
     max_model_len: int
+    num_speculative_tokens: int = 0
+    adapts_drafts: bool = False
     shares_devices: bool = False
 
     def __post_init__(self) -> None:
@@ -53,8 +56,9 @@ class EngineSettings(EngineChoices):
         for name, kind in _TYPES.items():
             if get_origin(kind) is Literal:
                 _check_choice(name, getattr(self, name), get_args(kind))
-            elif kind is int:
+            elif kind is int and name != "num_speculative_tokens":
                 _check_count(name, getattr(self, name))
+        self._check_drafts()
         self._check_device()
         if self.page_tokens > MAX_PAGE_TOKENS or MAX_PAGE_TOKENS % self.page_tokens:
             raise EngineError(f"page_tokens is {self.page_tokens}; it must be a power of two up to {MAX_PAGE_TOKENS}")
@@ -69,6 +73,14 @@ class EngineSettings(EngineChoices):
             raise EngineError(
                 f"max_model_len is {self.max_model_len}, but {self.num_pages} pages of {self.page_tokens} tokens hold "
                 f"{self.num_pages * self.page_tokens}; lower max_model_len or give the page cache more memory"
+            )
+
+    def _check_drafts(self) -> None:
+        count = self.num_speculative_tokens
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_SPECULATIVE_TOKENS:
+            raise EngineError(
+                f"num_speculative_tokens is {count!r}; it must be an integer from 0 to {MAX_SPECULATIVE_TOKENS}, "
+                "or 'auto'"
             )
 
     def _check_device(self) -> None:
@@ -103,8 +115,10 @@ class EngineSettings(EngineChoices):
             )
 
     @classmethod
-    def resolve(cls, model_dir: str | Path, model: ModelConfig, args: EngineArgs) -> "EngineSettings":
-        """Complete the options from the machine and the model.
+    def resolve(
+        cls, model_dir: str | Path, model: ModelConfig, args: EngineArgs, has_mtp: bool = False
+    ) -> "EngineSettings":
+        """Complete the options from the machine and the model, whose checkpoint has an MTP layer or not.
 
         Threads are the cores this process may use; kernels those of $GLINT_KERNELS where it is set. On the CPU the page
         cache takes `num_pages`, else `kv_cache_bytes`, else what the longest request needs and at least 384 MiB, never
@@ -115,6 +129,9 @@ class EngineSettings(EngineChoices):
         for name in ("device", "expert_layout"):
             _check_choice(name, getattr(args, name), get_args(_TYPES[name]))
         device, tp = args.device, args.tp
+        adapts_drafts = args.num_speculative_tokens == "auto"
+        if adapts_drafts:
+            args = replace(args, num_speculative_tokens=AUTO_DRAFTS if has_mtp and device == "cpu" else 0)
         row_slices = tp if args.row_slices is None else args.row_slices
         check_split(model, tp, row_slices, args.expert_layout)
         page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[device])
@@ -127,11 +144,13 @@ class EngineSettings(EngineChoices):
             **{choice.name: getattr(args, choice.name) for choice in fields(EngineChoices)},
             kernels=cast(Kernels, args.kernels or os.environ.get(KERNELS_VARIABLE) or "auto"),
             threads=count_usable_cores() if args.threads is None else args.threads,
+            num_speculative_tokens=cast(int, args.num_speculative_tokens),
+            adapts_drafts=adapts_drafts,
             shares_devices=os.environ.get(SHARED_DEVICES_VARIABLE) == "1",
             row_slices=row_slices,
             page_tokens=page_tokens,
             num_pages=num_pages,
-            max_step_tokens=_given(args.max_step_tokens, DEFAULT_STEP_TOKENS[device]),
+            max_step_tokens=_given(args.max_step_tokens, _default_step_tokens(args, max_num_seqs)),
             max_num_seqs=max_num_seqs,
             max_requests=_given(args.max_requests, max_num_seqs),
             max_model_len=_given(args.max_model_len, min(model.max_positions, num_pages * page_tokens)),
@@ -139,6 +158,12 @@ class EngineSettings(EngineChoices):
 
 
 _TYPES = value_types(EngineSettings)
+
+
+def _default_step_tokens(args: EngineArgs, max_num_seqs: int) -> int:
+    """The tokens of a step; where requests draft, their drafts come on top, so that prompts keep their room."""
+    drafts = args.num_speculative_tokens if isinstance(args.num_speculative_tokens, int) else 0
+    return DEFAULT_STEP_TOKENS[args.device] + drafts * max_num_seqs
 
 
 def _given(asked: int | None, default: int) -> int:
@@ -176,13 +201,13 @@ def _check_asked(model: ModelConfig, args: EngineArgs) -> None:
         )
 
 
-def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1) -> int:
+def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1, has_mtp: bool = False) -> int:
     """Bytes of keys and values that one token keeps on all ranks: FP32 for a BF16 checkpoint on the CPU, else BF16.
 
-    Every rank keeps at least one head, so more ranks than heads keep copies.
+    Every rank keeps at least one head, so more ranks than heads keep copies. The MTP layer is one layer more.
     """
     is_wide = device == "cpu" and model.weight_scale_kind == ScaleKind.NONE
-    return 2 * model.num_layers * max(model.num_kv_heads, tp) * model.head_dim * (4 if is_wide else 2)
+    return 2 * (model.num_layers + has_mtp) * max(model.num_kv_heads, tp) * model.head_dim * (4 if is_wide else 2)
 
 
 def _count_pages(model: ModelConfig, args: EngineArgs, page_tokens: int) -> int:
@@ -190,7 +215,7 @@ def _count_pages(model: ModelConfig, args: EngineArgs, page_tokens: int) -> int:
     device, kv_cache_bytes, max_model_len = args.device, args.kv_cache_bytes, args.max_model_len
     if device != "cpu":
         raise EngineError(f"num_pages is not given; on device {device!r} glint.engine.memory_plan.size_engine finds it")
-    page_bytes = page_tokens * token_cache_bytes(model, device, args.tp)
+    page_bytes = page_tokens * token_cache_bytes(model, device, args.tp, args.num_speculative_tokens != 0)
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:
         if kv_cache_bytes > free_bytes:

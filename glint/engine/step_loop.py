@@ -1,15 +1,17 @@
 """Runs requests step by step: while one step computes, the next is planned and submitted."""
 
 import time
-from dataclasses import dataclass
+from ctypes import Array, c_uint32
+from dataclasses import dataclass, field
 
+from glint.engine.drafts import Drafts
 from glint.engine.request import ActiveRequest, StepOutput
 from glint.engine.scheduler import Scheduler
 from glint.engine.settings import EngineSettings
 from glint.engine.share import Share
 from glint.engine.step_plan import StepPlan
 from glint.native import abi
-from glint.native.library import InvalidArgument, NativeEngine, OutOfPages, StepOutcome
+from glint.native.library import InvalidArgument, ItemOutcome, NativeEngine, OutOfPages, StepOutcome
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class StepSummary:
     the requests that were scheduled in it for the first time. `num_tokens` were computed for `num_items` requests,
     `new_tokens` given out. The prefix cache was asked for `prefix_tokens_queried` tokens of the started requests and
     had `prefix_tokens_hit`. The pages are those at the end of the call. `seconds` is the time from the step's submit,
-    or from the end of the step before it if that was later, to its own end.
+    or from the end of the step before it if that was later, to its own end. Of `draft_tokens` drafts of `num_drafts`
+    requests that were verified, `accepted_tokens` were right, `accepted_per_position` by their place among the drafts
+    of their request; the others count nowhere else.
     """
 
     serial: int
@@ -33,6 +37,10 @@ class StepSummary:
     new_tokens: int = 0
     prefix_tokens_queried: int = 0
     prefix_tokens_hit: int = 0
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
     started_ids: tuple[int, ...] = ()
 
 
@@ -40,17 +48,27 @@ class StepSummary:
 class _Step:
     """A submitted step: its requests in the order of the items, and the items that have a grammar.
 
-    `constrained` pairs the index of an item with the position up to which it computes.
+    `constrained` pairs the index of an item with the position up to which it computes. `draft_masks` has the masks of
+    items that verify drafts. By request id, `given` has the number of drafts that there were, `verified` that of those
+    which the grammar lets through. `made` drafts are made in it, at most, by the requests in `awaited`, which also has
+    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts by position.
     """
 
     plan: StepPlan
     ticket: abi.Ticket
     requests: list[ActiveRequest]
     constrained: list[tuple[int, int]]
+    draft_masks: "dict[int, list[Array[c_uint32] | None]]"
+    given: dict[int, int]
+    verified: dict[int, int]
+    made: int
+    awaited: set[int]
+    is_decoding: bool
     started: list[ActiveRequest]
     num_tokens: int
     prefix_tokens_hit: int
     submitted_at: float
+    accepted: list[int] = field(default_factory=list)
 
 
 class StepLoop:
@@ -60,7 +78,7 @@ class StepLoop:
     the next is planned on what the one in flight will have done, and submitted before that one is collected. Its
     decodes take the tokens that the other samples from the native side; a request that ended there is skipped by it.
     What a step brings for a request that has ended meanwhile is dropped. Pages are taken from a request only while
-    nothing is in flight.
+    nothing is in flight. A request for which drafts are made or verified is in one step at a time.
     """
 
     def __init__(self, native: NativeEngine, settings: EngineSettings) -> None:
@@ -68,9 +86,13 @@ class StepLoop:
         self.num_preemptions = 0
         self._native = native
         self._num_pages = settings.num_pages
-        self._scheduler = Scheduler(settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens)
+        self._scheduler = Scheduler(
+            settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens, settings.num_speculative_tokens
+        )
+        self._drafts = Drafts(settings.num_speculative_tokens, settings.adapts_drafts)
         self._in_flight: _Step | None = None
         self._collected_at = 0.0
+        self._was_busy = False
         self._last_step = StepSummary(serial=0, pages_free=settings.num_pages, pages_held=0, pages_cached=0)
 
     @property
@@ -91,7 +113,9 @@ class StepLoop:
     def add(self, request: ActiveRequest, leader_id: int | None, share: Share) -> None:
         """Queue a request; with a leader it waits for the leader's prompt, to share its pages."""
         self.requests[request.request_id] = request
-        self._scheduler.add(request.request_id, len(request.prompt_tokens), request.max_new_tokens, leader_id, share)
+        self._drafts.add(request.request_id)
+        counts = len(request.prompt_tokens), request.max_new_tokens
+        self._scheduler.add(request.request_id, *counts, leader_id, share, max_drafts=request.num_drafts)
 
     def abort(self, request_id: int) -> None:
         """End a request without a further output. One that has already ended changes nothing."""
@@ -129,9 +153,12 @@ class StepLoop:
                 self._sample(self._in_flight)
         step = self._in_flight
         if step is not None:
-            following = self._submit_next(outputs)
+            following = None if step.awaited else self._submit_next(outputs)
             outcome = self._native.collect_step(step.ticket)
             self._scheduler.finish_step(step.plan)
+            for request, item in zip(step.requests, outcome.items, strict=True):
+                if request.request_id in step.awaited and item.tokens:
+                    self._take_drafts(step, request, item)
             for item_index, _ in step.constrained:
                 step.requests[item_index].accept(outcome.items[item_index])
             if following is not None:
@@ -141,6 +168,18 @@ class StepLoop:
             self._drop_idle_step()
         self._summarise(step, outputs)
         return outputs
+
+    def _take_drafts(self, step: _Step, request: ActiveRequest, item: ItemOutcome) -> None:
+        """Count the drafts of a request that were right, and keep those that were made for its next step."""
+        num_right = len(item.tokens) - 1
+        step.accepted += [0] * (num_right - len(step.accepted))
+        for position in range(num_right):
+            step.accepted[position] += 1
+        has_ended = item.finish_reason != abi.FINISH_NONE
+        self._drafts.observe(request.request_id, step.given.get(request.request_id, 0), num_right, has_ended)
+        request.drafts = item.drafts
+        request.verified_tokens = step.verified.get(request.request_id, 0)
+        self._scheduler.take_drafts(request.request_id, len(item.tokens), len(item.drafts))
 
     def _submit_next(self, outputs: list[StepOutput]) -> _Step | None:
         """Submit the next plan that fits; requests that cannot run are failed into `outputs`.
@@ -169,10 +208,30 @@ class StepLoop:
     def _submit(self, plan: StepPlan) -> _Step:
         """Start the forward pass of a plan and count it as done in the scheduler."""
         requests = [self.requests[item.request_id] for item in plan.items]
+        draft_masks = {
+            item_index: request.constraint.masks(request.drafts)
+            for item_index, request in enumerate(requests)
+            if request.constraint is not None and request.drafts
+        }
         advances = [item.advance_tokens for item in plan.items]
+        for item_index, masks in draft_masks.items():
+            advances[item_index] = len(masks)
         native_ids = [self._native_id(request) for request in requests]
-        ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)])
+        drafts = self._drafts.choose([request.request_id for request in requests])
+        ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)], drafts)
         submitted_at = time.perf_counter()
+        verified = {
+            request.request_id: advance - 1
+            for request, advance in zip(requests, advances, strict=True)
+            if request.drafts and advance > 1
+        }
+        given = {request.request_id: len(request.drafts) for request in requests if request.drafts}
+        awaited = {request.request_id for request, count in zip(requests, drafts, strict=True) if count} | given.keys()
+        is_decoding = all(
+            item.advance_tokens == 1 + len(request.drafts) for item, request in zip(plan.items, requests, strict=True)
+        )
+        for request in requests:
+            request.drafts = ()
         cached = {
             plan.items[item_index].request_id: self._native.submitted_item(item_index).cached_tokens
             for item_index in range(len(requests) - plan.num_first, len(requests))
@@ -189,8 +248,14 @@ class StepLoop:
                 for item_index, request in enumerate(requests)
                 if request.constraint is not None
             ],
+            draft_masks=draft_masks,
+            given=given,
+            verified=verified,
+            made=sum(drafts),
+            awaited=awaited,
+            is_decoding=is_decoding,
             started=started,
-            num_tokens=self._scheduler.start_step(plan, cached),
+            num_tokens=self._scheduler.start_step(plan, cached, awaited) - plan.num_tokens + sum(advances),
             prefix_tokens_hit=sum(cached[request.request_id] for request in started),
             submitted_at=submitted_at,
         )
@@ -199,16 +264,20 @@ class StepLoop:
         """Let a submitted step sample, with the masks of the rows that have a grammar.
 
         The step before it was collected and its tokens accepted, so the masks are those of the next token; they are
-        made while the forward pass computes.
+        made while the forward pass computes. Those behind drafts were made before the submit, which drops the drafts
+        that a grammar does not allow.
         """
         masks = []
         for item_index, end in step.constrained:
             request = step.requests[item_index]
-            if request.constraint is None or end < len(request.prompt_tokens) + request.constraint.num_accepted:
-                continue
-            words = request.constraint.mask()
-            if words is not None:
-                masks.append(abi.Mask(item_index, len(words), words))
+            rows = step.draft_masks.get(item_index)
+            if rows is None:
+                if request.constraint is None or end < len(request.prompt_tokens) + request.constraint.num_accepted:
+                    continue
+                rows = [request.constraint.mask()]
+            masks += [
+                abi.Mask(item_index, row, len(words), 0, words) for row, words in enumerate(rows) if words is not None
+            ]
         given = abi.sized(abi.Masks, count=len(masks), masks=(abi.Mask * len(masks))(*masks)) if masks else None
         self._native.sample_step(step.ticket, given)
 
@@ -230,12 +299,22 @@ class StepLoop:
             self._last_step = StepSummary(serial=self._last_step.serial, **pages)
             return
         now = time.perf_counter()
+        draft_tokens = sum(step.verified.values())
+        accepted_tokens = sum(step.accepted)
+        if step.is_decoding:
+            began_at = self._collected_at if self._was_busy else step.submitted_at
+            self._drafts.observe_step(len(step.requests), draft_tokens, step.made, now - began_at)
+        self._was_busy = bool(self.requests)
         self._last_step = StepSummary(
             serial=self._last_step.serial + 1,
             **pages,
             seconds=now - max(step.submitted_at, self._collected_at),
             num_items=len(step.requests),
-            num_tokens=step.num_tokens,
+            num_tokens=step.num_tokens - draft_tokens + accepted_tokens,
+            num_drafts=len(step.verified),
+            draft_tokens=draft_tokens,
+            accepted_tokens=accepted_tokens,
+            accepted_per_position=tuple(step.accepted),
             new_tokens=sum(len(output.token_ids) for output in outputs),
             prefix_tokens_queried=sum(len(request.prompt_tokens) for request in step.started),
             prefix_tokens_hit=step.prefix_tokens_hit,
@@ -280,6 +359,7 @@ class StepLoop:
     def _release(self, request_id: int) -> None:
         """Take the pages of a request that was preempted; the full ones stay in the prefix cache."""
         self.num_preemptions += 1
+        self.requests[request_id].drafts = ()
         native_id = self.requests[request_id].native_id
         if native_id is not None:
             self._native.release_pages(native_id)
@@ -301,6 +381,7 @@ class StepLoop:
     def _forget(self, request: ActiveRequest) -> None:
         request.has_ended = True
         request.constraint = None
+        self._drafts.forget(request.request_id)
         self._scheduler.remove(request.request_id)
 
 

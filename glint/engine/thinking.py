@@ -1,6 +1,7 @@
 """Ends the thinking of a request at its budget."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from ctypes import Array, c_uint32
 from dataclasses import dataclass
 
@@ -108,6 +109,12 @@ class ThinkingLimit:
         elif self._is_before_content:
             is_blank = not self._tokens.token_bytes(token_id).strip()
             self._is_before_content = is_blank or token_id == self._tokens.close
+
+    def fork(self) -> "ThinkingLimit":
+        """Another matcher at the same place, which goes its own way."""
+        other = copy(self)
+        other._grammar = None if self._grammar is None else self._grammar.fork()
+        return other
 
     def _think(self, token_id: int) -> None:
         tokens = self._tokens

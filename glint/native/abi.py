@@ -11,8 +11,9 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 MAX_LOGPROBS = 20
+MAX_DRAFT_TOKENS = 8
 MAX_STEPS_IN_FLIGHT = 2
 
 STATUS_OK = 0
@@ -74,6 +75,9 @@ ROLE_ROUTER = 15
 ROLE_SHARED_GATE = 16
 ROLE_SHARED_UP = 17
 ROLE_SHARED_DOWN = 18
+ROLE_EMBEDDING_NORM = 19
+ROLE_HIDDEN_NORM = 20
+ROLE_EH_PROJ = 21
 
 PART_WEIGHT = 0
 PART_SCALE = 1
@@ -165,7 +169,8 @@ class EngineOptions(Structure):
     how several ranks share rows and sums, `kv_dtype` what keys and values are kept in (0: the backend's own); with
     `shares_devices` several ranks may run on one GPU. With `synthetic_seed` other than 0 the weights are random, made
     from it; there are no files and no tensors then, and `emulated_ranks` above 1 makes this one rank of as many, whose
-    collectives are local copies. The CPU library takes none of these.
+    collectives are local copies. The CPU library takes none of these. `max_draft_tokens` above 0 loads the MTP layer,
+    whose tensors have layer `num_layers`.
     """
 
     _fields_ = [
@@ -188,7 +193,7 @@ class EngineOptions(Structure):
         ("kv_dtype", c_int32),
         ("shares_devices", c_int32),
         ("emulated_ranks", c_int32),
-        ("reserved", c_int32),
+        ("max_draft_tokens", c_int32),
         ("synthetic_seed", c_uint64),
         ("model", POINTER(Model)),
         ("files", POINTER(File)),
@@ -314,7 +319,9 @@ class StepItem(Structure):
     """By how many of its known but uncomputed tokens a request advances in a step.
 
     A request's first item begins after its cached prefix; `advance_tokens` counts from there and is cut to what is
-    left. A successful submit fills `first_position` and `cached_tokens`. `draft_tokens` is 0.
+    left. Drafts that the request's last step made follow its known tokens: what is advanced beyond those is verified. A
+    successful submit fills `first_position` and `cached_tokens`. `draft_tokens` is how many drafts to make behind the
+    sampled token, up to `max_draft_tokens` of the engine; until the step is collected the request is in no other step.
     """
 
     _fields_ = [
@@ -333,13 +340,22 @@ class Ticket(Structure):
 
 
 class Mask(Structure):
-    """Tokens allowed for one item of the step: bit `t % 32` of `words[t / 32]`, `word_count` words for all tokens."""
+    """Tokens allowed for one item of the step: bit `t % 32` of `words[t / 32]`, `word_count` words for all tokens.
 
-    _fields_ = [("item", c_int32), ("word_count", c_int32), ("words", POINTER(c_uint32))]
+    An item that verifies drafts has a mask for each `row`: 0 is for the token behind the known ones, 1 behind a draft.
+    """
+
+    _fields_ = [
+        ("item", c_int32),
+        ("row", c_int32),
+        ("word_count", c_int32),
+        ("reserved", c_int32),
+        ("words", POINTER(c_uint32)),
+    ]
 
 
 class Masks(Structure):
-    """The masks of a step, `count` of them; items without a mask may choose any token."""
+    """The masks of a step, `count` of them; rows without a mask may choose any token."""
 
     _fields_ = [("struct_bytes", c_uint32), ("count", c_int32), ("masks", POINTER(Mask))]
 
@@ -356,7 +372,7 @@ class Logprob(Structure):
 class ItemResult(Structure):
     """The result of a step for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts.
 
-    The tokens of all items of a step lie in one array.
+    The tokens of all items of a step lie in one array. `draft_count` drafts may be verified by the request's next step.
     """
 
     _fields_ = [
@@ -366,8 +382,9 @@ class ItemResult(Structure):
         ("failure", c_int32),
         ("cached_tokens", c_int32),
         ("computed_tokens", c_int32),
-        ("reserved", c_int32),
+        ("draft_count", c_int32),
         ("tokens", POINTER(c_int32)),
+        ("drafts", POINTER(c_int32)),
     ]
 
 

@@ -7,6 +7,7 @@ import struct
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -20,7 +21,7 @@ BUILD_COMMANDS = {"cpu": "scripts/build.sh", "cuda": "scripts/build.sh --cuda (i
 _TOKEN_BYTES = 4
 _LOGPROB = struct.Struct("=iiif")
 _STEP_ITEM = struct.Struct("=Qiiii")
-_ITEM_RESULT = struct.Struct("=QiiiiiiQ")
+_ITEM_RESULT = struct.Struct("=QiiiiiiQQ")
 
 
 class InvalidArgument(EngineError):
@@ -71,7 +72,7 @@ class ItemOutcome(NamedTuple):
     """The result of a step for one request.
 
     `logprobs` maps an absolute position of prompt and generated tokens to token ids and their log-probabilities: the
-    actual token first, then the best in descending order.
+    actual token first, then the best in descending order. `drafts` are what the MTP layer expects to follow.
     """
 
     request_id: int
@@ -81,6 +82,7 @@ class ItemOutcome(NamedTuple):
     cached_tokens: int
     computed_tokens: int
     logprobs: dict[int, dict[int, float]]
+    drafts: tuple[int, ...] = ()
 
 
 class StepOutcome(NamedTuple):
@@ -249,15 +251,15 @@ class NativeEngine:
         """Say that later requests can share only the first tokens of a request: its other pages are evicted first."""
         self._call("glint_limit_reuse", request_id, reusable_tokens)
 
-    def submit_step(self, items: Sequence[tuple[int, int]]) -> abi.Ticket:
-        """Start a forward pass over (request id, tokens to advance) pairs.
+    def submit_step(self, items: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> abi.Ticket:
+        """Start a forward pass over (request id, tokens to advance) pairs, and say how many drafts to make for each.
 
         Raises `OutOfPages` with the number of missing pages, having changed nothing.
         """
         if len(items) > len(self._step_items):
             self._step_items = (abi.StepItem * len(items))()
-        for index, (request_id, advance_tokens) in enumerate(items):
-            _STEP_ITEM.pack_into(self._step_items, index * _STEP_ITEM.size, request_id, advance_tokens, 0, 0, 0)
+        for index, ((request_id, advance), num_drafts) in enumerate(zip(items, drafts or repeat(0), strict=False)):
+            _STEP_ITEM.pack_into(self._step_items, index * _STEP_ITEM.size, request_id, advance, num_drafts, 0, 0)
         ticket = abi.sized(abi.Ticket)
         function = self._live_function("glint_submit_step")
         status = function(self._engine, self._step_items, len(items), ctypes.byref(ticket))
@@ -331,14 +333,15 @@ def _read_results(results: abi.StepResults) -> StepOutcome:
         for item, position, token, logprob in _LOGPROB.iter_unpack(raw):
             logprobs[item].setdefault(position, {})[token] = logprob
     records = [*_ITEM_RESULT.iter_unpack(ctypes.string_at(results.items, count * _ITEM_RESULT.size))]
-    first, tokens = _read_tokens([(record[-1], record[1]) for record in records if record[1]])
+    first, tokens = _read_tokens([(record[-2], record[1]) for record in records if record[1]])
     items = []
-    for (request_id, num_tokens, finish, failure, cached, computed, _, address), entries in zip(
+    for (request_id, num_tokens, finish, failure, cached, computed, num_drafts, address, draft_address), entries in zip(
         records, logprobs, strict=True
     ):
         begin = (address - first) // _TOKEN_BYTES
         new = tuple(tokens[begin : begin + num_tokens]) if num_tokens else ()
-        items.append(ItemOutcome(request_id, new, finish, failure, cached, computed, entries))
+        drafts = tuple(_read_tokens([(draft_address, num_drafts)])[1]) if num_drafts else ()
+        items.append(ItemOutcome(request_id, new, finish, failure, cached, computed, entries, drafts))
     return StepOutcome(tuple(items), results.pages_free, results.pages_held, results.pages_cached)
 
 

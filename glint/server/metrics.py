@@ -1,7 +1,4 @@
-"""Metrics of the server: Prometheus text under the names that vLLM's dashboards query, and the same figures as JSON.
-
-There are no metrics of speculative decoding while the server has none: a zero would claim that it was tried.
-"""
+"""Metrics of the server: Prometheus text under the names that vLLM's dashboards query, and the same figures as JSON."""
 
 import time
 from bisect import bisect_left
@@ -17,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from glint.server.acceptance import AcceptanceWatch
 from glint.server.outcomes import Outcome, RequestOutcome
 
 PREFIX = "glint:"
@@ -186,6 +184,9 @@ _COUNTERS = {
     "prompt_tokens_computed": "Prompt tokens computed by steps.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Times that a request had drafts verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
     "queue_full": "Requests refused because the queue was full.",
     "steps": "Steps completed.",
     "restarts": "Times that the engine was started anew after a failure.",
@@ -213,6 +214,8 @@ class Metrics(Collector):
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self._outcomes: dict[str, int] = dict.fromkeys(get_args(Outcome), 0)
+        self._accepted_per_position: list[int] = []
+        self._acceptance = AcceptanceWatch()
         self._startup_seconds: dict[str, float] = {}
         self._step_tokens = self._histograms["iteration_tokens_total"]
         self._gaps = self._histograms["inter_token_latency_seconds"]
@@ -239,6 +242,17 @@ class Metrics(Collector):
         self._counters["prompt_tokens_computed"] += num_prompt_tokens
         self._step_tokens.observe(num_prompt_tokens + num_generated_tokens)
 
+    def observe_drafts(self, num_drafts: int, draft_tokens: int, accepted_per_position: Sequence[int]) -> None:
+        """Count the drafts that a step verified: of how many requests, how many, and how many were right, by place."""
+        accepted_tokens = sum(accepted_per_position)
+        places = self._accepted_per_position
+        places += [0] * (len(accepted_per_position) - len(places))
+        for place, count in enumerate(accepted_per_position):
+            places[place] += count
+        self._counters["spec_decode_num_drafts"] += num_drafts
+        self._counters["spec_decode_num_draft_tokens"] += draft_tokens
+        self._counters["spec_decode_num_accepted_tokens"] += accepted_tokens
+
     def observe_gap(self, seconds: float, count: int = 1) -> None:
         """Count the time since the previous token, for `count` tokens with the same gap."""
         self._recent.advance()
@@ -253,16 +267,20 @@ class Metrics(Collector):
         counters["prefix_cache_queries"] += prompt_tokens
         counters["prefix_cache_hits"] += cached_tokens
 
+    def observe_first_token(self, seconds: float) -> None:
+        """Count the time from the arrival of a request to its first token, when it has that token."""
+        self._recent.advance()
+        self._observe("time_to_first_token_seconds", seconds)
+
     def record(self, outcome: RequestOutcome) -> None:
         """Count the outcome of a request. Its times and sizes count where they are known and it ran to its end.
 
-        The time to the first token counts for every request that got one. With several choices the time per output
-        token is that of a choice of mean length.
+        With several choices the time per output token is that of a choice of mean length.
         """
         self._recent.advance()
         self._outcomes[outcome.outcome] += 1
         self._counters["queue_full"] += outcome.reason == "queue_full"
-        self._observe("time_to_first_token_seconds", outcome.first_token_seconds)
+        self._acceptance.observe(outcome.draft_tokens or 0, outcome.accepted_draft_tokens or 0)
         if outcome.outcome not in COMPLETED or not outcome.num_choices:
             return
         queued, first, decoding = outcome.queue_seconds, outcome.first_token_seconds, outcome.decode_seconds
@@ -312,6 +330,9 @@ class Metrics(Collector):
             "generated_tokens": self._counters["generation_tokens"],
             "prefix_cache_queried_tokens": self._counters["prefix_cache_queries"],
             "prefix_cache_hit_tokens": self._counters["prefix_cache_hits"],
+            "draft_tokens": self._counters["spec_decode_num_draft_tokens"],
+            "accepted_draft_tokens": self._counters["spec_decode_num_accepted_tokens"],
+            "accepted_draft_tokens_per_position": list(self._accepted_per_position),
             **{_PLAIN_NAMES.get(name, name): histogram.as_dict() for name, histogram in self._histograms.items()},
             "last_minute": self._recent.as_dict(),
             "startup_seconds": dict(self._startup_seconds),
@@ -354,7 +375,10 @@ class Metrics(Collector):
         successes = dict.fromkeys(FINISHED_REASONS.values(), 0)
         for outcome, reason in FINISHED_REASONS.items():
             successes[reason] += self._outcomes[outcome]
+        places = {str(place): count for place, count in enumerate(self._accepted_per_position)}
+        accepted = "Draft tokens that were right, by their place among the drafts of a request."
         for name, text, label, by_label in (
+            ("spec_decode_num_accepted_tokens_per_pos", accepted, "position", places),
             ("request_success", "Requests that ran, by how they ended.", "finished_reason", successes),
             ("requests", "All requests, by outcome.", "outcome", self._outcomes),
             ("server_cpu_seconds", "Processor time of the server's threads.", "thread", reading.cpu_seconds),

@@ -15,6 +15,7 @@ OutcomeValue = str | int | float | None
 MAX_TEXT_CHARS = 200
 LOGGER_NAME = "glint.requests"
 FAILURES = ("failed", "lost")
+OUTCOMES = frozenset(get_args(Outcome))
 
 _PLAIN = re.compile(r"(?!-$)[\w./:+@-]+", re.ASCII)
 
@@ -28,6 +29,7 @@ class RequestOutcome:
     request never ran. "failed": an error of the server. "lost": the server process died. `first_token_seconds` and
     `total_seconds` count from the arrival, `decode_seconds` from the first token to the last. `user` is the user that
     the client names. Token counts are sums over all choices; a prompt that several choices share counts once.
+    Of `draft_tokens` drafts that the model verified, `accepted_draft_tokens` were right.
     """
 
     request_id: str
@@ -44,9 +46,11 @@ class RequestOutcome:
     decode_seconds: float | None = None
     total_seconds: float | None = None
     user: str | None = None
+    draft_tokens: int | None = None
+    accepted_draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.outcome not in get_args(Outcome):
+        if self.outcome not in OUTCOMES:
             raise ValueError(f"the outcome is {self.outcome!r}; choose one of {', '.join(get_args(Outcome))}")
 
     def __str__(self) -> str:
@@ -55,7 +59,11 @@ class RequestOutcome:
 
     def as_dict(self) -> dict[str, OutcomeValue]:
         """The fields in their order, with the client's text cut and times rounded."""
-        return {name: _rounded(value) for name, value in vars(self).items()}
+        return dict.fromkeys(vars(self)) | self.known()
+
+    def known(self) -> dict[str, OutcomeValue]:
+        """The same fields without those that are None."""
+        return {name: _rounded(value) for name, value in vars(self).items() if value is not None}
 
 
 OutcomeSink = Callable[[RequestOutcome], None]
@@ -77,6 +85,10 @@ class OutcomeLog:
     def write(self, outcome: RequestOutcome) -> None:
         """Write the line, as an error where the request failed."""
         self._logger.log(logging.ERROR if outcome.outcome in FAILURES else logging.INFO, outcome)
+
+    def write_soon(self, outcome: RequestOutcome) -> None:
+        """Write the line of a request that was refused before it was read; many may come at once."""
+        self.write(outcome)
 
 
 def _pair_value(value: OutcomeValue) -> str:

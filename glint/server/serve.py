@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -76,7 +76,9 @@ def serve(
         log.warning(warning)
     server = Server(settings, startup, max_connections, link, open_model)
     own = listening(settings.host, settings.port, settings.uds, settings.uds_mode)
-    with own if link is None else nullcontext(link.listener) as listener:
+    with ExitStack() as opened:
+        listener = opened.enter_context(own) if link is None else link.listener
+        server.release = opened.close
         startup.mark("listen")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(server.run_to_end(listener))
@@ -92,7 +94,8 @@ def _raise_file_limit() -> int:
 class Server(uvicorn.Server):
     """One model behind HTTP. The first SIGTERM or SIGINT drains, the second stops at once.
 
-    Under a supervisor, to which `link` leads, the server accepts connections once it is ready; alone, at once.
+    Under a supervisor, to which `link` leads, the server accepts connections once it is ready; alone, at once. It calls
+    `release` before it ends its process early.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Server(uvicorn.Server):
         self._startup = startup
         self._link = link
         self._open_model = open_model
+        self.release: Callable[[], None] = lambda: None
         self._lifecycle = Lifecycle(settings.health_seconds)
         self._lifecycle.restarts = 0 if link is None else link.inherited.restarts
         self._files = read_files() if settings.serves_web else {}
@@ -153,9 +157,16 @@ class Server(uvicorn.Server):
             self._fail_to_start(problem)
         if serving is not None:
             await serving
-        if not await self.close():
-            _exit_now("a step of the engine does not end")
-        return EXIT_FAILED if self._lifecycle.phase == "failed" else 0
+        has_closed = await self.close()
+        if self._link is not None:
+            self._link.flush()
+        if not has_closed:
+            self._exit_now("a step of the engine does not end")
+        if self._lifecycle.phase != "failed":
+            return 0
+        if self._link is not None or self._service is None:
+            self._end_process(EXIT_FAILED)
+        return EXIT_FAILED
 
     def _fail_to_start(self, problem: Exception) -> None:
         """Log why the server cannot start. A supervisor does not retry an error that the user must mend."""
@@ -171,8 +182,7 @@ class Server(uvicorn.Server):
         """Drain on the first signal, stop on the second. A server that is not ready yet stops on the first."""
         if self._lifecycle.phase in ("loading", "warming"):
             log.info("signal %d: nothing is served yet, the process ends", sig)
-            logging.shutdown()
-            os._exit(0)
+            self._end_process(0)
         if self.should_exit:
             self.force_exit = True
             return
@@ -251,7 +261,17 @@ class Server(uvicorn.Server):
 
     async def start(self) -> None:
         """Load the model and warm it up; from then on `app` answers, here or behind another server."""
-        checkpoint, engine, tokenizer, sized = await asyncio.to_thread(self._load)
+        reading = asyncio.create_task(asyncio.to_thread(self._read_tokenizer))
+        checkpoint, sized = await asyncio.to_thread(self._plan_engine)
+        loading = asyncio.create_task(asyncio.to_thread(self._load_engine, checkpoint, sized))
+        try:
+            tokenizer = await reading
+        except BaseException:
+            loading.add_done_callback(_close_loaded)
+            raise
+        engine = await loading
+        self._startup.mark("weights, memory, tokenizer")
+        engine.use_tokenizer(tokenizer)
         state = self._make_state(checkpoint, engine, tokenizer, _describe(engine, sized))
         service = self._service = state.service
         self._lifecycle.stalled_seconds = service.stalled_seconds
@@ -271,28 +291,35 @@ class Server(uvicorn.Server):
         self._workers.submit(state.compiler.prepare)
         log.info("start-up:\n%s", self._startup.table())
 
-    def _load(self) -> tuple[Checkpoint, Engine, Tokenizer, SizedEngine]:
-        """Read the checkpoint and the tokenizer, at the same time, and load the weights."""
+    def _plan_engine(self) -> tuple[Checkpoint, SizedEngine]:
+        """Read the headers of the checkpoint and plan the memory."""
         settings = self._settings
-        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
-            reading = reader.submit(Tokenizer, settings.model_dir)
-            checkpoint = self._open_model(settings.model_dir)
-            self._startup.mark("checkpoint headers")
-            sized = size_engine(
-                settings.model_dir,
-                checkpoint.config,
-                checkpoint.files,
-                settings.engine_args,
-                settings.library_path,
-            )
-            sized.show()
-            self._startup.mark("memory plan")
-            tokenizer = reading.result()
-            self._startup.mark("rest of the tokenizer")
-        _check_thinking(settings, tokenizer)
-        engine = Engine(checkpoint, sized.settings, tokenizer, settings.library_path, log.info)
-        self._startup.mark("weights and memory")
-        return checkpoint, engine, tokenizer, sized
+        checkpoint = self._open_model(settings.model_dir)
+        self._startup.mark("checkpoint headers")
+        sized = size_engine(
+            settings.model_dir,
+            checkpoint.config,
+            checkpoint.files,
+            settings.engine_args,
+            settings.library_path,
+            bool(checkpoint.mtp_tensors),
+        )
+        sized.show()
+        if checkpoint.mtp_tensors and not sized.settings.num_speculative_tokens:
+            log.info("the checkpoint's MTP layer is not used; --num-speculative-tokens N lets it draft N tokens a step")
+        self._startup.mark("memory plan")
+        return checkpoint, sized
+
+    def _load_engine(self, checkpoint: Checkpoint, sized: SizedEngine) -> Engine:
+        """Load the weights."""
+        return Engine(checkpoint, sized.settings, None, self._settings.library_path, log.info)
+
+    def _read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer and prepare what the server needs of it, while the engine loads."""
+        tokenizer = Tokenizer(self._settings.model_dir)
+        _check_thinking(self._settings, tokenizer)
+        _ = tokenizer.longest_token_bytes
+        return tokenizer
 
     def _make_state(
         self, checkpoint: Checkpoint, engine: Engine, tokenizer: Tokenizer, about: Mapping[str, Any]
@@ -349,6 +376,7 @@ class Server(uvicorn.Server):
 
     def _count_step(self, summary: StepSummary, gaps: list[float]) -> None:
         self._metrics.observe_step(summary.num_tokens - summary.new_tokens, summary.new_tokens)
+        self._metrics.observe_drafts(summary.num_drafts, summary.draft_tokens, summary.accepted_per_position)
         for gap, count in Counter(gaps).items():
             self._metrics.observe_gap(gap, count)
 
@@ -362,9 +390,26 @@ class Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = FAILED_DRAIN_SECONDS
         self.should_exit = True
         if self._owns_process:
-            watchdog = threading.Timer(EXIT_SECONDS, _exit_now, ["the server does not end after its failure"])
+            watchdog = threading.Timer(EXIT_SECONDS, self._exit_now, ["the server does not end after its failure"])
             watchdog.daemon = True
             watchdog.start()
+
+    def _exit_now(self, reason: str) -> NoReturn:
+        """End the process although something in it still runs."""
+        log.error("%s; the process ends without waiting for it", reason)
+        self._end_process(EXIT_FAILED)
+
+    def _end_process(self, code: int) -> NoReturn:
+        """End the process at once. A supervisor waits for that, and the interpreter takes half a second to tidy up."""
+        self.release()
+        logging.shutdown()
+        os._exit(code)
+
+
+def _close_loaded(loading: asyncio.Task[Engine]) -> None:
+    """Free an engine that nobody waits for any more."""
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().close()
 
 
 def _describe(engine: Engine, sized: SizedEngine) -> dict[str, Any]:
@@ -401,10 +446,3 @@ def _freeze_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _exit_now(reason: str) -> NoReturn:
-    """End the process although something in it still runs."""
-    log.error("%s; the process ends without waiting for it", reason)
-    logging.shutdown()
-    os._exit(EXIT_FAILED)

@@ -130,6 +130,7 @@ void attention(Workers& workers, float* out, const float* query, const PageLayou
                               .head_dim = heads.head_dim,
                               .row_count = std::min(tile_rows, request.row_count - row),
                               .first_position = request.first_position + row,
+                              .context_first = request.context_first,
                               .pages = request.pages,
                               .keys = pages.keys(layer) + kv_head * pages.head_bytes(),
                               .values = pages.values(layer) + kv_head * pages.head_bytes(),

@@ -37,18 +37,23 @@ cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_o
           .max_gemm_calls = cpu::max_gemm_calls(model, options.row_slices),
           .max_step_items = options.max_step_items,
           .vocab_size = model.vocab_size,
-          .max_cols = std::max({model.hidden_size, model.num_heads * model.head_dim, model.dense_width,
+          .max_cols = std::max({2 * model.hidden_size, model.num_heads * model.head_dim, model.dense_width,
                                 model.expert_width, model.shared_width}),
           .group_heads = model.num_heads / model.num_kv_heads,
           .head_dim = model.head_dim,
           .page_tokens = options.page_tokens};
 }
 
+int64_t page_state_floats(const glint_model& model, const glint_engine_options& options) {
+  return options.max_draft_tokens > 0 ? int64_t{options.num_pages} * model.hidden_size : 0;
+}
+
 uint64_t workspace_bytes_of_all(const cpu::Workspace& first, const glint_model& model,
                                 const glint_engine_options& options) {
   const uint64_t only_of_first = first.logits.byte_count();
   const uint64_t of_each = first.byte_count - only_of_first + cpu::Workers::bytes_for(worker_options(model, options));
-  return only_of_first + static_cast<uint64_t>(options.num_ranks) * of_each;
+  const uint64_t states = static_cast<uint64_t>(page_state_floats(model, options)) * sizeof(float);
+  return only_of_first + static_cast<uint64_t>(options.num_ranks) * (of_each + states);
 }
 
 cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options& options) {
@@ -61,13 +66,15 @@ cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options
           .rounds_to_e4m3 = options.kv_dtype == GLINT_DTYPE_F8_E4M3 || rounds_new_pages};
 }
 
-uint64_t bytes_per_page(const glint_model& model, const cpu::PageLayout& layout) {
-  return 2 * static_cast<uint64_t>(model.num_layers) * static_cast<uint64_t>(layout.page_bytes());
+uint64_t bytes_per_page(const glint_model& model, const glint_engine_options& options, const cpu::PageLayout& layout) {
+  const int32_t num_layers = model.num_layers + (options.max_draft_tokens > 0 ? 1 : 0);
+  return 2 * static_cast<uint64_t>(num_layers) * static_cast<uint64_t>(layout.page_bytes());
 }
 
-uint64_t page_memory_bytes(const glint_model& model, const cpu::PageLayout& layout) {
+uint64_t page_memory_bytes(const glint_model& model, const glint_engine_options& options,
+                           const cpu::PageLayout& layout) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
-  const uint64_t page_bytes = bytes_per_page(model, layout);
+  const uint64_t page_bytes = bytes_per_page(model, options, layout);
   const auto num_pages = static_cast<uint64_t>(layout.num_pages);
   require_argument(num_pages <= kMaxBytes / page_bytes, "options.num_pages is ", num_pages, ": pages of ", page_bytes,
                    " bytes each exceed ", kMaxBytes, " bytes");
@@ -87,7 +94,8 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       max_step_items(options.max_step_items),
       heads{model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim},
       pages(page_layout(model, options)),
-      page_memory(page_memory_bytes(model, pages)),
+      page_memory(page_memory_bytes(model, options, pages)),
+      page_states(static_cast<uint64_t>(page_state_floats(model, options))),
       workspace(slice, options),
       workspace_bytes(workspace_bytes_of_all(workspace, model, options)),
       collectives(world, slice.rank),
@@ -110,7 +118,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   check_options(model, options);
   const RankSlice slice = rank_slice(model, options, 0);
   const cpu::PageLayout layout = page_layout(slice.model, options);
-  page_memory_bytes(slice.model, layout);
+  page_memory_bytes(slice.model, options, layout);
   glint_engine_plan plan{
       .struct_bytes = sizeof(glint_engine_plan),
       .kernels = choose_kernels(options.kernels).id,
@@ -120,7 +128,7 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
       .weight_bytes = 0,
       .workspace_bytes = workspace_bytes_of_all(cpu::Workspace(slice, options), slice.model, options),
       .pinned_bytes = 0,
-      .bytes_per_page = static_cast<uint64_t>(options.num_ranks) * bytes_per_page(slice.model, layout),
+      .bytes_per_page = static_cast<uint64_t>(options.num_ranks) * bytes_per_page(slice.model, options, layout),
   };
   cpu::processor_name().copy(plan.device_name, sizeof(plan.device_name) - 1);
   return plan;

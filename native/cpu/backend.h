@@ -38,6 +38,7 @@ class Backend {
   const cpu::HeadShape heads;
   cpu::PageLayout pages;
   ZeroedMemory page_memory;
+  Buffer<float> page_states;
   cpu::Workspace workspace;
   const uint64_t workspace_bytes;
   std::vector<cpu::GemmCall> calls;

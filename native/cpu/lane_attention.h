@@ -26,7 +26,7 @@ class LaneAttention {
       std::fill_n(work.sums + query * tile.head_dim, tile.head_dim, 0.0F);
     }
     const int64_t positions = tile.first_position + tile.row_count;
-    for (int64_t first = 0; first < positions; first += kSplitPositions) {
+    for (int64_t first = tile.first_split(); first < positions; first += kSplitPositions) {
       const int64_t last = std::min(first + kSplitPositions, positions);
       score_split(tile, work, first, last);
       for (int64_t query = 0; query < queries; ++query) weigh_split(tile, work, query, first, last);
@@ -119,9 +119,13 @@ class LaneAttention {
     return float_from_bf16(reinterpret_cast<const uint16_t*>(source)[index]);
   }
 
+  static int64_t first_page(const AttentionTile& tile, int64_t first) {
+    return first + tile.num_masked(first) / tile.page_tokens * tile.page_tokens;
+  }
+
   static void score_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
     const int64_t queries = tile.row_count * tile.group_heads;
-    for (int64_t start = first; start < last; start += tile.page_tokens) {
+    for (int64_t start = first_page(tile, first); start < last; start += tile.page_tokens) {
       const int64_t count = std::min(tile.page_tokens, last - start);
       const float* keys = load_keys(tile, start / tile.page_tokens, work.slab);
       for (int64_t query = 0; query < queries; query += kQueriesAtOnce) {
@@ -190,7 +194,9 @@ class LaneAttention {
                           int64_t last) {
     const int64_t count = visible_positions(tile, query, first, last);
     float* scores = work.scores + query * kScoreStride;
-    const float highest = highest_of(scores, count);
+    const int64_t masked = std::min(tile.num_masked(first), count);
+    const float highest = highest_of(scores + masked, count - masked);
+    std::fill_n(scores, masked, highest);
     for (int64_t index = count; index < round_up(count, Isa::kLanes); ++index) scores[index] = -1000.0F + highest;
     const double power = static_cast<double>(highest) * std::numbers::log2e;
     const double exponent = std::ceil(power);
@@ -200,6 +206,7 @@ class LaneAttention {
     for (int64_t index = 0; index < count; index += Isa::kLanes) {
       Floats weights = Lane::exponential(Lane::load(scores + index) - highest, largest_weight);
       for (int64_t lane = count - index; lane < Isa::kLanes; ++lane) weights[lane] = zeros[lane];
+      for (int64_t lane = 0; lane < std::min<int64_t>(masked - index, Isa::kLanes); ++lane) weights[lane] = zeros[lane];
       sums += weights;
       Lane::store(scores + index, weights);
     }
@@ -213,11 +220,15 @@ class LaneAttention {
   static void sum_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
     const int64_t queries = tile.row_count * tile.group_heads;
     std::fill_n(work.split_sums, queries * tile.head_dim, 0.0F);
-    for (int64_t start = first; start < last; start += tile.page_tokens) {
+    for (int64_t start = first_page(tile, first); start < last; start += tile.page_tokens) {
       const int64_t count = std::min(tile.page_tokens, last - start);
-      const float* values = load_page(tile, tile.values, start / tile.page_tokens, count, work.slab);
-      const float* weights = work.scores + (start - first);
-      const auto visible_to = [&](int64_t query) { return visible_positions(tile, query, start, start + count); };
+      const int64_t masked = tile.num_masked(start);
+      const float* values =
+          load_page(tile, tile.values, start / tile.page_tokens, count, work.slab) + masked * tile.head_dim;
+      const float* weights = work.scores + (start - first) + masked;
+      const auto visible_to = [&](int64_t query) {
+        return visible_positions(tile, query, start + masked, start + count);
+      };
       int64_t width = 0;
       for (int64_t query = 0; query < queries; query += width) {
         const int64_t most = std::min(kQueriesAtOnce, queries - query);

@@ -93,6 +93,32 @@ void run_norm(Backend& backend, StepState& step, const float* weight) {
   if (!step.shard.is_whole) cpu::all_gather_rows(backend, step, rows.normed.data());
 }
 
+void norm_logit_rows(Backend& backend, StepState& step, std::span<const int32_t> rows, const float* weight) {
+  const int64_t width = backend.model.hidden_size;
+  float* hidden = backend.workspace.hidden.data();
+  float* normed = backend.workspace.normed.data();
+  step.num_logit_rows = static_cast<int64_t>(rows.size());
+  if (!step.shard.is_whole) {
+    cpu::all_gather_rows(backend, step, hidden);
+    step.shard = {.row_first = 0, .row_count = step.num_rows(), .rows_per_rank = step.num_rows(), .is_whole = true};
+  }
+  cpu::gather_rows(backend.workers, normed, hidden, rows, width);
+  cpu::rms_norm(backend.workers, normed, normed, weight, step.num_logit_rows, width, backend.model.norm_epsilon);
+}
+
+void run_head(Backend& backend, const StepState& step, const Weight& head) {
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t count = step.num_logit_rows;
+  float* out = backend.has_peers() ? rows.rank_logits.data() : rows.logits.data();
+  const bool is_fp8 = head.dtype == GLINT_DTYPE_F8_E4M3;
+  const cpu::GemmInput input =
+      is_fp8 ? cpu::prepare_normed(backend, count) : cpu::prepare_normed_floats(backend, count);
+  cpu::add_gemm(backend, out, input, count, head, nullptr);
+  cpu::run_calls(backend);
+  if (!backend.has_peers()) return;
+  backend.collectives.gather_columns(rows.logits.data(), out, count, backend.slice.vocab_size(), 0);
+}
+
 }
 
 namespace ops {
@@ -154,29 +180,48 @@ void feed_forward_norm(Backend& backend, StepState& step, int64_t layer) {
 }
 
 void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows) {
-  const int64_t width = backend.model.hidden_size;
-  float* hidden = backend.workspace.hidden.data();
-  float* normed = backend.workspace.normed.data();
-  step.num_logit_rows = static_cast<int64_t>(rows.size());
-  if (!step.shard.is_whole) {
-    cpu::all_gather_rows(backend, step, hidden);
-    step.shard = {.row_first = 0, .row_count = step.num_rows(), .rows_per_rank = step.num_rows(), .is_whole = true};
-  }
-  cpu::gather_rows(backend.workers, normed, hidden, rows, width);
-  cpu::rms_norm(backend.workers, normed, normed, backend.weights.final_norm, step.num_logit_rows, width,
-                backend.model.norm_epsilon);
+  norm_logit_rows(backend, step, rows, backend.weights.final_norm);
 }
 
-void lm_head(Backend& backend, StepState& step) {
-  const cpu::Workspace& rows = backend.workspace;
-  const int64_t count = step.num_logit_rows;
-  float* out = backend.has_peers() ? rows.rank_logits.data() : rows.logits.data();
-  const cpu::GemmInput input = cpu::prepare_normed_floats(backend, count);
-  cpu::add_gemm(backend, out, input, count, backend.weights.lm_head, nullptr);
-  cpu::run_calls(backend);
-  if (!backend.has_peers()) return;
-  backend.collectives.gather_columns(rows.logits.data(), out, count, backend.slice.vocab_size(), 0);
+void lm_head(Backend& backend, StepState& step) { run_head(backend, step, backend.weights.lm_head); }
+
+void mtp_hidden(Backend& backend, StepState& step, std::span<const int32_t> rows, bool is_first_draft) {
+  norm_logit_rows(backend, step, rows, is_first_draft ? backend.weights.final_norm : backend.weights.mtp.head_norm);
 }
+
+void mtp_page_states(Backend& backend, std::span<const PageState> states) {
+  const int64_t width = backend.model.hidden_size;
+  for (const PageState& state : states) {
+    float* normed = backend.workspace.normed.data() + state.row * width;
+    float* kept = backend.page_states.data() + state.page * width;
+    std::copy_n(state.is_kept ? normed : kept, width, state.is_kept ? kept : normed);
+  }
+}
+
+void mtp_proj(Backend& backend, StepState& step) {
+  const MtpWeights& mtp = backend.weights.mtp;
+  const cpu::Workspace& rows = backend.workspace;
+  const int64_t count = step.num_rows();
+  const int64_t width = backend.model.hidden_size;
+  const double epsilon = backend.model.norm_epsilon;
+  cpu::embed(backend.workers, rows.hidden.data(), mtp.embedding, step.batch.tokens);
+  backend.workers.team().run(count, [&](int64_t row, int) {
+    float* input = rows.mtp_input.data() + row * 2 * width;
+    norm_row(input, rows.hidden.data() + row * width, mtp.embedding_norm, width, epsilon);
+    norm_row(input + width, rows.normed.data() + row * width, mtp.hidden_norm, width, epsilon);
+  });
+  const cpu::OperandBuffer operand{rows.mtp_operand.data(), nullptr};
+  cpu::prepare_floats(backend.workers, operand, rows.mtp_input.data(), count, 2 * width, 1);
+  cpu::add_gemm(backend, rows.hidden.data(), {operand.operand, nullptr, cpu::operand_stride(2 * width, 1)}, count,
+                mtp.eh_proj, nullptr);
+  cpu::run_calls(backend);
+}
+
+void mtp_norm(Backend& backend, StepState& step, std::span<const int32_t> rows) {
+  norm_logit_rows(backend, step, rows, backend.weights.mtp.head_norm);
+}
+
+void mtp_head(Backend& backend, StepState& step) { run_head(backend, step, backend.weights.mtp.head); }
 
 }
 

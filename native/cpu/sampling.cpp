@@ -384,8 +384,9 @@ void sample_row(SampledRow& out, std::span<float> logits, const SamplingRow& row
     out.failure = GLINT_FAILURE_NOT_FINITE;
     return;
   }
+  const bool has_logprobs = row.settings->has_logprobs && !row.is_draft;
   double log_total = 0.0;
-  if (row.settings->has_logprobs) {
+  if (has_logprobs) {
     log_total = log_sum_exp(logits, scan.highest);
     list_top(out, logits, row.settings->num_logprobs, log_total);
     std::ranges::copy(logits, buffers.raw.begin());
@@ -396,7 +397,7 @@ void sample_row(SampledRow& out, std::span<float> logits, const SamplingRow& row
     return;
   }
   out.token = choose_token(logits, row, scan, buffers);
-  if (row.settings->has_logprobs) {
+  if (has_logprobs) {
     const float logit = buffers.raw[static_cast<size_t>(out.token)];
     out.logprob = static_cast<float>(static_cast<double>(logit) - log_total);
   }

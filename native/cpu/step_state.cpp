@@ -29,9 +29,9 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
   step.batch.tokens = {tokens, batch.tokens.size()};
 }
 
-bool replay_step(Backend&, StepState&) { return false; }
+bool replay_step(Backend&, StepState&, Pass) { return false; }
 
-bool capture_step(Backend&, StepState&, const std::function<void()>&) { return false; }
+bool capture_step(Backend&, StepState&, Pass, const std::function<void()>&) { return false; }
 
 void read_hidden(Backend& backend, StepState& step, float* out) {
   std::copy_n(backend.workspace.hidden.data(), step.num_rows() * backend.model.hidden_size, out);

@@ -17,7 +17,8 @@ int64_t operand_bytes(int64_t rows, int64_t width, int32_t slices) {
 Workspace::Workspace(const RankSlice& slice, const glint_engine_options& options) {
   const glint_model& model = slice.model;
   const bool has_peers = slice.num_ranks > 1;
-  const int64_t tokens = options.max_step_tokens;
+  const int64_t resumed_rows = options.max_draft_tokens > 0 ? options.max_step_items : 0;
+  const int64_t tokens = options.max_step_tokens + resumed_rows;
   const int64_t logit_rows = options.max_step_items;
   const int64_t width = model.hidden_size;
   const int32_t slices = slice.row_slices;
@@ -69,6 +70,9 @@ Workspace::Workspace(const RankSlice& slice, const glint_engine_options& options
   take(shared_scales, tokens * scales_of_row(model.shared_width, slices));
   take(sampled, kSampleSlots * logit_rows);
   take(step_tokens, tokens);
+  const int64_t mtp_rows = options.max_draft_tokens > 0 ? tokens : 0;
+  take(mtp_input, mtp_rows * 2 * width);
+  take(mtp_operand, operand_bytes(mtp_rows, 2 * width, 1));
 }
 
 }

@@ -45,6 +45,8 @@ struct Workspace {
   Buffer<float> shared_scales;
   Buffer<SampledRow> sampled;
   Buffer<int32_t> step_tokens;
+  Buffer<float> mtp_input;
+  Buffer<std::byte> mtp_operand;
   uint64_t byte_count = 0;
 };
 

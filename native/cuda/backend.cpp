@@ -37,11 +37,37 @@ RankSlice device_slice(const glint_model& model, const glint_engine_options& opt
   return slice;
 }
 
-PlacementOptions placement_options(const RankSlice& slice, const DeviceProperties& device) {
+MtpPlacement planned_mtp(const glint_engine_options& options) {
+  const bool may_have_own = options.synthetic_seed == 0;
+  return {.is_placed = options.max_draft_tokens > 0,
+          .has_own_embedding = may_have_own,
+          .has_own_head = may_have_own,
+          .head_element = GemmElement::kBf16};
+}
+
+MtpPlacement loaded_mtp(const glint_engine_options& options, const ModelWeights& weights) {
+  const bool is_fp8 = weights.mtp.head.dtype == GLINT_DTYPE_F8_E4M3;
+  return {.is_placed = options.max_draft_tokens > 0,
+          .has_own_embedding = weights.mtp.embedding.data != weights.embedding.data,
+          .has_own_head = weights.mtp.head.data != weights.lm_head.data,
+          .head_element = is_fp8 ? GemmElement::kE4m3 : GemmElement::kBf16};
+}
+
+PlacementOptions placement_options(const RankSlice& slice, const DeviceProperties& device, const MtpPlacement& mtp) {
   return {.shares_device = device.is_shared,
           .num_local_experts = slice.num_experts(),
           .vocab_rows = slice.vocab_size(),
-          .num_multiprocessors = device.num_multiprocessors};
+          .num_multiprocessors = device.num_multiprocessors,
+          .mtp = mtp};
+}
+
+int64_t most_step_rows(const glint_engine_options& options) {
+  const int32_t resumed_rows = options.max_draft_tokens > 0 ? options.max_step_items : 0;
+  return std::max(options.max_step_tokens, options.max_step_items) + resumed_rows;
+}
+
+int64_t count_page_layers(const glint_model& model, const glint_engine_options& options) {
+  return model.num_layers + (options.max_draft_tokens > 0 ? 1 : 0);
 }
 
 bool has_tiled_experts(const PlacedWeights& weights) {
@@ -58,10 +84,10 @@ void check_experts(const RankSlice& slice, const glint_engine_options& options) 
           model.experts_per_token, " for a token: CUDA takes at most ", kMaxRouterExperts, ", ", kMaxLocalExperts - 1,
           " and ", kMaxExpertsPerToken);
   const int64_t most_tokens = max_grouped_tokens(int64_t{num_local} + 1);
-  require_argument(std::max(options.max_step_tokens, options.max_step_items) <= most_tokens,
-                   "options.max_step_tokens is ", options.max_step_tokens, " and max_step_items ",
-                   options.max_step_items, "; with ", num_local, " experts a step on CUDA has at most ", most_tokens,
-                   " tokens: lower options.max_step_tokens");
+  require_argument(most_step_rows(options) <= most_tokens, "options.max_step_tokens is ", options.max_step_tokens,
+                   " and max_step_items ", options.max_step_items, "; with ", num_local,
+                   " experts a step on CUDA has at most ", most_tokens,
+                   " tokens, with drafts max_step_items of them for cached prompts: lower options.max_step_tokens");
 }
 
 bool has_separate_shared(const PlacedWeights& weights) {
@@ -159,7 +185,8 @@ uint64_t workspace_bytes(const glint_model& model, const StepLimits& limits) {
 PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device,
                    const ModelWeights& source, std::byte* memory) {
   Arena arena(memory);
-  PlacedWeights placed = place_weights(slice.model, placement_options(slice, device), arena);
+  PlacedWeights placed =
+      place_weights(slice.model, placement_options(slice, device, loaded_mtp(options, source)), arena);
   if (options.synthetic_seed != 0) {
     fill_synthetic_weights(placed, slice.model, options.synthetic_seed);
   } else {
@@ -172,24 +199,27 @@ PlacedWeights load(const RankSlice& slice, const glint_engine_options& options, 
 
 StepLimits step_limits(const RankSlice& slice, const glint_engine_options& options, const DeviceProperties& device) {
   Arena counter;
-  const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device), counter);
-  const int64_t max_tokens = std::max(options.max_step_tokens, options.max_step_items);
+  const PlacedWeights weights = place_weights(slice.model, placement_options(slice, device, {}), counter);
+  const int64_t max_tokens = most_step_rows(options);
   return {.max_tokens = max_tokens,
           .max_items = options.max_step_items,
           .max_context_tokens = options.max_context_tokens,
           .num_local_experts = slice.num_experts(),
           .has_tiled_experts = has_tiled_experts(weights),
+          .stores_down_rows = stores_down_rows(slice.model.hidden_size, slice.model.expert_width, device.multiply()),
           .has_separate_shared = has_separate_shared(weights),
           .num_ranks = std::max(slice.num_ranks, options.emulated_ranks),
           .vocab_rows = slice.vocab_size(),
           .gathered_rows = most_gathered_rows(options, max_tokens),
           .peer_rows = most_peer_rows(options, max_tokens),
-          .samples = slice.is_first()};
+          .samples = slice.is_first(),
+          .max_drafts = options.max_draft_tokens};
 }
 
-int64_t bytes_per_page(const glint_model& model, PageElement element) {
+int64_t bytes_per_page(const glint_model& model, PageElement element, int64_t num_layers) {
   const int64_t widened = holds_fp8(element) ? layer_page_bytes(model, PageElement::kBf16) : 0;
-  return model.num_layers * layer_page_bytes(model, element) + widened;
+  const int64_t state = num_layers > model.num_layers ? model.hidden_size * static_cast<int64_t>(sizeof(float)) : 0;
+  return num_layers * layer_page_bytes(model, element) + widened + state;
 }
 
 }
@@ -239,10 +269,13 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       device(cuda::find_device(options, slice.rank)),
       limits(cuda::step_limits(slice, options, device)),
       num_pages(options.num_pages),
+      num_page_layers(cuda::count_page_layers(model, options)),
       page_element(cuda::page_element(options)),
-      weight_memory(cuda::weight_bytes(model, cuda::placement_options(slice, device)), "weights"),
+      weight_memory(cuda::weight_bytes(model, cuda::placement_options(slice, device, cuda::loaded_mtp(options, whole))),
+                    "weights"),
       weights(cuda::load(slice, options, device, whole, weight_memory.data())),
-      page_memory(static_cast<uint64_t>((num_pages + 1) * cuda::bytes_per_page(model, page_element)), "pages"),
+      page_memory(static_cast<uint64_t>((num_pages + 1) * cuda::bytes_per_page(model, page_element, num_page_layers)),
+                  "pages"),
       workspace_memory(cuda::workspace_bytes(model, limits), "workspace"),
       staging(model, limits),
       graphs(limits.max_items) {
@@ -250,6 +283,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
   workspace = cuda::lay_out_workspace(model, limits, arena);
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
+  if (limits.has_mtp()) draft_graphs.emplace(limits.max_items);
   if (limits.num_ranks > 1) communication.emplace();
   if (has_peers()) collectives.emplace(world.group, slice.rank);
   if (has_peers() && limits.peer_rows > 0) {
@@ -274,8 +308,13 @@ cuda::KvPages Backend::pages(int64_t layer) const {
 
 cuda::KvPages Backend::widened_pages() const {
   std::byte* data =
-      page_memory.data() + model.num_layers * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
+      page_memory.data() + num_page_layers * (num_pages + 1) * cuda::layer_page_bytes(model, page_element);
   return cuda::kv_pages(data, model, num_pages + 1, cuda::PageElement::kBf16);
+}
+
+float* Backend::page_states() const {
+  const int64_t state_bytes = (num_pages + 1) * model.hidden_size * static_cast<int64_t>(sizeof(float));
+  return reinterpret_cast<float*>(page_memory.data() + page_memory.byte_count() - state_bytes);
 }
 
 cuda::Operand Backend::operand(int64_t width) const {
@@ -305,14 +344,16 @@ glint_engine_plan plan_backend(const glint_model& model, const glint_engine_opti
   if (options.num_ranks > 1) cuda::prepare_nccl_environment(options.shares_devices != 0);
   const cuda::DeviceProperties device = cuda::fullest_device(options);
   const cuda::StepLimits limits = cuda::step_limits(slice, options, device);
-  const auto bytes_per_page = static_cast<uint64_t>(cuda::bytes_per_page(slice.model, cuda::page_element(options)));
+  const auto bytes_per_page = static_cast<uint64_t>(
+      cuda::bytes_per_page(slice.model, cuda::page_element(options), cuda::count_page_layers(slice.model, options)));
   glint_engine_plan plan{};
   plan.struct_bytes = sizeof(glint_engine_plan);
   plan.kernels = device.kernels;
   std::strncpy(plan.device_name, device.name.c_str(), sizeof(plan.device_name) - 1);
   plan.memory_total = device.memory_total;
   plan.memory_free = device.memory_free;
-  plan.weight_bytes = cuda::weight_bytes(slice.model, cuda::placement_options(slice, device));
+  plan.weight_bytes =
+      cuda::weight_bytes(slice.model, cuda::placement_options(slice, device, cuda::planned_mtp(options)));
   plan.workspace_bytes = cuda::workspace_bytes(slice.model, limits) + bytes_per_page;
   plan.pinned_bytes = cuda::Staging::pinned_bytes(slice.model, limits) + cuda::loader_pinned_bytes(options.num_ranks);
   plan.bytes_per_page = bytes_per_page;

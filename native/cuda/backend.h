@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "cuda/comm/collectives.h"
 #include "cuda/comm/communication_stream.h"
@@ -37,6 +36,7 @@ class Backend {
 
   cuda::KvPages pages(int64_t layer) const;
   cuda::KvPages widened_pages() const;
+  float* page_states() const;
   const cuda::PlacedLayer& layer(int64_t index) const { return weights.layers[static_cast<size_t>(index)]; }
   cuda::Operand operand(int64_t width) const;
   cuda::Operand gated_operand(int64_t width) const;
@@ -51,6 +51,7 @@ class Backend {
   const cuda::DeviceProperties device;
   const cuda::StepLimits limits;
   const int64_t num_pages;
+  const int64_t num_page_layers;
   const cuda::PageElement page_element;
   const cuda::DeviceMemory weight_memory;
   const cuda::PlacedWeights weights;
@@ -62,11 +63,11 @@ class Backend {
   std::optional<cuda::PeerSum> peers;
   std::optional<cuda::CommunicationStream> communication;
   cuda::Graphs graphs;
+  std::optional<cuda::Graphs> draft_graphs;
   cudaStream_t stream = nullptr;
 
   std::atomic<uint64_t> experts_read = 0;
   std::atomic<uint64_t> steps_replayed = 0;
-  std::vector<cuda::CollectiveCounts> captured_counts;
 };
 
 }

@@ -31,7 +31,7 @@ Operand prepare_gated(Backend& backend, const StepState& step, int64_t width) {
                  .row_slices = 1,
                  .slice_stride = operand.stride_bytes},
                 backend.stream);
-  if (!backend.is_fp8()) prepare_rows(backend, step, backend.workspace.gated, width, operand);
+  if (!backend.is_fp8()) prepare_rows(backend, backend.workspace.gated, width, operand, step.num_rows);
   return operand;
 }
 
@@ -87,7 +87,8 @@ void run_tiled_experts(Backend& backend, StepState& step, const PlacedLayer& lay
                       .num_tokens = step.num_rows,
                       .max_rows = step.num_rows * (backend.model.experts_per_token + 1),
                       .streams_gate_up = step.streams_gate_up,
-                      .multiply = backend.device.multiply()},
+                      .multiply = backend.device.multiply(),
+                      .routed = moe.routed},
                      backend.stream);
   if (starts_next_after_wait(backend.model.hidden_size, step.num_rows)) step.hidden_is_settled = true;
   if (experts.holds_shared) return;

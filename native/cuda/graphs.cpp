@@ -38,13 +38,14 @@ Graphs::~Graphs() {
   for (const cudaGraphExec_t graph : captured_) cudaGraphExecDestroy(graph);
 }
 
-void Graphs::add(Capture& capture, cudaStream_t stream) {
+void Graphs::add(Capture& capture, const CollectiveCounts& counts, cudaStream_t stream) {
   const cudaGraph_t graph = capture.end();
   cudaGraphExec_t captured = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&captured, graph, 0);
   cudaGraphDestroy(graph);
   check(error, "cudaGraphInstantiate");
   captured_.push_back(captured);
+  counts_.push_back(counts);
   GLINT_CHECK_CUDA(cudaGraphUpload(captured, stream));
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/comm/collectives.h"
+
 namespace glint::cuda {
 
 std::vector<int64_t> captured_sizes(int64_t max_items);
@@ -31,14 +33,17 @@ class Graphs {
 
   bool is_complete() const { return captured_.size() == sizes_.size(); }
   int64_t next_size() const { return sizes_[captured_.size()]; }
-  void add(Capture& capture, cudaStream_t stream);
+  void add(Capture& capture, const CollectiveCounts& counts, cudaStream_t stream);
   int64_t padded_size(int64_t count) const;
-  size_t index_of(int64_t count) const;
+  const CollectiveCounts& counts_of(int64_t count) const { return counts_[index_of(count)]; }
   void launch(int64_t count, cudaStream_t stream) const;
 
  private:
+  size_t index_of(int64_t count) const;
+
   std::vector<int64_t> sizes_;
   std::vector<cudaGraphExec_t> captured_;
+  std::vector<CollectiveCounts> counts_;
 };
 
 }

@@ -80,63 +80,33 @@ DecodeCall decode_call(const Backend& backend, int64_t layer) {
           .arrivals = backend.workspace.arrivals};
 }
 
-void norm_final_rows(Backend& backend, StepState& step, float* hidden, float* normed, int64_t count) {
+void norm_rows(Backend& backend, StepState& step, const float* weight, float* hidden, float* normed, int64_t count) {
   norm_residual(backend, step,
                 {.hidden = hidden,
                  .normed = normed,
-                 .weight = backend.weights.final_norm,
+                 .weight = weight,
                  .count = count,
                  .width = backend.model.hidden_size,
                  .epsilon = static_cast<float>(backend.model.norm_epsilon)});
 }
 
-void gather_final_rows(Backend& backend, StepState& step) {
+void norm_and_gather_rows(Backend& backend, StepState& step, const float* weight) {
   const Workspace& workspace = backend.workspace;
   const RowRange rows = own_rows(backend, step);
   const int64_t offset = rows.first * backend.model.hidden_size;
-  norm_final_rows(backend, step, workspace.hidden + offset, workspace.normed + offset, rows.count);
+  norm_rows(backend, step, weight, workspace.hidden + offset, workspace.normed + offset, rows.count);
   all_gather_rows(backend, step, {workspace.normed, backend.model.hidden_size * static_cast<int64_t>(sizeof(float))});
 }
 
-void select_logit_rows(Backend& backend, const StepState& step, float* out, const float* in, const float* residual) {
-  launch_gather_rows({.out = out,
-                      .in = in,
-                      .rows = backend.workspace.step.logit_rows,
-                      .count = step.num_logit_rows,
-                      .width = backend.model.hidden_size,
-                      .update = residual},
-                     backend.stream);
-}
-
-void norm_all_rows(Backend& backend, StepState& step) {
+void norm_all_rows(Backend& backend, StepState& step, const float* weight) {
   const Workspace& workspace = backend.workspace;
   if (step.all_reduce != AllReduce::kSequenceParallel) {
-    return norm_final_rows(backend, step, workspace.hidden, workspace.logit_normed, step.num_rows);
+    return norm_rows(backend, step, weight, workspace.hidden, workspace.logit_normed, step.num_rows);
   }
-  gather_final_rows(backend, step);
+  norm_and_gather_rows(backend, step, weight);
   GLINT_CHECK_CUDA(cudaMemcpyAsync(workspace.logit_normed, workspace.normed,
                                    static_cast<size_t>(step.num_rows * backend.model.hidden_size) * sizeof(float),
                                    cudaMemcpyDeviceToDevice, backend.stream));
-}
-
-void norm_logit_rows(Backend& backend, StepState& step) {
-  const Workspace& workspace = backend.workspace;
-  if (backend.has_peers()) {
-    gather_final_rows(backend, step);
-    return select_logit_rows(backend, step, workspace.logit_normed, workspace.normed, nullptr);
-  }
-  select_logit_rows(backend, step, workspace.logit_hidden, workspace.hidden, step.deferred.parts);
-  const DeferredResidual deferred = std::exchange(step.deferred, {});
-  norm_final_rows(backend, step, workspace.logit_hidden, workspace.logit_normed, step.num_logit_rows);
-  step.deferred = deferred;
-}
-
-void upload_logit_rows(Backend& backend, const StepState& step, std::span<const int32_t> rows) {
-  const StepBuffers& host = backend.staging.steps[step.slot];
-  std::ranges::copy(rows, host.logit_rows);
-  Copies uploads(CopyDirection::kToDevice, backend.stream);
-  uploads.add(backend.workspace.step.logit_rows, host.logit_rows, static_cast<int64_t>(rows.size()));
-  uploads.send();
 }
 
 KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pages) {
@@ -208,19 +178,19 @@ void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSec
   }
 }
 
-void prepare_rows(Backend& backend, const StepState& step, const float* rows, int64_t width, const Operand& operand) {
+void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand, int64_t count) {
   if (backend.is_fp8()) {
     launch_quantise({.fp8 = operand.rows,
                      .scales = operand.scales,
                      .in = rows,
                      .in_stride = width,
-                     .count = step.num_rows,
+                     .count = count,
                      .width = width,
                      .row_slices = 1,
                      .slice_stride = operand.stride_bytes},
                     backend.stream);
   } else {
-    round_rows(backend, rows, operand, step.num_rows, width);
+    round_rows(backend, rows, operand, count, width);
   }
 }
 
@@ -232,6 +202,63 @@ void round_rows(Backend& backend, const float* rows, const Operand& operand, int
                   .width = width,
                   .out_stride_bytes = operand.stride_bytes},
                  backend.stream);
+}
+
+void select_rows(Backend& backend, float* out, const float* in, std::span<const int32_t> g_rows,
+                 const float* residual) {
+  launch_gather_rows({.out = out,
+                      .in = in,
+                      .rows = g_rows.data(),
+                      .count = static_cast<int64_t>(g_rows.size()),
+                      .width = backend.model.hidden_size,
+                      .update = residual},
+                     backend.stream);
+}
+
+void norm_chosen_rows(Backend& backend, StepState& step, const float* weight, std::span<const int32_t> g_rows,
+                      float* out) {
+  const Workspace& workspace = backend.workspace;
+  if (backend.has_peers()) {
+    norm_and_gather_rows(backend, step, weight);
+    return select_rows(backend, out, workspace.normed, g_rows, nullptr);
+  }
+  select_rows(backend, out, workspace.hidden, g_rows, step.deferred.parts);
+  const DeferredResidual deferred = std::exchange(step.deferred, {});
+  norm_rows(backend, step, weight, out, out, static_cast<int64_t>(g_rows.size()));
+  step.deferred = deferred;
+}
+
+void norm_logit_rows(Backend& backend, StepState& step, const float* weight, std::span<const int32_t> rows) {
+  if (step.has_logits) return;
+  if (step.is_captured) return norm_all_rows(backend, step, weight);
+  const StepBuffers& host = backend.staging.steps[step.slot];
+  const int32_t* g_rows = backend.workspace.step.logit_rows;
+  step.num_logit_rows = static_cast<int64_t>(rows.size());
+  std::ranges::copy(rows, host.logit_rows);
+  Copies uploads(CopyDirection::kToDevice, backend.stream);
+  uploads.add(backend.workspace.step.logit_rows, host.logit_rows, step.num_logit_rows);
+  uploads.send();
+  norm_chosen_rows(backend, step, weight, {g_rows, rows.size()}, backend.workspace.logit_normed);
+}
+
+void run_head(Backend& backend, StepState& step, const PlacedWeight& head) {
+  if (step.has_logits) return;
+  const Workspace& workspace = backend.workspace;
+  const int64_t hidden = backend.model.hidden_size;
+  const int64_t count = step.num_logit_rows;
+  const bool is_fp8 = head.element == GemmElement::kE4m3;
+  const Operand rounded = {.rows = workspace.logit_operand,
+                           .scales = nullptr,
+                           .stride_bytes = portable_row_bytes(hidden, GemmElement::kBf16)};
+  const Operand operand = is_fp8 ? backend.operand(hidden) : rounded;
+  if (is_fp8) {
+    prepare_rows(backend, workspace.logit_normed, hidden, operand, count);
+  } else {
+    round_rows(backend, workspace.logit_normed, operand, count, hidden);
+  }
+  run_gemm(backend, step, head, nullptr, operand, backend.has_peers() ? workspace.rank_logits : workspace.logits,
+           backend.slice.vocab_size(), count);
+  gather_logits(backend, count);
 }
 
 }
@@ -291,10 +318,11 @@ void attention(Backend& backend, StepState& step, int64_t layer) {
     cuda::launch_attention_prefill({.attend = attend,
                                     .tasks = backend.workspace.step.prefill_tasks,
                                     .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount,
-                                    .kernels = backend.device.kernels},
+                                    .kernels = backend.device.kernels,
+                                    .hides_earlier = step.hides_earlier},
                                    backend.stream);
   }
-  cuda::prepare_rows(backend, step, backend.workspace.attention_output, width, operand);
+  cuda::prepare_rows(backend, backend.workspace.attention_output, width, operand, step.num_rows);
 }
 
 void o_proj(Backend& backend, StepState& step, int64_t layer) {
@@ -309,26 +337,10 @@ void feed_forward_norm(Backend& backend, StepState& step, int64_t layer) {
 }
 
 void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows) {
-  if (step.has_logits) return;
-  if (step.is_captured) return cuda::norm_all_rows(backend, step);
-  step.num_logit_rows = static_cast<int64_t>(rows.size());
-  cuda::upload_logit_rows(backend, step, rows);
-  cuda::norm_logit_rows(backend, step);
+  cuda::norm_logit_rows(backend, step, backend.weights.final_norm, rows);
 }
 
-void lm_head(Backend& backend, StepState& step) {
-  if (step.has_logits) return;
-  const cuda::Workspace& workspace = backend.workspace;
-  const int64_t hidden = backend.model.hidden_size;
-  const cuda::Operand operand = {.rows = workspace.logit_operand,
-                                 .scales = nullptr,
-                                 .stride_bytes = cuda::portable_row_bytes(hidden, cuda::GemmElement::kBf16)};
-  cuda::round_rows(backend, workspace.logit_normed, operand, step.num_logit_rows, hidden);
-  cuda::run_gemm(backend, step, backend.weights.lm_head, nullptr, operand,
-                 backend.has_peers() ? workspace.rank_logits : workspace.logits, backend.slice.vocab_size(),
-                 step.num_logit_rows);
-  cuda::gather_logits(backend, step.num_logit_rows);
-}
+void lm_head(Backend& backend, StepState& step) { cuda::run_head(backend, step, backend.weights.lm_head); }
 
 }
 

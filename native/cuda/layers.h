@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "cuda/kernels/gemm/gemm_portable.h"
 #include "cuda/step_state.h"
 
@@ -11,6 +13,11 @@ void run_gemm(Backend& backend, StepState& step, const PlacedWeight& weight, con
 void run_sections(Backend& backend, StepState& step, const std::vector<PlacedSection>& sections, const Operand& operand,
                   float* out, int64_t out_stride);
 void round_rows(Backend& backend, const float* rows, const Operand& operand, int64_t count, int64_t width);
-void prepare_rows(Backend& backend, const StepState& step, const float* rows, int64_t width, const Operand& operand);
+void prepare_rows(Backend& backend, const float* rows, int64_t width, const Operand& operand, int64_t count);
+void select_rows(Backend& backend, float* out, const float* in, std::span<const int32_t> g_rows, const float* residual);
+void norm_chosen_rows(Backend& backend, StepState& step, const float* weight, std::span<const int32_t> g_rows,
+                      float* out);
+void norm_logit_rows(Backend& backend, StepState& step, const float* weight, std::span<const int32_t> rows);
+void run_head(Backend& backend, StepState& step, const PlacedWeight& head);
 
 }

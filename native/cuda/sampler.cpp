@@ -79,7 +79,7 @@ struct SampleWriter {
         .repetition_penalty = is_penalised ? settings.repetition_penalty : 1.0F,
         .frequency_penalty = is_penalised ? settings.frequency_penalty : 0.0F,
         .presence_penalty = is_penalised ? settings.presence_penalty : 0.0F,
-        .has_logprobs = row.has_given_token || settings.has_logprobs,
+        .has_logprobs = row.has_given_token || (settings.has_logprobs && !row.is_draft),
         .has_given_token = row.has_given_token};
   }
 

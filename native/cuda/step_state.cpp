@@ -22,6 +22,7 @@ struct StepWriter {
   const StepBuffers& buffers;
   const cuda::StepRows rows;
   int64_t num_pages = 0;
+  int64_t num_spare_rows = 0;
   int32_t num_partials = 0;
   bool joins_tails = false;
 
@@ -50,24 +51,45 @@ struct StepWriter {
   void choose_tails(const StepBatch& batch) {
     int64_t num_splits = 0;
     for (const BatchRequest& request : batch.requests) {
-      if (request.row_count == 1) num_splits += cuda::num_context_splits(request.first_position + 1);
+      if (request.row_count > backend.limits.max_drafts + 1) continue;
+      num_splits += request.row_count * cuda::num_context_splits(request.first_position + request.row_count);
     }
     joins_tails = num_splits > cuda::kManySplits;
   }
 
-  void add_decode_tasks(const BatchRequest& request) {
-    const int32_t num_positions = request.first_position + 1;
+  void add_tasks(const StepBatch& batch) {
+    num_spare_rows = backend.limits.max_items - static_cast<int64_t>(batch.requests.size());
+    for (const BatchRequest& request : batch.requests) {
+      step.hides_earlier = step.hides_earlier || request.context_first > 0;
+      if (!takes_rows_alone(request)) {
+        add_prefill_tasks(request);
+        continue;
+      }
+      for (int32_t row = 0; row < request.row_count; ++row) add_decode_tasks(request, row);
+    }
+  }
+
+  bool takes_rows_alone(const BatchRequest& request) {
+    const int32_t more_rows = request.row_count - 1;
+    if (more_rows > backend.limits.max_drafts || more_rows > num_spare_rows) return false;
+    num_spare_rows -= more_rows;
+    return true;
+  }
+
+  void add_decode_tasks(const BatchRequest& request, int32_t row) {
+    const int32_t num_positions = request.first_position + row + 1;
     const int32_t num_splits = cuda::num_context_splits(num_positions);
     const int32_t num_tails = joins_tails ? cuda::num_context_tails(num_positions) : 0;
     const int32_t num_request_pages = (num_positions + cuda::kPageTokens - 1) / cuda::kPageTokens;
     for (int32_t split = 0; split < num_splits - num_tails; ++split) {
       DecodeTask& task = buffers.decode_tasks[step.num_decode_tasks++];
-      task.row = request.row_first;
+      task.row = request.row_first + row;
       task.num_positions = num_positions;
       task.split = split;
       task.num_splits = num_splits;
       task.partial_first = num_partials;
       task.num_tails = split + 1 + num_tails == num_splits ? num_tails : 0;
+      task.context_first = request.context_first;
       const int32_t page_first = split * cuda::kSplitPages;
       const int32_t most_pages = cuda::kSplitPages + task.num_tails * cuda::kTailPages;
       std::copy_n(request.pages + page_first, std::min(most_pages, num_request_pages - page_first), task.pages);
@@ -96,7 +118,8 @@ struct StepWriter {
                                                          .row_count = request.row_count,
                                                          .first_position = request.first_position,
                                                          .page_first = static_cast<int32_t>(num_pages),
-                                                         .query_first = query};
+                                                         .query_first = query,
+                                                         .context_first = request.context_first};
     }
     num_pages += page_count;
   }
@@ -113,7 +136,7 @@ struct StepWriter {
 
 bool fits_fused_attention(const Backend& backend) {
   const glint_model& model = backend.model;
-  return backend.is_fp8() && backend.page_element == cuda::PageElement::kBf16 &&
+  return !backend.limits.has_mtp() && backend.is_fp8() && backend.page_element == cuda::PageElement::kBf16 &&
          cuda::fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
 }
 
@@ -135,8 +158,16 @@ cuda::CollectiveCounts counts_of(const Backend& backend) {
   return backend.has_peers() ? backend.collectives->counts() : cuda::CollectiveCounts{};
 }
 
-bool samples_every_row(const StepBatch& batch) {
-  return batch.requests.size() == batch.tokens.size() && batch.logit_rows.size() == batch.tokens.size();
+cuda::Graphs* graphs_of(Backend& backend, Pass pass) {
+  if (pass == Pass::kMain) return &backend.graphs;
+  return backend.draft_graphs.has_value() ? &*backend.draft_graphs : nullptr;
+}
+
+bool samples_every_row(const Backend& backend, const StepBatch& batch) {
+  const auto has_few_rows = [most = backend.limits.max_drafts + 1](const BatchRequest& request) {
+    return request.row_count <= most;
+  };
+  return batch.logit_rows.size() == batch.tokens.size() && std::ranges::all_of(batch.requests, has_few_rows);
 }
 
 }
@@ -155,7 +186,7 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
   step = {};
   step.num_rows = static_cast<int64_t>(batch.tokens.size());
   step.slot = slot;
-  step.samples_all_rows = samples_every_row(batch);
+  step.samples_all_rows = samples_every_row(backend, batch);
   const StepBuffers& host = backend.staging.steps[slot];
   const StepBuffers& device = backend.workspace.step;
   const int64_t padded_rows = step.samples_all_rows ? backend.graphs.padded_size(step.num_rows) : step.num_rows;
@@ -164,13 +195,7 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
   writer.add_rows(batch);
   writer.pad_rows();
   writer.choose_tails(batch);
-  for (const BatchRequest& request : batch.requests) {
-    if (request.row_count == 1) {
-      writer.add_decode_tasks(request);
-    } else {
-      writer.add_prefill_tasks(request);
-    }
-  }
+  writer.add_tasks(batch);
   writer.sort_decode_tasks();
   writer.sort_prefill_tasks();
   step.num_prefill_pages = writer.num_pages;
@@ -186,21 +211,23 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
   uploads.send();
 }
 
-bool replay_step(Backend& backend, StepState& step) {
-  if (!step.samples_all_rows || !backend.graphs.is_complete()) return false;
-  backend.graphs.launch(step.num_rows, backend.stream);
+bool replay_step(Backend& backend, StepState& step, Pass pass) {
+  const cuda::Graphs* graphs = graphs_of(backend, pass);
+  if (!step.samples_all_rows || graphs == nullptr || !graphs->is_complete()) return false;
+  graphs->launch(step.num_rows, backend.stream);
   if (backend.has_peers()) {
-    backend.collectives->add_counts(backend.captured_counts[backend.graphs.index_of(step.num_rows)]);
+    backend.collectives->add_counts(graphs->counts_of(step.num_rows));
   }
   step.has_logits = true;
-  ++backend.steps_replayed;
+  if (pass == Pass::kMain) ++backend.steps_replayed;
   return true;
 }
 
-bool capture_step(Backend& backend, StepState& step, const std::function<void()>& run) {
-  if (backend.graphs.is_complete()) return false;
+bool capture_step(Backend& backend, StepState& step, Pass pass, const std::function<void()>& run) {
+  cuda::Graphs* graphs = graphs_of(backend, pass);
+  if (graphs == nullptr || graphs->is_complete()) return false;
   step = {};
-  step.num_rows = backend.graphs.next_size();
+  step.num_rows = graphs->next_size();
   step.num_logit_rows = step.num_rows;
   step.is_captured = true;
   step.rows = backend.workspace.step.rows(step.num_rows);
@@ -210,10 +237,11 @@ bool capture_step(Backend& backend, StepState& step, const std::function<void()>
   cuda::Capture capture(backend.stream);
   pass_fault_point(FaultPoint::kCapture, backend.slice.rank);
   run();
-  backend.graphs.add(capture, backend.stream);
   const cuda::CollectiveCounts after = counts_of(backend);
-  backend.captured_counts.push_back(
-      {.collectives = after.collectives - before.collectives, .bytes_sent = after.bytes_sent - before.bytes_sent});
+  graphs->add(
+      capture,
+      {.collectives = after.collectives - before.collectives, .bytes_sent = after.bytes_sent - before.bytes_sent},
+      backend.stream);
   return true;
 }
 

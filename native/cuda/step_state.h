@@ -32,6 +32,7 @@ struct StepState {
   bool fuses_rope_and_attention = false;
   bool streams_gate_up = false;
   bool gathers_async = false;
+  bool hides_earlier = false;
   cuda::StepRows rows;
   cuda::AllReduce all_reduce = cuda::AllReduce::kSingleRank;
   cuda::Branch branch = cuda::Branch::kAttention;

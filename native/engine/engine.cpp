@@ -28,6 +28,11 @@ glint_model checked_model(const glint_engine_options& options) {
           "model.input_group_size is ", options.model->input_group_size, ": the ", backend_name(),
           " library quantises inputs with one scale per token; use the CPU library, or a checkpoint with scales per ",
           "channel and token");
+  check_range(options.max_draft_tokens, 0, GLINT_MAX_DRAFT_TOKENS, "max_draft_tokens");
+  if (options.max_draft_tokens == 0) return *options.model;
+  require_argument(options.model->num_dense_layers < options.model->num_layers, "options.max_draft_tokens is ",
+                   options.max_draft_tokens,
+                   ": the MTP layer has experts, and no other layer of this model has; use 0");
   return *options.model;
 }
 
@@ -46,7 +51,8 @@ EngineLimits checked_limits(const glint_engine_options& options) {
           .max_step_tokens = options.max_step_tokens,
           .max_step_items = options.max_step_items,
           .max_requests = options.max_requests,
-          .max_context_tokens = options.max_context_tokens};
+          .max_context_tokens = options.max_context_tokens,
+          .max_draft_tokens = options.max_draft_tokens};
 }
 
 std::span<const glint_file> checked_files(const glint_engine_options& options, size_t tensor_count) {
@@ -73,8 +79,11 @@ Step::Step(const EngineLimits& limits) {
   logit_items.reserve(max_items);
   sampled_items.reserve(max_items);
   sampled_tokens.resize(max_items);
+  given_drafts.reserve(max_items);
+  new_drafts.resize(max_items * static_cast<size_t>(limits.max_draft_tokens));
   results.reserve(max_items);
   mask_words.resize(max_items * static_cast<size_t>(limits.mask_words()));
+  has_mask.resize(max_items);
   logprobs.reserve((max_items + max_tokens) * (GLINT_MAX_LOGPROBS + 1));
 }
 
@@ -86,6 +95,9 @@ void Step::clear() {
   items.clear();
   logit_items.clear();
   sampled_items.clear();
+  given_drafts.clear();
+  has_mask.assign(has_mask.size(), false);
+  makes_drafts = false;
   results.clear();
   logprobs.clear();
 }
@@ -99,7 +111,8 @@ glint_engine_plan plan_engine(const glint_engine_options& options) {
 Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor> tensors)
     : model_(checked_model(options)),
       limits_(checked_limits(options)),
-      store_(model_, checked_files(options, tensors.size()), tensors, !backend_checks_fp8_values()),
+      store_(model_, checked_files(options, tensors.size()), tensors, options.max_draft_tokens > 0,
+             !backend_checks_fp8_values()),
       ranks_(model_, options, store_.weights()),
       pool_(options.num_pages, options.page_tokens),
       requests_(limits_) {
@@ -108,6 +121,7 @@ Engine::Engine(const glint_engine_options& options, std::span<const glint_tensor
   admissions_.reserve(static_cast<size_t>(options.max_step_items));
   matches_.reserve(static_cast<size_t>(options.num_pages) + static_cast<size_t>(options.max_step_items));
   page_marks_.resize(static_cast<size_t>(options.num_pages));
+  has_mtp_.resize(static_cast<size_t>(options.num_pages));
   taken_.resize(static_cast<size_t>(options.max_context_tokens / options.page_tokens) + 1);
   stats_.struct_bytes = sizeof(glint_engine_stats);
   stats_.num_pages = options.num_pages;
@@ -152,10 +166,18 @@ void Engine::limit_reuse(uint64_t id, int32_t reusable_tokens) {
   request.reusable_tokens = reusable_tokens;
 }
 
-void Engine::drop_pages(Request& request) {
+void Engine::trim_pages(Request& request, int32_t num_tokens) {
+  const auto kept = static_cast<size_t>((num_tokens + limits_.page_tokens - 1) / limits_.page_tokens);
   const auto reusable = static_cast<size_t>(request.reusable_tokens / limits_.page_tokens);
-  for (size_t page = request.pages.size(); page-- > 0;) pool_.release(request.pages[page], page < reusable);
-  request.pages.clear();
+  for (; request.pages.size() > kept; request.pages.pop_back()) {
+    pool_.release(request.pages.back(), request.pages.size() <= reusable);
+  }
+}
+
+void Engine::drop_pages(Request& request) {
+  trim_pages(request, 0);
+  request.drafts.clear();
+  request.progress.mtp_end = 0;
   request.computed_tokens = 0;
   request.registered_pages = 0;
   request.chain = pool_.root(request.cache_salt);
@@ -182,6 +204,7 @@ void Engine::run_alone(uint64_t id, bool is_prefill, glint_step_results& results
   require_argument(!request.settings.has_prompt_logprobs || left <= limits_.max_step_tokens, "request ", id,
                    " asks for prompt logprobs over ", left, " tokens, one step takes ", limits_.max_step_tokens,
                    ": use glint_submit_step");
+  request.drafts.clear();
   require_pages_for(request);
   do {
     glint_step_item item{};

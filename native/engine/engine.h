@@ -45,6 +45,9 @@ class Engine {
     int32_t match_first = 0;
     int32_t match_count = 0;
     int32_t new_pages = 0;
+    int32_t num_drafts = 0;
+    int32_t draft_tokens = 0;
+    bool has_mtp = false;
   };
 
   static constexpr size_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
@@ -58,7 +61,8 @@ class Engine {
   Step& open_slot();
   Step& step_of(const glint_ticket& ticket);
   void collect_item(Step& step, size_t index);
-  void register_pages(Request& request, int32_t computed);
+  void register_pages(Request& request, int32_t computed, int32_t mtp_end);
+  void trim_pages(Request& request, int32_t num_tokens);
   void drop_pages(Request& request);
   void refresh_stats();
 
@@ -76,6 +80,7 @@ class Engine {
   std::vector<uint64_t> page_marks_;
   uint64_t mark_ = 0;
   std::vector<int32_t> taken_;
+  std::vector<bool> has_mtp_;
   mutable std::mutex stats_mutex_;
   glint_engine_stats stats_{};
   std::unique_ptr<StepRunner> runner_;

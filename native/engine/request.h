@@ -17,12 +17,15 @@ struct EngineLimits {
   int32_t max_step_items;
   int32_t max_requests;
   int32_t max_context_tokens;
+  int32_t max_draft_tokens;
 
   int32_t mask_words() const { return (vocab_size + 31) / 32; }
 };
 
 struct RankProgress {
   std::vector<int32_t> history;
+  int32_t mtp_first = 0;
+  int32_t mtp_end = 0;
   int32_t prompt_logprobs_end = 1;
   int32_t sampled_row = 0;
   int32_t finish_reason = GLINT_FINISH_NONE;
@@ -34,11 +37,12 @@ struct Request {
   std::vector<int32_t> stop_tokens;
   std::vector<std::vector<int32_t>> stop_sequences;
   int32_t prompt_count = 0;
-  int32_t max_new_tokens = 0;
+  int32_t max_tokens = 0;
   uint64_t cache_salt = 0;
   int32_t reusable_tokens = std::numeric_limits<int32_t>::max();
 
   std::vector<int32_t> tokens;
+  std::vector<int32_t> drafts;
   std::vector<int32_t> pages;
   int32_t computed_tokens = 0;
   int32_t pending_tokens = 0;
@@ -47,6 +51,7 @@ struct Request {
   uint64_t chain = 0;
   uint64_t last_step = 0;
   int32_t steps_in_flight = 0;
+  bool is_speculating = false;
   bool was_admitted = false;
   bool is_finished = false;
   bool is_freed = false;

@@ -55,15 +55,15 @@ Request copy_request(const glint_request& source, const EngineLimits& limits) {
   request.stop_tokens.assign(source.stop_tokens, source.stop_tokens + source.stop_token_count);
   request.stop_sequences = copy_sequences(source);
   request.prompt_count = source.prompt_count;
-  request.max_new_tokens = source.max_new_tokens;
+  request.max_tokens = static_cast<int32_t>(
+      std::min<int64_t>(limits.max_context_tokens, int64_t{source.prompt_count} + source.max_new_tokens));
   request.cache_salt = source.cache_salt;
-  const int64_t longest =
-      std::min<int64_t>(limits.max_context_tokens, int64_t{source.prompt_count} + source.max_new_tokens);
-  request.tokens.reserve(static_cast<size_t>(longest) + 1);
+  request.tokens.reserve(static_cast<size_t>(request.max_tokens) + 1);
   request.tokens.assign(source.prompt_tokens, source.prompt_tokens + source.prompt_count);
   request.progress.history = request.tokens;
-  request.progress.history.reserve(static_cast<size_t>(longest) + 1);
-  request.pages.reserve(static_cast<size_t>(longest / limits.page_tokens) + 1);
+  request.progress.history.reserve(static_cast<size_t>(request.max_tokens) + 1);
+  request.drafts.reserve(static_cast<size_t>(limits.max_draft_tokens));
+  request.pages.reserve(static_cast<size_t>(request.max_tokens / limits.page_tokens) + 1);
   return request;
 }
 

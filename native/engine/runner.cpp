@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfenv>
 #include <new>
+#include <numeric>
 
 #include "base/contract.h"
 #include "base/faults.h"
@@ -19,12 +20,11 @@ bool ends_with_sequence(const Request& request) {
   });
 }
 
-int32_t finish_reason(const Request& request, int32_t token, int32_t max_context_tokens) {
+int32_t finish_reason(const Request& request, int32_t token) {
   const bool is_stop =
       std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
   if (is_stop || ends_with_sequence(request)) return GLINT_FINISH_STOP;
-  const auto known = static_cast<int32_t>(request.progress.history.size());
-  const bool is_full = known - request.prompt_count >= request.max_new_tokens || known >= max_context_tokens;
+  const bool is_full = request.progress.history.size() >= static_cast<size_t>(request.max_tokens);
   return is_full ? GLINT_FINISH_LENGTH : GLINT_FINISH_NONE;
 }
 
@@ -40,8 +40,8 @@ void add_logprobs(std::vector<glint_logprob>& out, int32_t item, int32_t positio
 
 StepRunner::StepRunner(Ranks& ranks, const EngineLimits& limits)
     : ranks_(ranks), limits_(limits), overlaps_steps_(ops::keeps_sampled_tokens(ranks.first_backend())) {
-  const auto max_tokens = static_cast<size_t>(limits.max_step_tokens);
   const auto max_items = static_cast<size_t>(limits.max_step_items);
+  const auto max_tokens = static_cast<size_t>(limits.max_step_tokens) + max_items;
   queue_.reserve(GLINT_MAX_STEPS_IN_FLIGHT);
   tokens_.reserve(max_tokens);
   token_rows_.reserve(max_tokens);
@@ -50,6 +50,9 @@ StepRunner::StepRunner(Ranks& ranks, const EngineLimits& limits)
   row_firsts_.reserve(max_items);
   logit_rows_.reserve(max_items);
   prompt_rows_.reserve(max_items);
+  hidden_rows_.reserve(max_tokens);
+  page_states_.reserve(max_tokens);
+  drafting_items_.reserve(max_items);
   sampling_rows_.reserve(max_items);
   sampled_rows_.resize(max_items);
   thread_ = std::thread([this] { loop(); });
@@ -111,7 +114,7 @@ bool StepRunner::launch(std::unique_lock<std::mutex>& lock) {
   run_part(lock, step, &StepRunner::run_sampling);
   queue_.erase(queue_.begin());
   sampled_ = &step;
-  if (!overlaps_steps_ || step.failure.is_set()) finish(lock);
+  if (!overlaps_steps_ || step.makes_drafts || step.failure.is_set()) finish(lock);
   return true;
 }
 
@@ -152,18 +155,26 @@ void StepRunner::add_to_batch(const PlannedItem& item) {
                        .pages = item.request->pages.data()});
   for (int32_t position = item.first_position; position < item.first_position + item.count; ++position) {
     const auto index = static_cast<size_t>(position);
-    const bool is_known = index < progress.history.size();
-    tokens_.push_back(is_known ? progress.history[index] : 0);
+    const int32_t draft = position - (item.first_position + item.count - item.num_drafts());
+    const bool is_known = draft >= 0 || index < progress.history.size();
+    const int32_t known = draft >= 0 ? item.drafts[static_cast<size_t>(draft)] : is_known ? progress.history[index] : 0;
+    tokens_.push_back(known);
     token_rows_.push_back(is_known ? kNoSampledRow : progress.sampled_row);
     positions_.push_back(position);
   }
 }
 
-void StepRunner::run_forward(Step& step) {
+void StepRunner::clear_batch() {
   tokens_.clear();
   token_rows_.clear();
   positions_.clear();
   requests_.clear();
+  hidden_rows_.clear();
+  page_states_.clear();
+}
+
+void StepRunner::run_forward(Step& step) {
+  clear_batch();
   row_firsts_.clear();
   logit_rows_.clear();
   for (size_t index = 0; index < step.items.size(); ++index) {
@@ -173,8 +184,10 @@ void StepRunner::run_forward(Step& step) {
     if (item.is_skipped) continue;
     add_to_batch(item);
     if (!item.samples) continue;
-    logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
-    step.logit_items.push_back(static_cast<int32_t>(index));
+    for (int32_t draft = 0; draft <= item.num_drafts(); ++draft) {
+      logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1 - item.num_drafts() + draft);
+      step.logit_items.push_back(static_cast<int32_t>(index));
+    }
   }
   if (tokens_.empty()) return;
   const StepBatch batch{.tokens = tokens_,
@@ -246,8 +259,9 @@ void StepRunner::report_prompt_rows(Step& step, int32_t item_index, int32_t row_
   progress.prompt_logprobs_end = std::max(progress.prompt_logprobs_end, last + 1);
 }
 
-const uint32_t* StepRunner::mask_of(const Step& step, int32_t item) const {
-  return step.mask_words.data() + int64_t{item} * limits_.mask_words();
+const uint32_t* StepRunner::mask_of(const Step& step, int32_t row) const {
+  if (!step.has_mask[static_cast<size_t>(row)]) return nullptr;
+  return step.mask_words.data() + int64_t{row} * limits_.mask_words();
 }
 
 void StepRunner::run_sampling(Step& step) {
@@ -260,14 +274,19 @@ void StepRunner::run_sampling(Step& step) {
       item.is_skipped = step.results[static_cast<size_t>(item_index)].finish_reason == GLINT_FINISH_NONE;
       continue;
     }
-    request.progress.sampled_row = static_cast<int32_t>(sampling_rows_.size());
+    std::vector<int32_t>& history = request.progress.history;
+    const auto sampled_row = static_cast<int32_t>(sampling_rows_.size());
+    const bool is_first = step.sampled_items.empty() || step.sampled_items.back() != item_index;
+    if (is_first) item.sampled_row = request.progress.sampled_row = sampled_row;
+    const int32_t place = sampled_row - item.sampled_row;
+    if (place > 0) history.push_back(item.drafts[static_cast<size_t>(place) - 1]);
     step.sampled_items.push_back(item_index);
     sampling_rows_.push_back({.logit_row = static_cast<int32_t>(row),
                               .settings = &request.settings,
-                              .history = request.progress.history,
+                              .history = history,
                               .prompt_count = request.prompt_count,
-                              .allowed_words = item.has_mask ? mask_of(step, item_index) : nullptr,
-                              .position = static_cast<int32_t>(request.progress.history.size())});
+                              .allowed_words = mask_of(step, item.first_row + place),
+                              .position = static_cast<int32_t>(history.size())});
   }
   sample_rows(step.slot());
 }
@@ -275,7 +294,124 @@ void StepRunner::run_sampling(Step& step) {
 void StepRunner::take_rows(Step& step) {
   const std::span<SampledRow> rows(sampled_rows_.data(), step.sampled_items.size());
   collect_rows(step.slot(), rows);
-  for (size_t row = 0; row < rows.size(); ++row) finish_row(step, step.sampled_items[row], rows[row]);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    finish_row(step, step.sampled_items[row], static_cast<int32_t>(row), rows[row]);
+  }
+  if (step.makes_drafts) make_drafts(step);
+}
+
+void StepRunner::add_mtp_rows(Step& step, int32_t item_index) {
+  PlannedItem& item = step.items[static_cast<size_t>(item_index)];
+  Request& request = *item.request;
+  RankProgress& progress = request.progress;
+  const auto known = static_cast<int32_t>(progress.history.size());
+  const int32_t first = item.first_position + (item.resumes_mtp ? 0 : 1);
+  const int32_t end = item.samples ? known : item.first_position + item.count + 1;
+  if (item.resumes_mtp) {
+    progress.mtp_first = 1;
+  } else if (progress.mtp_end != first) {
+    progress.mtp_first = first;
+  }
+  progress.mtp_end = end;
+  item.mtp_end = progress.mtp_first == 1 ? end : 0;
+  requests_.push_back({.row_first = static_cast<int32_t>(tokens_.size()),
+                       .row_count = end - first,
+                       .first_position = first,
+                       .context_first = progress.mtp_first,
+                       .pages = request.pages.data()});
+  for (int32_t position = first; position < end; ++position) {
+    const int32_t row = std::max(position - item.first_position - 1, 0);
+    if (position % limits_.page_tokens == 0) {
+      const int32_t page = request.pages[static_cast<size_t>(position / limits_.page_tokens) - 1];
+      page_states_.push_back({static_cast<int32_t>(tokens_.size()), page, position > item.first_position});
+    }
+    tokens_.push_back(progress.history[static_cast<size_t>(position)]);
+    positions_.push_back(position);
+    hidden_rows_.push_back(row_firsts_[static_cast<size_t>(item_index)] + row);
+  }
+  if (item.samples && known + 1 < request.max_tokens) {
+    drafting_items_.push_back(item_index);
+    logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
+  }
+}
+
+void StepRunner::run_mtp(bool is_first_draft) {
+  token_rows_.assign(tokens_.size(), kNoSampledRow);
+  const StepBatch batch{.tokens = tokens_,
+                        .sampled_rows = token_rows_,
+                        .positions = positions_,
+                        .requests = requests_,
+                        .logit_rows = logit_rows_};
+  const auto run = [&](Rank& rank) { rank.forward->run_mtp(batch, hidden_rows_, page_states_, is_first_draft); };
+  ranks_.run(std::cref(run));
+}
+
+void StepRunner::sample_drafts(Step& step) {
+  sampling_rows_.clear();
+  for (const int32_t item_index : drafting_items_) {
+    const Request& request = *step.items[static_cast<size_t>(item_index)].request;
+    sampling_rows_.push_back({.logit_row = static_cast<int32_t>(sampling_rows_.size()),
+                              .settings = &request.settings,
+                              .history = request.progress.history,
+                              .prompt_count = request.prompt_count,
+                              .position = static_cast<int32_t>(request.progress.history.size()),
+                              .is_draft = true});
+  }
+  ranks_.run([&](Rank& rank) { rank.forward->compute_draft_logits(logit_rows_); });
+  sample_rows(kPromptSlot);
+  collect_rows(kPromptSlot, {sampled_rows_.data(), sampling_rows_.size()});
+}
+
+void StepRunner::make_drafts(Step& step) {
+  clear_batch();
+  logit_rows_.clear();
+  drafting_items_.clear();
+  for (size_t index = 0; index < step.items.size(); ++index) {
+    const PlannedItem& item = step.items[index];
+    const bool goes_on = !item.is_skipped && item.request->progress.finish_reason == GLINT_FINISH_NONE;
+    if (item.draft_tokens > 0 && goes_on) add_mtp_rows(step, static_cast<int32_t>(index));
+  }
+  if (!tokens_.empty()) run_mtp(true);
+  while (!drafting_items_.empty()) {
+    sample_drafts(step);
+    continue_drafts(step);
+    if (!drafting_items_.empty()) run_mtp(false);
+  }
+  for (size_t index = 0; index < step.items.size(); ++index) {
+    std::vector<int32_t>& history = step.items[index].request->progress.history;
+    history.resize(history.size() - static_cast<size_t>(step.results[index].draft_count));
+  }
+}
+
+void StepRunner::continue_drafts(Step& step) {
+  clear_batch();
+  size_t kept = 0;
+  for (size_t row = 0; row < drafting_items_.size(); ++row) {
+    const int32_t item_index = drafting_items_[row];
+    const PlannedItem& item = step.items[static_cast<size_t>(item_index)];
+    Request& request = *item.request;
+    glint_item_result& result = step.results[static_cast<size_t>(item_index)];
+    const SampledRow& drafted = sampled_rows_[row];
+    if (drafted.failure != GLINT_FAILURE_NONE) continue;
+    int32_t* drafts = step.new_drafts.data() + int64_t{item_index} * limits_.max_draft_tokens;
+    drafts[result.draft_count++] = drafted.token;
+    result.drafts = drafts;
+    const auto position = static_cast<int32_t>(request.progress.history.size());
+    request.progress.history.push_back(drafted.token);
+    if (result.draft_count == item.draft_tokens || position + 2 >= request.max_tokens) continue;
+    requests_.push_back({.row_first = static_cast<int32_t>(tokens_.size()),
+                         .row_count = 1,
+                         .first_position = position,
+                         .context_first = request.progress.mtp_first,
+                         .pages = request.pages.data()});
+    tokens_.push_back(drafted.token);
+    positions_.push_back(position);
+    hidden_rows_.push_back(logit_rows_[row]);
+    drafting_items_[kept++] = item_index;
+  }
+  drafting_items_.resize(kept);
+  logit_rows_.resize(kept);
+  std::iota(logit_rows_.begin(), logit_rows_.end(), 0);
 }
 
 void StepRunner::fail_row(Step& step, int32_t item_index, int32_t failure) {
@@ -285,20 +421,24 @@ void StepRunner::fail_row(Step& step, int32_t item_index, int32_t failure) {
   result.failure = failure;
 }
 
-void StepRunner::finish_row(Step& step, int32_t item_index, const SampledRow& row) {
-  Request& request = *step.items[static_cast<size_t>(item_index)].request;
+void StepRunner::finish_row(Step& step, int32_t item_index, int32_t sampled_row, const SampledRow& row) {
+  const PlannedItem& item = step.items[static_cast<size_t>(item_index)];
+  Request& request = *item.request;
   glint_item_result& result = step.results[static_cast<size_t>(item_index)];
-  if (result.finish_reason != GLINT_FINISH_NONE) return;
+  const int32_t place = sampled_row - item.sampled_row;
+  if (place == 0) request.progress.history.resize(request.progress.history.size() - item.drafts.size());
+  if (result.finish_reason != GLINT_FINISH_NONE || result.token_count < place) return;
+  if (place > 0 && result.tokens[place - 1] != item.drafts[static_cast<size_t>(place) - 1]) return;
   if (row.failure != GLINT_FAILURE_NONE) {
     fail_row(step, item_index, row.failure);
     return;
   }
   const auto position = static_cast<int32_t>(request.progress.history.size());
   request.progress.history.push_back(row.token);
-  request.progress.finish_reason = finish_reason(request, row.token, limits_.max_context_tokens);
-  step.sampled_tokens[static_cast<size_t>(item_index)] = row.token;
-  result.token_count = 1;
-  result.tokens = &step.sampled_tokens[static_cast<size_t>(item_index)];
+  request.progress.finish_reason = finish_reason(request, row.token);
+  step.sampled_tokens[static_cast<size_t>(sampled_row)] = row.token;
+  ++result.token_count;
+  result.tokens = &step.sampled_tokens[static_cast<size_t>(item.sampled_row)];
   result.finish_reason = request.progress.finish_reason;
   if (request.settings.has_logprobs) add_logprobs(step.logprobs, item_index, position, row);
 }

@@ -32,12 +32,18 @@ class StepRunner {
   void sample_rows(int32_t slot);
   void collect_rows(int32_t slot, std::span<SampledRow> out);
   void take_rows(Step& step);
-  const uint32_t* mask_of(const Step& step, int32_t item) const;
+  void make_drafts(Step& step);
+  void add_mtp_rows(Step& step, int32_t item_index);
+  void run_mtp(bool is_first_draft);
+  void sample_drafts(Step& step);
+  void continue_drafts(Step& step);
+  const uint32_t* mask_of(const Step& step, int32_t row) const;
+  void clear_batch();
   void add_to_batch(const PlannedItem& item);
   void report_prompt_logprobs(Step& step);
   void report_prompt_rows(Step& step, int32_t item_index, int32_t row_first);
   void fail_row(Step& step, int32_t item_index, int32_t failure);
-  void finish_row(Step& step, int32_t item_index, const SampledRow& row);
+  void finish_row(Step& step, int32_t item_index, int32_t sampled_row, const SampledRow& row);
 
   Ranks& ranks_;
   EngineLimits limits_;
@@ -56,6 +62,9 @@ class StepRunner {
   std::vector<int32_t> row_firsts_;
   std::vector<int32_t> logit_rows_;
   std::vector<int32_t> prompt_rows_;
+  std::vector<int32_t> hidden_rows_;
+  std::vector<PageState> page_states_;
+  std::vector<int32_t> drafting_items_;
   std::vector<SamplingRow> sampling_rows_;
   std::vector<SampledRow> sampled_rows_;
   std::thread thread_;

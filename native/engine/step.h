@@ -14,9 +14,17 @@ struct PlannedItem {
   Request* request = nullptr;
   int32_t first_position = 0;
   int32_t count = 0;
+  std::span<const int32_t> drafts;
+  int32_t draft_tokens = 0;
+  int32_t first_row = 0;
+  int32_t sampled_row = 0;
+  int32_t mtp_end = 0;
+  bool resumes_mtp = false;
   bool samples = false;
   bool is_skipped = false;
-  bool has_mask = false;
+
+  int32_t num_drafts() const { return static_cast<int32_t>(drafts.size()); }
+  bool is_speculative() const { return samples && num_drafts() + draft_tokens > 0; }
 };
 
 struct Step {
@@ -35,9 +43,13 @@ struct Step {
   std::vector<int32_t> logit_items;
   std::vector<int32_t> sampled_items;
   std::vector<int32_t> sampled_tokens;
+  std::vector<int32_t> given_drafts;
+  std::vector<int32_t> new_drafts;
   std::vector<glint_item_result> results;
   std::vector<glint_logprob> logprobs;
   std::vector<uint32_t> mask_words;
+  std::vector<bool> has_mask;
+  bool makes_drafts = false;
 };
 
 }

@@ -12,8 +12,11 @@ Request& Engine::checked_item(const glint_step_item& item, size_t index) {
   require_argument(!request.is_finished, "request ", item.request_id, " of item ", index, " is finished");
   require_argument(request.last_step != next_step_, "request ", item.request_id, " occurs twice in the step");
   require_argument(item.advance_tokens > 0, "item ", index, " advances ", item.advance_tokens, " tokens");
-  require(item.draft_tokens == 0, GLINT_STATUS_UNSUPPORTED, "item ", index, " has ", item.draft_tokens,
-          " draft tokens: speculation is not part of this library yet");
+  require_argument(item.draft_tokens >= 0 && item.draft_tokens <= limits_.max_draft_tokens, "item ", index, " has ",
+                   item.draft_tokens, " draft tokens, expected 0 to ", limits_.max_draft_tokens,
+                   " (options.max_draft_tokens)");
+  require(!request.is_speculating, GLINT_STATUS_BUSY, "request ", item.request_id, " of item ", index,
+          " has drafts in a step in flight: collect the step first");
   require_argument(request.known_tokens() > request.computed_tokens, "request ", item.request_id, " of item ", index,
                    " has no token to compute: collect the step that samples it first");
   return request;
@@ -32,6 +35,7 @@ void Engine::match_prefix(Request& request, Admission& admission) {
     const std::optional<PagePool::Match> match = pool_.find(parent, tokens);
     if (!match.has_value()) break;
     matches_.push_back(*match);
+    admission.has_mtp = (admission.has_mtp || admission.match_count == 0) && has_mtp_[static_cast<size_t>(match->page)];
     parent = match->serial;
     ++admission.match_count;
   }
@@ -41,24 +45,33 @@ int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
   admissions_.clear();
   matches_.clear();
   int64_t num_tokens = 0;
+  int64_t num_rows = 0;
   int64_t new_pages = 0;
   for (size_t index = 0; index < items.size(); ++index) {
     Request& request = checked_item(items[index], index);
     Admission admission{.request = &request, .first_position = request.computed_tokens};
     match_prefix(request, admission);
     admission.first_position += admission.match_count * limits_.page_tokens;
-    admission.count = std::min(items[index].advance_tokens, request.known_tokens() - admission.first_position);
-    const int32_t last = admission.first_position + admission.count;
+    const int32_t known = request.known_tokens();
+    admission.count = std::min(items[index].advance_tokens,
+                               known + static_cast<int32_t>(request.drafts.size()) - admission.first_position);
+    admission.num_drafts = std::max(0, admission.first_position + admission.count - known);
+    admission.draft_tokens = items[index].draft_tokens;
+    const int32_t last =
+        std::min(admission.first_position + admission.count + admission.draft_tokens, request.max_tokens);
     const int32_t pages_needed = (last + limits_.page_tokens - 1) / limits_.page_tokens;
     const auto pages_there = static_cast<int32_t>(request.pages.size()) + admission.match_count;
     admission.new_pages = std::max(0, pages_needed - pages_there);
     num_tokens += admission.count;
+    num_rows += 1 + admission.num_drafts;
     new_pages += admission.new_pages;
     admissions_.push_back(admission);
     request.last_step = next_step_;
   }
   require_argument(num_tokens <= limits_.max_step_tokens, "the step advances ", num_tokens, " tokens, at most ",
                    limits_.max_step_tokens, " fit (max_step_tokens)");
+  require_argument(num_rows <= limits_.max_step_items, "the step has ", num_rows, " items and drafts, at most ",
+                   limits_.max_step_items, " fit (max_step_items)");
   return new_pages;
 }
 
@@ -129,20 +142,33 @@ void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket)
     const Admission& admission = admissions_[index];
     Request& request = *admission.request;
     admit(admission);
-    const bool samples = request.computed_tokens == request.known_tokens();
+    const bool samples = request.computed_tokens >= request.known_tokens();
     request.pending_tokens += samples ? 1 : 0;
+    const auto first_row = static_cast<int32_t>(step.items.size() + step.given_drafts.size());
+    const std::span drafts(step.given_drafts.data() + step.given_drafts.size(),
+                           static_cast<size_t>(admission.num_drafts));
+    step.given_drafts.insert(step.given_drafts.end(), request.drafts.begin(),
+                             request.drafts.begin() + admission.num_drafts);
+    if (samples) request.drafts.clear();
+    step.makes_drafts = step.makes_drafts || admission.draft_tokens > 0;
     step.items.push_back({.request = &request,
                           .first_position = admission.first_position,
                           .count = admission.count,
+                          .drafts = drafts,
+                          .draft_tokens = admission.draft_tokens,
+                          .first_row = first_row,
+                          .resumes_mtp = admission.has_mtp,
                           .samples = samples});
+    request.is_speculating = step.items.back().is_speculative();
     step.results.push_back({.request_id = request.id,
                             .token_count = 0,
                             .finish_reason = GLINT_FINISH_NONE,
                             .failure = GLINT_FAILURE_NONE,
                             .cached_tokens = request.cached_tokens,
                             .computed_tokens = request.computed_tokens,
-                            .reserved = 0,
-                            .tokens = nullptr});
+                            .draft_count = 0,
+                            .tokens = nullptr,
+                            .drafts = nullptr});
     items[index].first_position = admission.first_position;
     items[index].cached_tokens = admission.match_count * limits_.page_tokens;
   }
@@ -166,34 +192,42 @@ void Engine::sample_step(const glint_ticket& ticket, const glint_masks* masks) {
   const std::span<const glint_mask> given =
       masks == nullptr ? std::span<const glint_mask>{}
                        : std::span<const glint_mask>{masks->masks, static_cast<size_t>(masks->count)};
-  require_argument(given.size() <= step.items.size(), "masks.count is ", given.size(), ", the step has ",
-                   step.items.size(), " items");
+  const size_t num_rows = step.items.size() + step.given_drafts.size();
+  require_argument(given.size() <= num_rows, "masks.count is ", given.size(), ", the step has ", num_rows,
+                   " items and drafts");
   const int32_t words_needed = limits_.mask_words();
   for (const glint_mask& mask : given) {
     require_argument(mask.item >= 0 && static_cast<size_t>(mask.item) < step.items.size(), "a mask names item ",
                      mask.item, " of ", step.items.size());
+    const PlannedItem& item = step.items[static_cast<size_t>(mask.item)];
+    require_argument(mask.row >= 0 && mask.row <= item.num_drafts(), "a mask names row ", mask.row, " of item ",
+                     mask.item, ", which verifies ", item.num_drafts(), " drafts");
     require_argument(mask.words != nullptr && mask.word_count == words_needed, "the mask of item ", mask.item, " has ",
                      mask.word_count, " words, expected ", words_needed);
   }
   for (size_t index = 0; index < given.size(); ++index) {
-    const auto is_same = [&](const glint_mask& other) { return other.item == given[index].item; };
-    require_argument(std::ranges::none_of(given.first(index), is_same), "item ", given[index].item, " has two masks");
+    const auto is_same = [&](const glint_mask& other) {
+      return other.item == given[index].item && other.row == given[index].row;
+    };
+    require_argument(std::ranges::none_of(given.first(index), is_same), "item ", given[index].item,
+                     " has two masks of row ", given[index].row);
   }
   for (const glint_mask& mask : given) {
-    const auto item = static_cast<size_t>(mask.item);
-    std::copy_n(mask.words, words_needed, step.mask_words.begin() + int64_t{mask.item} * words_needed);
-    step.items[item].has_mask = true;
+    const int32_t row = step.items[static_cast<size_t>(mask.item)].first_row + mask.row;
+    std::copy_n(mask.words, words_needed, step.mask_words.begin() + int64_t{row} * words_needed);
+    step.has_mask[static_cast<size_t>(row)] = true;
   }
   runner_->allow_sampling(step);
 }
 
-void Engine::register_pages(Request& request, int32_t computed) {
+void Engine::register_pages(Request& request, int32_t computed, int32_t mtp_end) {
   const auto page_tokens = static_cast<size_t>(limits_.page_tokens);
   const int32_t full = std::min(computed, static_cast<int32_t>(request.tokens.size())) / limits_.page_tokens;
   for (; request.registered_pages < full; ++request.registered_pages) {
     const auto page = static_cast<size_t>(request.registered_pages);
     const std::span<const int32_t> tokens(request.tokens.data() + page * page_tokens, page_tokens);
     request.chain = pool_.add(request.chain, tokens, request.pages[page]);
+    has_mtp_[static_cast<size_t>(request.pages[page])] = static_cast<size_t>(mtp_end) > (page + 1) * page_tokens;
   }
 }
 
@@ -207,10 +241,17 @@ void Engine::collect_item(Step& step, size_t index) {
   if (step.failure.is_set()) {
     result.finish_reason = GLINT_FINISH_FAILED;
   }
-  if (result.token_count > 0) request.tokens.push_back(result.tokens[0]);
+  request.tokens.insert(request.tokens.end(), result.tokens, result.tokens + result.token_count);
+  if (item.is_speculative()) {
+    request.is_speculating = false;
+    request.drafts.assign(result.drafts, result.drafts + result.draft_count);
+    request.computed_tokens = std::min(request.computed_tokens, static_cast<int32_t>(request.tokens.size()) - 1);
+    trim_pages(request, request.computed_tokens + 1);
+    result.computed_tokens = request.computed_tokens;
+  }
   request.is_finished = request.is_finished || result.finish_reason != GLINT_FINISH_NONE;
   if (!step.failure.is_set() && !request.is_freed && !was_finished && !item.is_skipped) {
-    register_pages(request, item.first_position + item.count);
+    register_pages(request, std::min(item.first_position + item.count, request.computed_tokens), item.mtp_end);
   }
   if (request.is_freed && request.steps_in_flight == 0) {
     drop_pages(request);
@@ -227,8 +268,11 @@ void Engine::collect_step(const glint_ticket& ticket, glint_step_results& result
   uint64_t num_tokens = 0;
   uint64_t num_sampled = 0;
   for (size_t index = 0; index < step.items.size(); ++index) {
-    if (!step.items[index].is_skipped) num_tokens += static_cast<uint64_t>(step.items[index].count);
-    num_sampled += static_cast<uint64_t>(step.results[index].token_count);
+    const PlannedItem& item = step.items[index];
+    const int32_t sampled = step.results[index].token_count;
+    const int32_t num_rejected = std::max(0, item.num_drafts() + 1 - std::max(sampled, 1));
+    if (!item.is_skipped) num_tokens += static_cast<uint64_t>(item.count - num_rejected);
+    num_sampled += static_cast<uint64_t>(sampled);
     collect_item(step, index);
   }
   ++next_collect_;

@@ -9,8 +9,9 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 7
+#define GLINT_ABI_VERSION 8
 #define GLINT_MAX_LOGPROBS 20
+#define GLINT_MAX_DRAFT_TOKENS 8
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
 
 typedef int32_t glint_status;
@@ -74,6 +75,9 @@ typedef int32_t glint_status;
 #define GLINT_ROLE_SHARED_GATE 16
 #define GLINT_ROLE_SHARED_UP 17
 #define GLINT_ROLE_SHARED_DOWN 18
+#define GLINT_ROLE_EMBEDDING_NORM 19
+#define GLINT_ROLE_HIDDEN_NORM 20
+#define GLINT_ROLE_EH_PROJ 21
 
 #define GLINT_PART_WEIGHT 0
 #define GLINT_PART_SCALE 1
@@ -158,7 +162,7 @@ typedef struct glint_engine_options {
   int32_t kv_dtype;
   int32_t shares_devices;
   int32_t emulated_ranks;
-  int32_t reserved;
+  int32_t max_draft_tokens;
   uint64_t synthetic_seed;
   const glint_model* model;
   const glint_file* files;
@@ -254,7 +258,9 @@ typedef struct glint_ticket {
 
 typedef struct glint_mask {
   int32_t item;
+  int32_t row;
   int32_t word_count;
+  int32_t reserved;
   const uint32_t* words;
 } glint_mask;
 
@@ -278,8 +284,9 @@ typedef struct glint_item_result {
   int32_t failure;
   int32_t cached_tokens;
   int32_t computed_tokens;
-  int32_t reserved;
+  int32_t draft_count;
   const int32_t* tokens;
+  const int32_t* drafts;
 } glint_item_result;
 
 typedef struct glint_step_results {

@@ -8,7 +8,7 @@ ForwardPass::ForwardPass(Backend& backend, const glint_model& model)
 void ForwardPass::run(const StepBatch& batch, int32_t slot) {
   count_ = static_cast<int64_t>(batch.tokens.size());
   ops::begin_step(backend_, *step_, batch, slot);
-  if (!tap_ && ops::replay_step(backend_, *step_)) return;
+  if (!tap_ && ops::replay_step(backend_, *step_, Pass::kMain)) return;
   run_layers();
 }
 
@@ -49,12 +49,37 @@ void ForwardPass::compute_logits(std::span<const int32_t> rows) {
   ops::lm_head(backend_, *step_);
 }
 
+void ForwardPass::run_mtp(const StepBatch& batch, std::span<const int32_t> hidden_rows,
+                          std::span<const PageState> page_states, bool is_first_draft) {
+  ops::mtp_hidden(backend_, *step_, hidden_rows, is_first_draft);
+  ops::mtp_page_states(backend_, page_states);
+  ops::begin_step(backend_, *step_, batch, kPromptSlot);
+  if (!ops::replay_step(backend_, *step_, Pass::kDraft)) run_mtp_layer();
+}
+
+void ForwardPass::run_mtp_layer() {
+  ops::rope_table(backend_, *step_);
+  ops::mtp_proj(backend_, *step_);
+  attention(num_layers_);
+  feed_forward(num_layers_);
+}
+
+void ForwardPass::compute_draft_logits(std::span<const int32_t> rows) {
+  ops::mtp_norm(backend_, *step_, rows);
+  ops::mtp_head(backend_, *step_);
+}
+
 void ForwardPass::capture() {
   const auto run_all_rows = [this] {
     run_layers();
     compute_logits({});
   };
-  while (ops::capture_step(backend_, *step_, run_all_rows)) continue;
+  const auto draft_all_rows = [this] {
+    run_mtp_layer();
+    compute_draft_logits({});
+  };
+  while (ops::capture_step(backend_, *step_, Pass::kMain, run_all_rows)) continue;
+  while (ops::capture_step(backend_, *step_, Pass::kDraft, draft_all_rows)) continue;
 }
 
 void ForwardPass::tap(int64_t layer) const {

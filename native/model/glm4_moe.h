@@ -15,12 +15,16 @@ class ForwardPass {
 
   void run(const StepBatch& batch, int32_t slot);
   void compute_logits(std::span<const int32_t> rows);
+  void run_mtp(const StepBatch& batch, std::span<const int32_t> hidden_rows, std::span<const PageState> page_states,
+               bool is_first_draft);
+  void compute_draft_logits(std::span<const int32_t> rows);
   void capture();
   void set_tap(HiddenTap tap) { tap_ = std::move(tap); }
   StepState& step() { return *step_; }
 
  private:
   void run_layers();
+  void run_mtp_layer();
   void tap(int64_t layer) const;
   void attention(int64_t layer);
   void feed_forward(int64_t layer);

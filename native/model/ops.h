@@ -14,7 +14,8 @@ struct BatchRequest {
   int32_t row_first;
   int32_t row_count;
   int32_t first_position;
-  const int32_t* pages;
+  int32_t context_first = 0;
+  const int32_t* pages = nullptr;
 };
 
 struct StepBatch {
@@ -25,6 +26,14 @@ struct StepBatch {
   std::span<const int32_t> logit_rows;
 };
 
+struct PageState {
+  int32_t row;
+  int32_t page;
+  bool is_kept;
+};
+
+enum class Pass { kMain, kDraft };
+
 inline constexpr int32_t kSampleSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
 inline constexpr int32_t kPromptSlot = GLINT_MAX_STEPS_IN_FLIGHT;
 
@@ -32,8 +41,8 @@ namespace ops {
 
 bool keeps_sampled_tokens(const Backend& backend);
 void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32_t slot);
-bool replay_step(Backend& backend, StepState& step);
-bool capture_step(Backend& backend, StepState& step, const std::function<void()>& run);
+bool replay_step(Backend& backend, StepState& step, Pass pass);
+bool capture_step(Backend& backend, StepState& step, Pass pass, const std::function<void()>& run);
 
 void rope_table(Backend& backend, StepState& step);
 void embed(Backend& backend, StepState& step);
@@ -50,6 +59,12 @@ void shared_expert(Backend& backend, StepState& step, int64_t layer);
 void routed_experts(Backend& backend, StepState& step, int64_t layer);
 void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows);
 void lm_head(Backend& backend, StepState& step);
+
+void mtp_hidden(Backend& backend, StepState& step, std::span<const int32_t> rows, bool is_first_draft);
+void mtp_page_states(Backend& backend, std::span<const PageState> states);
+void mtp_proj(Backend& backend, StepState& step);
+void mtp_norm(Backend& backend, StepState& step, std::span<const int32_t> rows);
+void mtp_head(Backend& backend, StepState& step);
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows);
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out);

@@ -45,6 +45,7 @@ struct SamplingRow {
   int32_t prompt_count = 0;
   const uint32_t* allowed_words = nullptr;
   int32_t position = 0;
+  bool is_draft = false;
   bool has_given_token = false;
   int32_t given_token = 0;
 };

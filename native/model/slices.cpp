@@ -148,6 +148,7 @@ ModelWeights slice_weights(const ModelWeights& whole, const RankSlice& slice) {
   ModelWeights weights = whole;
   if (slice.num_ranks == 1) return weights;
   if (weights.lm_head.data != nullptr) weights.lm_head = row_share(whole.lm_head, slice.rank, slice.num_ranks);
+  if (weights.mtp.head.data != nullptr) weights.mtp.head = row_share(whole.mtp.head, slice.rank, slice.num_ranks);
   const bool has_whole_experts = slice.num_experts() < slice.model.num_experts;
   for (LayerWeights& layer : weights.layers) {
     slice_attention(layer, slice);

@@ -53,7 +53,7 @@ int64_t tiles_over(int64_t length) { return (length + kScaleTile - 1) / kScaleTi
 
 void check_tensor(const glint_tensor& tensor, int64_t index, std::span<const glint_file> files) {
   require_struct(&tensor, "tensor");
-  require_argument(tensor.role >= GLINT_ROLE_EMBEDDING && tensor.role <= GLINT_ROLE_SHARED_DOWN, "tensor ", index,
+  require_argument(tensor.role >= GLINT_ROLE_EMBEDDING && tensor.role <= GLINT_ROLE_EH_PROJ, "tensor ", index,
                    " has the unknown role ", tensor.role);
   require_argument(tensor.part >= GLINT_PART_WEIGHT && tensor.part <= GLINT_PART_BIAS, "tensor ", index,
                    " has the unknown part ", tensor.part);
@@ -133,6 +133,19 @@ class WeightStore::Table {
                        " holds an FP8 NaN (0x7f or 0xff): the file is damaged");
     }
     return weight;
+  }
+
+  Weight weight_or_shared(int32_t role, int32_t layer, const Weight& shared) const {
+    const auto entry = entries_.find(tensor_key(role, GLINT_PART_WEIGHT, layer, -1));
+    if (entry == entries_.end()) return shared;
+    const glint_tensor& tensor = *entry->second;
+    const bool is_same_shape = tensor.rows == shared.rows && tensor.cols == shared.cols && tensor.dtype == shared.dtype;
+    if (is_same_shape && std::memcmp(mapped(tensor), shared.data, tensor.byte_count) == 0) {
+      ++num_used_;
+      if (checks_fp8_values_) load_progress().bytes_done += tensor.byte_count;
+      return shared;
+    }
+    return weight(role, layer, -1, shared.rows, shared.cols, tensor.dtype == GLINT_DTYPE_F8_E4M3);
   }
 
   FeedForwardWeights feed_forward(int32_t gate_role, int32_t layer, int32_t expert, int64_t width,
@@ -241,8 +254,21 @@ void WeightStore::place_layer(const Table& table, const glint_model& model, int3
   }
 }
 
+void WeightStore::place_mtp(const Table& table, const glint_model& model) {
+  const int32_t layer = model.num_layers;
+  const int32_t hidden = model.hidden_size;
+  const auto norm = [&](int32_t role) { return table.floats(role, GLINT_PART_WEIGHT, layer, hidden); };
+  place_layer(table, model, layer);
+  weights_.mtp = {.embedding_norm = norm(GLINT_ROLE_EMBEDDING_NORM),
+                  .hidden_norm = norm(GLINT_ROLE_HIDDEN_NORM),
+                  .head_norm = norm(GLINT_ROLE_FINAL_NORM),
+                  .eh_proj = table.weight(GLINT_ROLE_EH_PROJ, layer, -1, hidden, int64_t{2} * hidden, false),
+                  .embedding = table.weight_or_shared(GLINT_ROLE_EMBEDDING, layer, weights_.embedding),
+                  .head = table.weight_or_shared(GLINT_ROLE_LM_HEAD, layer, weights_.lm_head)};
+}
+
 WeightStore::WeightStore(const glint_model& model, std::span<const glint_file> files,
-                         std::span<const glint_tensor> tensors, bool checks_fp8_values) {
+                         std::span<const glint_tensor> tensors, bool has_mtp, bool checks_fp8_values) {
   if (tensors.empty()) return;
   uint64_t total = 0;
   for (const glint_tensor& tensor : tensors) total += tensor.byte_count;
@@ -256,8 +282,9 @@ WeightStore::WeightStore(const glint_model& model, std::span<const glint_file> f
   weights_.embedding = table.weight(GLINT_ROLE_EMBEDDING, -1, -1, model.vocab_size, model.hidden_size, false);
   weights_.lm_head = table.weight(GLINT_ROLE_LM_HEAD, -1, -1, model.vocab_size, model.hidden_size, false);
   weights_.final_norm = table.floats(GLINT_ROLE_FINAL_NORM, GLINT_PART_WEIGHT, -1, model.hidden_size);
-  weights_.layers.resize(static_cast<size_t>(model.num_layers));
+  weights_.layers.resize(static_cast<size_t>(model.num_layers) + (has_mtp ? 1 : 0));
   for (int32_t layer = 0; layer < model.num_layers; ++layer) place_layer(table, model, layer);
+  if (has_mtp) place_mtp(table, model);
   if (weights_.lm_head.data == weights_.embedding.data) {
     bytes_mapped_ -= static_cast<uint64_t>(model.vocab_size) * static_cast<uint64_t>(model.hidden_size) * 2;
   }

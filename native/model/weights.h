@@ -61,17 +61,27 @@ struct LayerWeights {
   std::vector<FeedForwardWeights> experts;
 };
 
+struct MtpWeights {
+  const float* embedding_norm = nullptr;
+  const float* hidden_norm = nullptr;
+  const float* head_norm = nullptr;
+  Weight eh_proj;
+  Weight embedding;
+  Weight head;
+};
+
 struct ModelWeights {
   Weight embedding;
   Weight lm_head;
   const float* final_norm = nullptr;
   std::vector<LayerWeights> layers;
+  MtpWeights mtp;
 };
 
 class WeightStore {
  public:
   WeightStore(const glint_model& model, std::span<const glint_file> files, std::span<const glint_tensor> tensors,
-              bool checks_fp8_values);
+              bool has_mtp, bool checks_fp8_values);
 
   const ModelWeights& weights() const { return weights_; }
   uint64_t bytes_mapped() const { return bytes_mapped_; }
@@ -80,6 +90,7 @@ class WeightStore {
  private:
   class Table;
   void place_layer(const Table& table, const glint_model& model, int32_t layer);
+  void place_mtp(const Table& table, const glint_model& model);
 
   std::vector<MappedFile> files_;
   std::vector<ZeroedMemory> copies_;

@@ -66,8 +66,11 @@ const Weight* find_in_layer(const Backend& backend, const TestSlice& wanted) {
 }
 
 const Weight* find_weight(const Backend& backend, const TestSlice& wanted) {
-  if (wanted.role == GLINT_ROLE_EMBEDDING) return &backend.weights.embedding;
-  if (wanted.role == GLINT_ROLE_LM_HEAD) return &backend.weights.lm_head;
+  const glint::MtpWeights& mtp = backend.weights.mtp;
+  const bool is_mtp = wanted.layer == backend.model.num_layers;
+  if (wanted.role == GLINT_ROLE_EMBEDDING) return is_mtp ? &mtp.embedding : &backend.weights.embedding;
+  if (wanted.role == GLINT_ROLE_LM_HEAD) return is_mtp ? &mtp.head : &backend.weights.lm_head;
+  if (wanted.role == GLINT_ROLE_EH_PROJ) return &mtp.eh_proj;
   return find_in_layer(backend, wanted);
 }
 

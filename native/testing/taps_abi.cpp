@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -105,6 +106,44 @@ GLINT_API int32_t glint_testing_logits(glint_engine* handle, float* out, const i
     const std::shared_ptr<glint::Engine> engine = one_rank_engine(handle);
     engine->forward().compute_logits({rows, static_cast<size_t>(count)});
     glint::ops::read_logits(engine->backend(), out, count);
+  });
+}
+
+GLINT_API int32_t glint_testing_draft_logits(glint_engine* handle, float* out, const int32_t* tokens, int32_t count,
+                                             int32_t with_hidden, int32_t page_tokens, int32_t first_position) {
+  return guarded([&] {
+    const std::shared_ptr<glint::Engine> engine = glint::engine_of(handle);
+    std::vector<int32_t> pages(static_cast<size_t>((first_position + count) / page_tokens + 1));
+    std::iota(pages.rbegin(), pages.rend(), 0);
+    const auto run = [&](int32_t first, int32_t row_count, int32_t first_row, bool is_first_draft) {
+      std::vector<int32_t> positions(static_cast<size_t>(row_count));
+      std::iota(positions.begin(), positions.end(), first_position + first);
+      std::vector<int32_t> rows(positions.size());
+      std::iota(rows.begin(), rows.end(), first_row);
+      const std::vector<int32_t> known(positions.size(), glint::kNoSampledRow);
+      const std::vector<glint::BatchRequest> requests = {{.row_first = 0,
+                                                          .row_count = row_count,
+                                                          .first_position = first_position + first,
+                                                          .context_first = first_position,
+                                                          .pages = pages.data()}};
+      const glint::StepBatch batch{.tokens = {tokens + first, positions.size()},
+                                   .sampled_rows = known,
+                                   .positions = positions,
+                                   .requests = requests,
+                                   .logit_rows = {}};
+      engine->ranks().run([&](glint::Rank& rank) { rank.forward->run_mtp(batch, rows, {}, is_first_draft); });
+    };
+    const auto read = [&](int32_t first, int32_t row) {
+      const std::vector<int32_t> wanted = {row};
+      engine->ranks().run([&](glint::Rank& rank) { rank.forward->compute_draft_logits(wanted); });
+      glint::ops::read_logits(engine->backend(), out + int64_t{first + row} * engine->model().vocab_size, 1);
+    };
+    run(0, with_hidden, first_position - 1, true);
+    for (int32_t row = 0; row < with_hidden; ++row) read(0, row);
+    for (int32_t token = with_hidden; token < count; ++token) {
+      run(token, 1, token == with_hidden ? with_hidden - 1 : 0, false);
+      read(token, 0);
+    }
   });
 }
 

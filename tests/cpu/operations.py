@@ -51,7 +51,8 @@ class _Gemm(Structure):
 
 
 class _Request(Structure):
-    _fields_ = [("row_first", c_int32), ("row_count", c_int32), ("first_position", c_int32), ("pages", _INTS)]
+    _fields_ = [(name, c_int32) for name in ("row_first", "row_count", "first_position", "context_first")]
+    _fields_ += [("pages", _INTS)]
 
 
 class PagesCall(Structure):
@@ -164,12 +165,16 @@ class GemmCase:
 
 @dataclass(frozen=True)
 class PagedRequest:
-    """Rows row_first to row_first + row_count of a step, whose first position is given, and the request's pages."""
+    """Rows row_first to row_first + row_count of a step, whose first position is given, and the request's pages.
+
+    Positions before `context_first` are not attended to.
+    """
 
     row_first: int
     row_count: int
     first_position: int
     pages: NDArray[np.int32]
+    context_first: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,10 @@ class PageCache:
         """The cache as the library takes it, and what must stay alive meanwhile."""
         _, _, num_pages, kv_heads, page_tokens, head_dim = self.data.shape
         natives = (_Request * len(requests))(
-            *(_Request(r.row_first, r.row_count, r.first_position, pointer(r.pages, _INTS)) for r in requests)
+            *(
+                _Request(r.row_first, r.row_count, r.first_position, r.context_first, pointer(r.pages, _INTS))
+                for r in requests
+            )
         )
         pages = PagesCall(
             data=self.data.ctypes.data,

@@ -14,7 +14,7 @@ from typing import Any
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.native import abi
 from glint.native.library import ItemOutcome, NativeEngine, StepOutcome, choose_library, load_library
-from tests.reference.checkpoints import Weights, make_checkpoint
+from tests.reference.checkpoints import Mtp, Weights, make_checkpoint
 
 SMALL_SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -50,9 +50,10 @@ atexit.register(_FOLDER.cleanup)
 
 
 @cache
-def small_model(weights: Weights = "fp8_channel") -> Checkpoint:
+def small_model(weights: Weights = "fp8_channel", mtp: Mtp | None = None) -> Checkpoint:
     """The random checkpoint that most tests run: one dense layer, two of eight experts, 257 tokens."""
-    return open_checkpoint(make_checkpoint(Path(_FOLDER.name) / weights, "glm47", weights, **SMALL_SHAPE))
+    folder = Path(_FOLDER.name) / f"{weights} {mtp}"
+    return open_checkpoint(make_checkpoint(folder, "glm47", weights, mtp=mtp, **SMALL_SHAPE))
 
 
 def engine_options(checkpoint: Checkpoint, **changes: int) -> abi.EngineOptions:
@@ -76,7 +77,8 @@ def open_engine(
     """An engine on the checkpoint, the small FP8 one by default, with changed options."""
     chosen = small_model() if checkpoint is None else checkpoint
     loaded = load_library(choose_library("cpu")) if library is None else library
-    return NativeEngine(loaded, engine_options(chosen, **changes), chosen.tensor_array())
+    options = engine_options(chosen, **changes)
+    return NativeEngine(loaded, options, chosen.tensor_array(has_mtp=options.max_draft_tokens > 0))
 
 
 @dataclass(frozen=True)
@@ -178,9 +180,9 @@ class Session:
         self.engine.free_request(request_id)
         return self.answers.pop(request_id)
 
-    def submit(self, items: Sequence[tuple[int, int]]) -> None:
+    def submit(self, items: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> None:
         """Start a step of (request id, tokens to advance) pairs and its sampling."""
-        ticket = self.engine.submit_step(items)
+        ticket = self.engine.submit_step(items, drafts)
         self.engine.sample_step(ticket)
         self.tickets.append(ticket)
 
@@ -192,9 +194,9 @@ class Session:
                 self.answers[item.request_id].take_in(item)
         return outcome
 
-    def step(self, items: Sequence[tuple[int, int]]) -> StepOutcome:
+    def step(self, items: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> StepOutcome:
         """Run one step from submit to collect."""
-        self.submit(items)
+        self.submit(items, drafts)
         return self.collect()
 
     def run(self, chunk: int = 2048) -> None:

@@ -82,7 +82,7 @@ def test_draft_tokens_are_refused(engine: RawEngine, drafts: int) -> None:
     request_id = engine.add(CONTROL)
     items = step_items((request_id, 1))
     items[0].draft_tokens = drafts
-    refuse_step(engine, UNSUPPORTED, f"{drafts} draft tokens", items)
+    refuse_step(engine, INVALID, f"{drafts} draft tokens, expected 0 to 0", items)
     free_all(engine, request_id)
 
 

@@ -14,6 +14,7 @@ from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
 from glint.errors import EngineError
 from tests.cpu.sweeps import slow
+from tests.e2e.small_glm import write_small_glm
 from tests.reference.checkpoints import make_checkpoint
 
 
@@ -61,3 +62,17 @@ def test_the_command_prints_a_table_and_writes_json(
     assert cli.main(["bench", "cpu", "--model", str(folder), "--json", str(file), "--threads", "2", *sizes]) == 0
     assert "decode, 32 at once" in capsys.readouterr().out
     assert len(json.loads(file.read_text())["rows"]) == 1 + len(cpu.BATCHES)
+
+
+@pytest.mark.parametrize("drafts", ["0", "auto", "2"])
+def test_speculation_is_measured_beside_its_absence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], drafts: str
+) -> None:
+    folder, file = write_small_glm(tmp_path / "model", "without copies"), tmp_path / "figures.json"
+    sizes = ["--prompt-tokens", "4", "--decode-tokens", "12", "--threads", "1", "--num-speculative-tokens", drafts]
+    assert cli.main(["bench", "cpu", "--model", str(folder), "--json", str(file), *sizes]) == 0
+    rows = json.loads(file.read_text())["speculation"]
+    assert ("speculation, " in capsys.readouterr().out) == (drafts != "0") == bool(rows)
+    assert [row["batch"] for row in rows] == ([] if drafts == "0" else [1, 8])
+    assert all(row["plain_tokens_per_second"] > 0 and row["tokens_per_second"] > 0 for row in rows)
+    assert drafts != "2" or all(row["draft_tokens"] >= 12 * row["batch"] for row in rows)

@@ -6,6 +6,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from glint.text.tokenizer import Tokenizer
+from tests.cpu.small_engine import small_model
 from tests.cpu.whole_engine import alone, assert_idle, gather, greedy, make_engine, prompt_of
 
 
@@ -22,9 +23,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(folder)
 
 
-def test_what_comes_after_a_stop_string_is_dropped(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_what_comes_after_a_stop_string_is_dropped(tokenizer: Tokenizer, num_drafts: int) -> None:
     prompt = tokenizer.encode("hello")
-    with make_engine(tokenizer) as engine:
+    checkpoint = small_model("fp8_channel", "with copies")
+    with make_engine(tokenizer, checkpoint=checkpoint, num_speculative_tokens=num_drafts) as engine:
         (free_id,) = engine.submit(prompt, greedy(30))
         free = gather(engine, {})[free_id]
         tokens = [token for output in free for token in output.token_ids]
@@ -41,3 +44,17 @@ def test_what_comes_after_a_stop_string_is_dropped(tokenizer: Tokenizer) -> None
         assert len(kept) < len(tokens)
         assert [t for output in outputs[company_id] for t in output.token_ids] == alone(prompt_of(5, 9), 30)
         assert_idle(engine)
+
+
+def test_a_stop_string_among_drafts_cuts_tokens_and_log_probabilities(tokenizer: Tokenizer) -> None:
+    (letter,) = tokenizer.encode("f")
+    params = greedy(40, logit_bias={letter: 100.0}, stop=["ffffff"], logprobs=1)
+    with make_engine(
+        tokenizer, checkpoint=small_model("fp8_channel", "with copies"), num_speculative_tokens=3
+    ) as engine:
+        (request_id,) = engine.submit(tokenizer.encode("hello"), params)
+        outputs = gather(engine, {})[request_id]
+        assert_idle(engine)
+    assert [len(output.token_ids) for output in outputs] == [1, 4, 1]
+    assert [len(output.logprobs or ()) for output in outputs] == [1, 4, 1]
+    assert outputs[-1].stop_reason == "ffffff" and "".join(output.text or "" for output in outputs) == ""

@@ -205,6 +205,42 @@ def test_a_grammar_begins_behind_the_closed_thinking(folder: Path, tokens: Token
         assert tokens.tokenizer.decode(written[budget + 1 :]) in ("the lazy dog", "hello tokens")
 
 
+@pytest.mark.parametrize("num_drafts", [1, 3, 4, "auto"])
+def test_the_budget_and_the_grammar_hold_among_drafts(tmp_path: Path, tokens: Tokens, num_drafts: int | str) -> None:
+    """The end of thinking falls anywhere among accepted drafts: at the budget, by the model, or behind a closing text.
+
+    A bias makes the drafts right: those of thinking always, those of the tokens that close it never.
+    """
+    folder = write_small_glm(tmp_path / "model", "without copies")
+    (letter,) = tokens.tokenizer.encode("a")
+    found = []
+    for count in (0, num_drafts):
+        with open_llm(folder, num_speculative_tokens=count) as llm:
+            eos = [tokens.tokenizer.token_to_id("<|user|>")]
+            compiler = GrammarCompiler(tokens.tokenizer, open_checkpoint(folder).config.vocab_size, eos)
+            grammar = compiler.compile(Choice(("the lazy dog", "hello tokens")))
+            for budget in range(10):
+                for closing in ("", CLOSING):
+                    bias = tokens.bias | {letter: 100.0}
+                    params = tokens.params(budget, thinking_closing_text=closing, logit_bias=bias, logprobs=1)
+                    llm.engine.submit(tokens.prompt(budget), params)
+                    llm.engine.submit(tokens.prompt(budget), params, grammar=grammar, begins_after=tokens.close)
+            outputs = gather(llm.engine, {})
+            assert_idle(llm.engine)
+            found.append(
+                [
+                    (tokens_of(parts), [entry for part in parts for entry in part.logprobs or ()], parts[-1][6:9])
+                    for _, parts in sorted(outputs.items())
+                ]
+            )
+            most = max(len(part.token_ids) for parts in outputs.values() for part in parts)
+    assert found[0] == found[1] and most > 1
+    for number, (written, _, ending) in enumerate(found[1]):
+        budget, closing, is_bound = number // 4, ("", CLOSING)[number // 2 % 2], number % 2
+        assert written[: budget + len(tokens.closing(closing))] == [letter] * budget + tokens.closing(closing)
+        assert ending[0] == ("stop" if is_bound else "length")
+
+
 def test_a_grammar_from_the_first_token_leaves_no_thinking_to_close(folder: Path, tokens: Tokens) -> None:
     with open_llm(folder) as llm:
         eos = [tokens.tokenizer.token_to_id("<|user|>")]

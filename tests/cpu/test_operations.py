@@ -259,6 +259,15 @@ def test_slices_gathered_rows_and_company(operations: Operations, kind: ScaleKin
     assert got_empty.shape == (0, 77)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, None])
+def test_a_slice_is_the_same_at_every_row_count(operations: Operations, kind: ScaleKind | None) -> None:
+    weight, inputs = make_weight(7, 60, 330, kind), uneven_rows(8, 21, 200)
+    whole = operations.gemm(GemmCase(inputs, weight, col_slice=(90, 200)))
+    for count in (1, 3, 4, 5, 8):
+        got = operations.gemm(GemmCase(inputs[:count], weight, col_slice=(90, 200)))
+        np.testing.assert_array_equal(got, whole[:count], err_msg=f"{count} rows")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gemm_in_slices_of_the_row(operations: Operations, kind: ScaleKind) -> None:
     weight = make_weight(5, 50, 384, kind)

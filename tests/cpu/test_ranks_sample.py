@@ -75,7 +75,7 @@ def answer_masked(engine: NativeEngine, ask: Ask) -> Answer:
         words = (ctypes.c_uint32 * num_words)()
         for token in allowed_tokens(step):
             words[token // 32] |= 1 << token % 32
-        masks = abi.sized(abi.Masks, count=1, masks=(abi.Mask * 1)(abi.Mask(0, num_words, words)))
+        masks = abi.sized(abi.Masks, count=1, masks=(abi.Mask * 1)(abi.Mask(0, 0, num_words, 0, words)))
         ticket = engine.submit_step([(request_id, 128)])
         engine.sample_step(ticket, masks)
         session.tickets.append(ticket)

@@ -39,6 +39,8 @@ MODELS: dict[str, tuple[Weights, Family, dict[str, Any]]] = {
     "bf16": ("bf16", "glm47", {"num_key_value_heads": 4}),
     "tied": ("fp8_channel", "tied", {"num_key_value_heads": 8}),
     "tiles": ("fp8_block", "glm47", TILES),
+    "mtp": ("fp8_channel", "glm47", {"mtp": "with its own"}),
+    "mtp bf16": ("bf16", "air", {"mtp": "with its own"}),
 }
 
 
@@ -57,6 +59,18 @@ def model(name: str) -> Checkpoint:
     return rank_model(weights, family, n_routed_experts=NUM_EXPERTS, num_experts_per_tok=4, **shape)
 
 
+def tensors_of(checkpoint: Checkpoint) -> tuple[TableEntry, ...]:
+    """All tensors, those of the MTP layer included."""
+    return checkpoint.tensors + checkpoint.mtp_tensors
+
+
+def options_of(checkpoint: Checkpoint, num_ranks: int, layout: ExpertLayout) -> dict[str, int]:
+    """A small engine of so many ranks, which loads the MTP layer where there is one."""
+    ranks = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
+    sizes = {"num_pages": 4, "max_step_tokens": 8, "max_step_items": 2}
+    return ranks | sizes | {"max_draft_tokens": int(bool(checkpoint.mtp_tensors))}
+
+
 def check(status: int) -> None:
     """Fail with the library's words where a call did not work."""
     assert status == abi.STATUS_OK, declare("glint_testing_slices_error", c_char_p)().decode()
@@ -73,7 +87,7 @@ def native_slice(engine: NativeEngine, entry: TableEntry, rank: int) -> NativeSl
 @cache
 def read_tensor(name: str, index: int) -> NDArray[Any]:
     """A tensor [rows, cols] of the files, as it lies there."""
-    checkpoint, entry = model(name), model(name).tensors[index]
+    checkpoint, entry = model(name), tensors_of(model(name))[index]
     dtype = _DTYPES[entry.dtype]
     path, count = checkpoint.files[entry.file_index].path, entry.rows * entry.cols
     return np.fromfile(path, dtype, count, offset=entry.file_offset).reshape(entry.rows, entry.cols)
@@ -81,7 +95,7 @@ def read_tensor(name: str, index: int) -> NDArray[Any]:
 
 def scales_of(name: str, entry: TableEntry) -> NDArray[np.float32]:
     """The scale of every element [rows, cols] of a weight."""
-    for index, other in enumerate(model(name).tensors):
+    for index, other in enumerate(tensors_of(model(name))):
         if other.part is Part.SCALE and (other.role, other.layer, other.expert) == entry[:1] + entry[2:4]:
             kind = SCALE_KINDS[MODELS[name][0]]
             stored = read_tensor(name, index)
@@ -100,9 +114,8 @@ CASES = [
 @pytest.mark.parametrize(("name", "num_ranks", "layout"), CASES)
 def test_every_rank_holds_the_slices_of_the_placement(name: str, num_ranks: int, layout: ExpertLayout) -> None:
     checkpoint = model(name)
-    options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
-    with open_testing_engine(checkpoint, num_pages=4, max_step_tokens=8, max_step_items=2, **options) as engine:
-        for entry, rank in itertools.product(checkpoint.tensors, range(num_ranks)):
+    with open_testing_engine(checkpoint, **options_of(checkpoint, num_ranks, layout)) as engine:
+        for entry, rank in itertools.product(tensors_of(checkpoint), range(num_ranks)):
             if entry.part is not Part.WEIGHT or entry.cols == 1:
                 continue
             expected = slice_of(entry, checkpoint.config, rank, num_ranks, layout)
@@ -118,10 +131,9 @@ def test_every_rank_reads_the_elements_of_its_slices(name: str, num_ranks: int, 
     checkpoint = model(name)
     read = declare("glint_testing_rank_weight", c_int32, POINTER(abi.Engine), c_void_p, c_void_p, POINTER(c_float))
     read_bias = declare("glint_testing_rank_bias", c_int32, POINTER(abi.Engine), c_void_p, POINTER(c_float))
-    options = {"num_ranks": num_ranks, "row_slices": num_ranks, "expert_layout": LAYOUTS[layout]}
     num_read = 0
-    with open_testing_engine(checkpoint, num_pages=4, max_step_tokens=8, max_step_items=2, **options) as engine:
-        for (index, entry), rank in itertools.product(enumerate(checkpoint.tensors), range(num_ranks)):
+    with open_testing_engine(checkpoint, **options_of(checkpoint, num_ranks, layout)) as engine:
+        for (index, entry), rank in itertools.product(enumerate(tensors_of(checkpoint)), range(num_ranks)):
             if entry.layer == 2 or entry.part is Part.SCALE or entry.role is Role.ROUTER:
                 continue
             part = slice_of(entry, checkpoint.config, rank, num_ranks, layout)

@@ -15,7 +15,7 @@ from tests.cpu.small_engine import open_engine
 from tests.cpu.testing_library import ROOT
 
 SECONDS = float(os.environ.get("GLINT_SOAK_SECONDS", "0"))
-NUM_ROUNDS = {"requests": 4, "engines": 6}
+NUM_ROUNDS = {"requests": 4, "drafts": 4, "engines": 6}
 ALLOWED_GROWTH_BYTES = 2**20 if SECONDS else 2**18
 KERNELS = (abi.KERNELS_EXACT, abi.KERNELS_PLAIN, pytest.param(abi.KERNELS_AUTO, marks=pytest.mark.sanitize))
 
@@ -51,7 +51,8 @@ def test_steps_allocate_nothing(
         counts.setdefault(part, []).append(int(count))
     assert min(counts.pop("init_engine")) > 0
     assert min(counts.pop("add_requests")) > 0
-    assert counts == {part: [0, 0, 0] for part in ("prompt_steps", "decode_steps", "overlapped_steps", "resumed_steps")}
+    parts = ("prompt_steps", "decode_steps", "overlapped_steps", "draft_steps", "resumed_steps")
+    assert counts == {part: [0, 0, 0] for part in parts}
 
 
 @pytest.fixture(scope="module")

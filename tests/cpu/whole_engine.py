@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from glint import SamplingParams
+from glint.checkpoint.table import Checkpoint
 from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
 from glint.engine.request import StepOutput
@@ -14,11 +15,20 @@ from glint.text.tokenizer import Tokenizer
 from tests.cpu.small_engine import VOCAB_SIZE, Ask, answer_alone, small_model
 
 
-def make_engine(tokenizer: Tokenizer | None = None, say: Callable[[str], None] | None = None, **options: Any) -> Engine:
-    """An engine on the small model; the context is short enough for few pages."""
+def make_engine(
+    tokenizer: Tokenizer | None = None,
+    say: Callable[[str], None] | None = None,
+    checkpoint: Checkpoint | None = None,
+    **options: Any,
+) -> Engine:
+    """An engine on the small model, or on the given one; the context is short enough for few pages.
+
+    It makes drafts only where the options say how many.
+    """
     args = EngineArgs(**({"page_tokens": 8, "num_pages": 128, "threads": 1, "max_model_len": 64} | options))
-    checkpoint = small_model()
-    settings = EngineSettings.resolve(Path("small"), checkpoint.config, args)
+    checkpoint = checkpoint or small_model()
+    has_mtp = bool(checkpoint.mtp_tensors) and "num_speculative_tokens" in options
+    settings = EngineSettings.resolve(Path("small"), checkpoint.config, args, has_mtp)
     return Engine(checkpoint, settings, tokenizer, say=say)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pure.text_folder import GLM_TEMPLATE, build_tokenizer, write_tokenizer
-from tests.reference.checkpoints import make_checkpoint
+from tests.reference.checkpoints import Mtp, make_checkpoint
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -24,10 +24,10 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def write_small_glm(folder: Path) -> Path:
-    """Write the model; the tokens that end a turn of GLM end an answer."""
+def write_small_glm(folder: Path, mtp: Mtp | None = None) -> Path:
+    """Write the model, with an MTP layer where asked; the tokens that end a turn of GLM end an answer."""
     tokenizer = build_tokenizer()
-    make_checkpoint(folder, "glm47", "bf16", vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32, **SHAPE)
+    make_checkpoint(folder, "glm47", "bf16", mtp=mtp, vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32, **SHAPE)
     ends = [tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|user|>", "<|observation|>")]
     for name in ("config.json", "generation_config.json"):
         path = folder / name

@@ -36,7 +36,7 @@ SUFFIXES = {
     Kind.MARKUP: ".html",
     Kind.LINES: ".sh .conf .service .dockerignore .nix .cmake .toml .yaml .yml",
     Kind.PROSE: ".md",
-    Kind.DATA: ".txt .json .lock .jinja .npz .bin .png .svg",
+    Kind.DATA: ".txt .json .lock .jinja .npz .bin .png .safetensors .svg",
 }
 KIND_BY_NAME = {name: kind for kind, names in NAMES.items() for name in names.split()}
 KIND_BY_SUFFIX = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes.split()}

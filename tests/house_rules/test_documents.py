@@ -35,6 +35,9 @@ PATH_SHAPE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 FUNCTION_OF_A_FILE = re.compile(r"([\w/]+\.py)::(\w+)")
 MESSAGE_ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*[a-z]")
+COUNTED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "native/**/*.md")
+MAX_WORDS = 16_000
+MAX_README_LINES = 150
 NOT_IN_THE_REPOSITORY = ("build", ".venv", "shared")
 
 
@@ -80,6 +83,28 @@ def missing_paths(document: str, folder: Path, root: Path) -> list[Finding]:
     return findings
 
 
+def count_words(root: Path) -> dict[str, int]:
+    """The words of each document that a reader is expected to read, as `wc -w` counts them."""
+    paths = {path for pattern in COUNTED for path in root.glob(pattern)}
+    return {str(path.relative_to(root)): len(path.read_text(encoding="utf-8").split()) for path in sorted(paths)}
+
+
+def test_documents_are_short() -> None:
+    words = count_words(ROOT)
+    total = sum(words.values())
+    assert total <= MAX_WORDS, f"the documents have {total} words, {MAX_WORDS} at most; say it once and link: {words}"
+    lines = len(read("README.md").splitlines())
+    assert lines <= MAX_README_LINES, f"README.md has {lines} lines, {MAX_README_LINES} at most; move some to docs/"
+
+
+def test_words_of_every_document_count(tmp_path: Path) -> None:
+    names = ["README.md", "SECURITY.md", "docs/new.md", "native/README.md", "native/cuda/README.md"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("| two words |\n\nand three  more\n")
+    assert count_words(tmp_path) == {name: 7 for name in names if name != "SECURITY.md"}
+
+
 def test_every_abi_function_has_a_section() -> None:
     header = read("native/include/glint.h")
     document = read("native/README.md")
@@ -115,7 +140,7 @@ def test_functions_of_commands_exist() -> None:
 def test_quoted_messages_are_those_of_the_source() -> None:
     troubleshooting = read("docs/deploy.md").split("\n## Troubleshooting\n", 1)[1]
     messages = MESSAGE_ROW.findall(troubleshooting.split("\nMessages of the programs around it", 1)[0])
-    assert len(messages) > 10
+    assert len(messages) >= 8
     source = "\n".join(one.text for one in source_files() if one.path.parts[0] in ("glint", "native", "deploy"))
     assert not [message for message in messages if message not in source]
 

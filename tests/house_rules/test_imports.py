@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "glint.text": ("glint.errors", "glint.text"),
     "glint.checkpoint": ("glint.errors", "glint.checkpoint"),
     "glint.native": ("glint.errors", "glint.native"),
-    "glint.sample": ("glint.errors", "glint.sample"),
+    "glint.sample": ("glint.errors", "glint.checkpoint.safetensors", "glint.sample"),
     "glint.engine": (*BELOW_THE_ENGINE, "glint.engine"),
     **dict.fromkeys(SCHEDULER, ("glint.errors", *SCHEDULER)),
     "glint.llm": (*BELOW_THE_ENGINE, "glint.engine"),

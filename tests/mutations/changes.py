@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-LISTS = ("engine.toml", "text.toml", "checkpoint.toml", "server.toml", "native_engine.toml", "native_kernels.toml")
+LISTS = tuple(sorted(path.name for path in FOLDER.glob("*.toml")))
 FIELDS = {"name": str, "file": str, "old": str, "new": str, "tests": list, "lives": str}
 
 

@@ -7,7 +7,10 @@ import asyncio
 import json
 import statistics
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from glint.bench.report import LoadReport, Measurement, ServerCounters, summaris
 from glint.bench.serving_flags import KEY_VARIABLE, add_flags, fill_defaults
 from glint.bench.stream import StreamedAnswer
 from glint.bench.table import as_json, compare, render, render_comparison
+from glint.checkpoint.hub import ModelSource
 from glint.errors import RequestError
 from tests.pure.openai_endpoint import Script
 from tests.pure.openai_endpoint import serving as scripted
@@ -334,3 +338,30 @@ def test_a_load_that_only_fails_is_an_exit_code(capsys: pytest.CaptureFixture[st
     assert "2 x HTTP 429: the queue is full" in captured.out
     assert "1 warm-up requests failed: HTTP 429" in captured.err
     assert "without one complete answer" in captured.err and "--duration" in captured.err
+
+
+def test_the_same_server_without_drafts_is_a_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[list[str]] = []
+
+    @contextmanager
+    def start(flags: list[str]) -> Iterator[str]:
+        started.append(flags)
+        yield f"http://server/{len(started)}"
+
+    measured: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(serving, "own_server", start)
+    monkeypatch.setattr(serving, "model_source", lambda chosen: ModelSource(tmp_path))
+    monkeypatch.setattr(serving, "measure", lambda chosen, url, alone: measured.append((url, chosen.peer_url)) or 0)
+    assert serving.run(parse("--without-speculation", "--num-speculative-tokens", "2")) == 0
+    assert serving.run(parse()) == 0
+    assert measured == [("http://server/1", ["http://server/2"]), ("http://server/3", [])]
+    first, plain, alone = ([word for flag, word in pairwise(flags) if "speculative" in flag] for flags in started)
+    assert (first, plain, alone) == (["2"], ["2", "0"], ["auto"])
+
+
+@pytest.mark.parametrize(
+    "other", [("--base-url", "http://127.0.0.1:1"), ("--synthetic", "glm-4.7", "--device", "cuda")]
+)
+def test_servers_of_others_have_no_twin_without_drafts(other: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError, match=f"leave it out beside {other[0]}"):
+        serving.run(parse("--without-speculation", *other))

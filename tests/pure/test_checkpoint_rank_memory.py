@@ -6,7 +6,7 @@ import pytest
 
 from glint.checkpoint.placement import ExpertLayout
 from glint.checkpoint.rank_memory import RankMemory, measure_rank
-from glint.checkpoint.report import run_check
+from glint.checkpoint.report import format_bytes, run_check
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.errors import CheckpointError
 from tests.pure.checkpoint_files import SMALL, make_specs, small_folder, spec_bytes, write_folder
@@ -105,6 +105,18 @@ def squeeze(line: str) -> str:
     while "   " in line:
         line = line.replace("   ", "  ")
     return line
+
+
+def test_the_report_shows_the_mtp_layer_and_what_it_takes(tmp_path: Path) -> None:
+    specs = make_specs(SMALL, has_mtp=True)
+    mtp = {name: spec for name, spec in specs.items() if ".layers.3." in name}
+    text, is_usable = run_check(write_folder(tmp_path / "copies", SMALL, specs), 1, "tp")
+    assert is_usable and f"MTP layer         {len(mtp)}, {format_bytes(sum(map(spec_bytes, mtp.values())))}" in text
+    assert "and 128 bytes of KV cache per token more" in text and "less where its embedding and head equal" in text
+    bare = {name: spec for name, spec in specs.items() if "shared_head.head" not in name and "3.embed" not in name}
+    text, _ = run_check(write_folder(tmp_path / "bare", SMALL, bare), 2, "tp")
+    assert "and 64 bytes of KV cache per token more" in text and "less where" not in text
+    assert "MTP" not in run_check(write_folder(tmp_path / "without", SMALL, make_specs(SMALL)), 1, "tp")[0]
 
 
 def test_the_report_shows_notes_and_numbered_problems(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from glint.checkpoint.layout import Dtype, Part, Role
-from glint.checkpoint.table import NATIVE_TENSOR, Checkpoint, open_checkpoint
+from glint.checkpoint.table import NATIVE_TENSOR, Checkpoint, inspect_checkpoint, open_checkpoint
 from glint.errors import CheckpointError
 from tests.pure.checkpoint_files import (
     SMALL,
@@ -138,18 +138,45 @@ def test_air_has_neither_norms_on_the_heads_nor_need_of_them(tmp_path: Path) -> 
     assert any("q_norm.weight is missing" in problem for problem in problems_of(tmp_path))
 
 
-def test_mtp_layers_are_skipped_when_announced_and_may_be_absent(tmp_path: Path) -> None:
+def test_an_mtp_layer_is_read_when_announced_and_may_be_absent(tmp_path: Path) -> None:
     assert SMALL["num_nextn_predict_layers"] == 1
     absent = open_specs(tmp_path / "absent", SMALL, make_specs(SMALL))
     present = open_specs(tmp_path / "present", SMALL, make_specs(SMALL, has_mtp=True))
     assert [entry[:7] for entry in absent.tensors] == [entry[:7] for entry in present.tensors]
-    assert not absent.skipped
+    assert not absent.skipped and not present.skipped and not absent.mtp_tensors
     extra = make_specs(SMALL, has_mtp=True).keys() - make_specs(SMALL).keys()
-    assert {tensor.name for tensor in present.skipped} == extra
-    assert {tensor.reason for tensor in present.skipped} == {"MTP layer"}
+    assert len(present.mtp_tensors) == len(extra) and {entry.layer for entry in present.mtp_tensors} == {3}
+    assert len(present.tensor_array()) == len(present.tensors)
+    assert len(present.tensor_array(has_mtp=True)) == len(present.tensors) + len(extra)
     silent = SMALL | {"num_nextn_predict_layers": 0}
     problems = problems_of(write_folder(tmp_path / "silent", silent, make_specs(SMALL, has_mtp=True)))
     assert {problem.split(" is unexpected")[0] for problem in problems} == extra
+
+
+def test_copies_of_embedding_and_head_in_the_mtp_layer_are_optional_and_all_else_is_not(tmp_path: Path) -> None:
+    specs = make_specs(SMALL, has_mtp=True)
+    copies = {f"model.layers.3.{name}.weight" for name in ("embed_tokens", "shared_head.head")}
+    bare = open_specs(tmp_path / "bare", SMALL, {name: spec for name, spec in specs.items() if name not in copies})
+    assert not {Role.EMBEDDING, Role.LM_HEAD} & {entry.role for entry in bare.mtp_tensors}
+    missing = "model.layers.3.hnorm.weight"
+    torn = open_specs(tmp_path / "torn", SMALL, {name: spec for name, spec in specs.items() if name != missing})
+    assert not torn.mtp_tensors and len(torn.skipped) == len(specs) - len(make_specs(SMALL)) - 1
+    notes = inspect_checkpoint(tmp_path / "torn").notes
+    assert any(f"the MTP layer is left out, so nothing is drafted: {missing} is missing" in note for note in notes)
+
+
+def test_the_head_of_the_mtp_layer_may_be_quantised_with_its_scale(tmp_path: Path) -> None:
+    document = SMALL | {"quantization_config": quantization("channel")}
+    specs = make_specs(document, has_mtp=True)
+    head = "model.layers.3.shared_head.head"
+    plain = open_specs(tmp_path / "plain", document, specs)
+    assert [entry.dtype for entry in plain.mtp_tensors if entry.role is Role.LM_HEAD] == [Dtype.BF16]
+    vocab, hidden = document["vocab_size"], document["hidden_size"]
+    quantised = specs | {f"{head}.weight": ("F8_E4M3", (vocab, hidden))}
+    assert not open_specs(tmp_path / "unscaled", document, quantised).mtp_tensors
+    scaled = quantised | {f"{head}.weight_scale": ("F32", (vocab, 1))}
+    found = open_specs(tmp_path / "scaled", document, scaled)
+    assert [entry.part for entry in found.mtp_tensors if entry.role is Role.LM_HEAD] == [Part.WEIGHT, Part.SCALE]
 
 
 def test_many_problems_of_one_kind_are_counted_after_the_first_forty(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_native_refusal_names_the_flag() -> None:
 def test_every_native_option_is_set_or_of_the_bench_alone() -> None:
     passed = {flag.native or name for name, flag in FLAGS.items()} | {"num_pages", "max_requests", "shares_devices"}
     of_the_bench = {"local_experts", "emulated_ranks", "synthetic_seed"}
-    table = {"struct_bytes", "reserved", "file_count", "model", "files"}
+    table = {"struct_bytes", "file_count", "model", "files"}
     fields = {field[0] for field in abi.EngineOptions._fields_}
     assert fields == (passed & fields) | of_the_bench | table
     assert passed - fields == {"device", "gpu_memory_utilization", "kv_cache_bytes"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +14,14 @@ from tokenizers.processors import TemplateProcessing
 
 from glint.sampling import SamplingParams
 from glint.server.auth import Tenant
+from glint.server.generation.generation import Generation
 from glint.server.generation.prepare import prepare
 from glint.server.generation.request import ChatPrompt, GenerationRequest, TextPrompt
 from glint.server.openai.chat import with_known_names
 from glint.server.state import ServerState
 from glint.text.grammar import Constraint, Regex
 from glint.text.tokenizer import Tokenizer
+from tests.pure.scripted_model import make_state
 from tests.pure.text_folder import write_tokenizer
 
 CHAT = ChatPrompt([{"role": "user", "content": "Hello"}])
@@ -51,6 +55,28 @@ def test_a_text_gets_special_tokens_unless_they_are_turned_off(tmp_path: Path) -
         return list(prepare(cast(ServerState, state), request, Tenant(0)).engine_request.prompt_tokens)
 
     assert tokens("hello") == tokens("hello", True) == [first, *tokens("hello", False)] == fast.encode("hello").ids
+
+
+def test_the_time_to_the_first_token_counts_when_the_token_is_there(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as workers:
+        state = make_state(tmp_path, 0, workers)
+    service: Any = state.service
+    service.script = ["one two three"]
+    request = GenerationRequest(TextPrompt([1, 2, 3]), SamplingParams(max_tokens=8), 60.0)
+
+    def first_tokens() -> dict[str, Any]:
+        return dict(state.metrics.as_dict()["time_to_first_token_seconds"])
+
+    async def generate() -> None:
+        generation = Generation(state, [prepare(state, request, Tenant(0))], seconds_gone=100.0)
+        await generation.begin()
+        assert first_tokens()["count"] == 0
+        async for _ in generation.deltas():
+            assert first_tokens()["count"] == 1 and first_tokens()["sum"] >= 100.0
+        generation.close()
+
+    asyncio.run(generate())
+    assert service.script == [] and first_tokens()["count"] == 1
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ FULL = RequestOutcome(
     first_token_seconds=0.75,
     decode_seconds=1.0,
     total_seconds=1.8125,
+    draft_tokens=9,
+    accepted_draft_tokens=5,
 )
 
 
@@ -44,7 +46,7 @@ def test_the_line_is_stable() -> None:
     assert str(FULL) == (
         "request_id=chatcmpl-1 route=/v1/chat/completions outcome=finished reason=eos status=200 num_choices=2 "
         "prompt_tokens=10 cached_tokens=4 completion_tokens=7 queue_seconds=0.500000 first_token_seconds=0.750000 "
-        "decode_seconds=1.000000 total_seconds=1.812500 user=-"
+        "decode_seconds=1.000000 total_seconds=1.812500 user=- draft_tokens=9 accepted_draft_tokens=5"
     )
     line = json.loads(format_json(FULL))
     assert [line.pop(name) for name in ("level", "logger")] == ["info", "glint.requests"]

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from tests.reference.shapes import (
     generation_config_of,
 )
 
-__all__ = ["FAMILIES", "WEIGHTS", "Family", "Shape", "Weights", "make_checkpoint", "make_prompts"]
+__all__ = ["FAMILIES", "WEIGHTS", "Family", "Mtp", "Shape", "Weights", "make_checkpoint", "make_prompts"]
+
+Mtp = Literal["without copies", "with copies", "with its own"]
 
 PROMPT_LENGTHS = (1, 7, 16, 33, 60)
 
@@ -45,17 +47,24 @@ class Tensor:
     data: bytes
 
 
-def make_checkpoint(folder: Path, family: Family, weights: Weights, seed: int = 0, **overrides: Any) -> Path:
+def make_checkpoint(
+    folder: Path, family: Family, weights: Weights, seed: int = 0, mtp: Mtp | None = None, **overrides: Any
+) -> Path:
     """Write config, generation config and safetensors of a random model into the folder and return it.
 
-    overrides replace fields of the family's Shape. The same arguments always give the same bytes.
+    mtp adds an MTP layer: without copies of embedding and head as GLM-4.6, with copies as GLM-4.7, or with an embedding
+    and a head of its own, the head quantised as in GLM-4.5-FP8. overrides replace fields of the family's Shape. The
+    same arguments always give the same bytes.
     """
     shape = replace(SHAPES[family], **overrides)
     layout = LAYOUTS[family]
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config_of(shape, layout, weights))
     write_json(folder / "generation_config.json", generation_config_of(shape))
-    tensors = [part for name, values in make_values(shape, seed) for part in store(name, values, weights)]
+    values = [*make_values(shape, seed)]
+    if mtp is not None:
+        values += make_mtp(shape, ValueSource(seed), mtp, values)
+    tensors = [part for name, array in values for part in store(name, array, weights, mtp == "with its own")]
     write_shards(folder, tensors, layout.num_shards)
     return folder
 
@@ -82,6 +91,26 @@ def make_values(shape: Shape, seed: int) -> Iterator[tuple[str, NDArray[np.float
     yield source.norm("model.norm.weight", hidden)
     if not shape.tie_word_embeddings:
         yield source.spread("lm_head.weight", (shape.vocab_size, hidden), 3.0 / math.sqrt(hidden))
+
+
+def make_mtp(
+    shape: Shape, source: "ValueSource", mtp: Mtp, main: list[tuple[str, NDArray[np.float32]]]
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Tensors of the MTP layer behind the layers of the main model."""
+    prefix = f"model.layers.{shape.num_hidden_layers}"
+    hidden = shape.hidden_size
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        yield source.norm(f"{prefix}.{name}.weight", hidden)
+    yield source.matrix(f"{prefix}.eh_proj.weight", hidden, 2 * hidden, 1.0)
+    yield from make_layer(shape, shape.num_hidden_layers, source)
+    names = f"{prefix}.embed_tokens.weight", f"{prefix}.shared_head.head.weight"
+    if mtp == "with copies":
+        by_name = dict(main)
+        embedding = by_name["model.embed_tokens.weight"]
+        yield from zip(names, (embedding, by_name.get("lm_head.weight", embedding)), strict=True)
+    elif mtp == "with its own":
+        yield source.spread(names[0], (shape.vocab_size, hidden), 1.0)
+        yield source.spread(names[1], (shape.vocab_size, hidden), 3.0 / math.sqrt(hidden))
 
 
 def make_layer(shape: Shape, layer: int, source: "ValueSource") -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -147,9 +176,10 @@ class ValueSource:
         return source.random(shape, dtype=np.float32)
 
 
-def store(name: str, values: NDArray[np.float32], weights: Weights) -> Iterator[Tensor]:
+def store(name: str, values: NDArray[np.float32], weights: Weights, quantises_head: bool = False) -> Iterator[Tensor]:
     """The tensors a value becomes in a file: F32 selection bias, E4M3 with its scale, else BF16."""
-    is_gemm_weight = name.endswith("_proj.weight")
+    is_gemm_weight = name.endswith("_proj.weight") and not name.endswith("eh_proj.weight")
+    is_gemm_weight |= quantises_head and name.endswith("shared_head.head.weight")
     if name.endswith("e_score_correction_bias"):
         yield Tensor(name, "F32", values.shape, values.astype("<f4").tobytes())
     elif weights == "bf16" or not is_gemm_weight:

@@ -93,9 +93,10 @@ class NumpyModel:
         gate, up = (self.gemm(rows, f"{name}.{part}_proj") for part in ("gate", "up"))
         return self.gemm(ops.swiglu(gate, up), f"{name}.down_proj")
 
-    def attention(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
+    def attention(self, rows: ops.FloatArray, name: str, first_position: int = 0) -> ops.FloatArray:
         """Attention of the rows among themselves."""
-        positions, head_dim = np.arange(len(rows)), self.config["head_dim"]
+        order, head_dim = np.arange(len(rows)), self.config["head_dim"]
+        positions = order + first_position
         rotary_dim = int(head_dim * self.rope["partial_rotary_factor"])
         heads = {}
         for part in ("q", "k", "v"):
@@ -105,7 +106,7 @@ class NumpyModel:
             if part != "v":
                 values = ops.rotary(values, positions, rotary_dim, self.rope["rope_theta"])
             heads[part] = ops.round_bf16(values) if self.has_bf16_cache else values
-        mixed = ops.attention(heads["q"], heads["k"], heads["v"], positions, self.has_bf16_cache)
+        mixed = ops.attention(heads["q"], heads["k"], heads["v"], order, self.has_bf16_cache)
         return self.gemm(mixed.reshape(len(rows), -1), f"{name}.o_proj")
 
     def experts(self, rows: ops.FloatArray, name: str) -> ops.FloatArray:
@@ -124,11 +125,11 @@ class NumpyModel:
             outputs[tokens, places] = self.mlp(rows[tokens], f"{name}.experts.{expert}")
         return ops.combine(outputs, routing.weights, self.mlp(rows, f"{name}.shared_experts"))
 
-    def layer(self, hidden: ops.FloatArray, index: int) -> ops.FloatArray:
+    def layer(self, hidden: ops.FloatArray, index: int, first_position: int = 0) -> ops.FloatArray:
         """Output of one decoder layer."""
         prefix = f"model.layers.{index}"
         normed = self.norm(hidden, f"{prefix}.input_layernorm")
-        hidden = ops.add_residual(hidden, self.attention(normed, f"{prefix}.self_attn"))
+        hidden = ops.add_residual(hidden, self.attention(normed, f"{prefix}.self_attn", first_position))
         normed = self.norm(hidden, f"{prefix}.post_attention_layernorm")
         is_dense = index < self.config["first_k_dense_replace"]
         update = self.mlp(normed, f"{prefix}.mlp") if is_dense else self.experts(normed, f"{prefix}.mlp")
@@ -142,6 +143,26 @@ class NumpyModel:
     def head(self, hidden: ops.FloatArray) -> ops.FloatArray:
         """Logits [len, vocab] of what the last layer gives out."""
         return self.gemm(self.norm(hidden, "model.norm"), self.head_name)
+
+    def draft_logits(self, token_ids: list[int], normed: ops.FloatArray, first_position: int = 1) -> ops.FloatArray:
+        """Logits [len, vocab] of the MTP layer over tokens from a position on.
+
+        normed is what the main model has behind its final norm for the token before each of the first tokens. For the
+        tokens behind those it is what the MTP layer gave for the token before, behind its own norm.
+        """
+        prefix = f"model.layers.{self.num_layers}"
+        table = self.tensors.get(f"{prefix}.embed_tokens.weight", self.tensors["model.embed_tokens.weight"])
+        embedded = self.norm(table[token_ids], f"{prefix}.enorm")
+        states = [*normed]
+        while True:
+            both = [embedded[: len(states)], self.norm(np.stack(states), f"{prefix}.hnorm")]
+            inputs = self.gemm(np.concatenate(both, axis=1), f"{prefix}.eh_proj")
+            drafted = self.norm(self.layer(inputs, self.num_layers, first_position), f"{prefix}.shared_head.norm")
+            if len(states) == len(token_ids):
+                break
+            states.append(drafted[-1])
+        own_head = f"{prefix}.shared_head.head"
+        return self.gemm(drafted, own_head if f"{own_head}.weight" in self.tensors else self.head_name)
 
     @property
     def head_name(self) -> str:

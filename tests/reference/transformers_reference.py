@@ -51,12 +51,13 @@ class StoredModel:
     has_input_groups: bool
 
     def load(self) -> Glm4MoeForCausalLM:
-        """Let transformers build the model in float64 and put every tensor in its place."""
+        """Let transformers build the model in float64 and put every tensor in its place, but for an MTP layer."""
         transformers_logging.disable_progress_bar()
+        mtp = f".layers.{self.config.num_hidden_layers}."
         model, report = Glm4MoeForCausalLM.from_pretrained(
             None,
             config=self.config,
-            state_dict=dict(self.values),
+            state_dict={name: value for name, value in self.values.items() if mtp not in name},
             dtype=torch.float64,
             attn_implementation="eager",
             experts_implementation="eager",

@@ -58,7 +58,7 @@ def test_figures_move_and_a_request_is_cancelled_from_the_page(page: Page, busy:
     expect(page.locator("#requests-note")).to_have_text("None.")
     for name in CHARTS:
         expect(page.locator(f"[data-chart={name}]")).to_be_visible()
-    expect(page.locator("[data-chart=accepted]")).to_be_hidden()
+    expect(page.locator("[data-chart=accepted]")).to_be_visible()
     with load(busy, 3) as answers:
         rows = page.locator("#requests tr")
         expect(rows).to_have_count(3)
@@ -168,16 +168,21 @@ def test_a_lost_server_is_told_and_found_again(page: Page, busy: Served) -> None
     expect(page.locator("#banner")).to_be_hidden()
 
 
-def test_accepted_drafts_are_drawn_where_there_are_any(page: Page, busy: Served) -> None:
+@pytest.mark.parametrize("num_drafts", [200, 0])
+def test_accepted_drafts_are_drawn_where_there_are_any(page: Page, busy: Served, num_drafts: int) -> None:
     def with_drafts(route: Route) -> None:
         answer = route.fetch()
-        drafts = {"draft_tokens": 200, "accepted_draft_tokens": 150}
+        drafts = {"draft_tokens": num_drafts, "accepted_draft_tokens": num_drafts * 3 // 4}
         route.fulfill(response=answer, json=answer.json() | (drafts if answer.ok else {}))
 
     page.route("**/stats", with_drafts)
     page.goto(f"{busy.url}/dashboard")
     give_key(page, ADMIN_KEY)
-    expect(page.locator("[data-chart=accepted] dd")).to_have_text("75 %")
+    expect(page.locator("#state")).to_have_text("live")
+    if num_drafts:
+        expect(page.locator("[data-chart=accepted] dd")).to_have_text("75 %")
+    else:
+        expect(page.locator("[data-chart=accepted]")).to_be_hidden()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

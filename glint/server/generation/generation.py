@@ -1,6 +1,7 @@
 """A running request: its output, its token counts and how it ended."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ from glint.server.http.problems import Problem
 from glint.server.service import OutputStream
 from glint.server.state import ServerState, errors_as_problems
 from glint.text.output import OutputEvent, OutputParser, ToolCallBegun
+from glint.text.tags import Tag
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 CLIENT_LEFT = 499
@@ -30,12 +32,14 @@ class Delta(NamedTuple):
 
 @dataclass
 class Usage:
-    """Tokens of a request so far, over all its choices."""
+    """Tokens of a request so far, over all its choices; of its drafts, those that the model verified."""
 
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class Generation:
@@ -56,6 +60,8 @@ class Generation:
         self._state = state
         self._seconds = prompts[0].deadline_seconds
         self._seconds_gone = seconds_gone
+        self._arrived_at = time.monotonic() - seconds_gone
+        self._has_output = False
         self._deadline: asyncio.TimerHandle | None = None
         self._slot: QueueSlot | None = None
         repeated = [prompt for prompt in prompts for _ in range(self.params.n)]
@@ -147,7 +153,12 @@ class Generation:
             raise Problem(self._status_of_failure(), f"the answer failed: {output.failure}", code=ANSWER_FAILED)
         text = output.text or ""
         events: list[OutputEvent] = []
+        if not self._has_output:
+            self._has_output = True
+            self._state.metrics.observe_first_token(time.monotonic() - self._arrived_at)
         self.usage.completion_tokens += len(output.token_ids)
+        self.usage.draft_tokens += output.draft_tokens
+        self.usage.accepted_draft_tokens += output.accepted_tokens
         if choice % self.params.n == 0 and choice not in self._counted:
             self._counted.add(choice)
             self.usage.cached_tokens += output.cached_tokens
@@ -168,14 +179,22 @@ class Generation:
         return 500 if self.prompts[0].engine_request.grammar is None else 400
 
     def _parse(self, parser: OutputParser, choice: int, text: str, output: StepOutput) -> list[OutputEvent]:
-        if parser.is_reasoning:
-            self.usage.reasoning_tokens += len(output.token_ids)
+        was_reasoning = parser.is_reasoning
         events = parser.push(text) if text else []
+        self.usage.reasoning_tokens += self._count_reasoning(output.token_ids, was_reasoning, parser.is_reasoning)
         if output.finish_reason is not None:
             events += parser.finish(self._text_behind(output))
         if not self._has_calls[choice] and any(isinstance(event, ToolCallBegun) for event in events):
             self._has_calls[choice] = True
         return events
+
+    def _count_reasoning(self, token_ids: Sequence[int], was_reasoning: bool, is_reasoning: bool) -> int:
+        """The tokens of thinking, its closing tag included, the same however many tokens came at once."""
+        if len(token_ids) == 1 or was_reasoning == is_reasoning:
+            return len(token_ids) if was_reasoning else 0
+        tag = self._state.tokenizer.token_to_id(Tag.THINK_END if was_reasoning else Tag.THINK)
+        place = token_ids.index(tag) + 1 if tag in token_ids else len(token_ids)
+        return place if was_reasoning else len(token_ids) - place
 
     def _text_behind(self, output: StepOutput) -> str | None:
         """The text behind the end of an output: a hidden stop string, nothing, or None where the output was cut.

@@ -8,7 +8,7 @@ import msgspec
 
 from glint.engine.request import StepOutput
 from glint.server.generation.generation import Delta, Generation, Usage
-from glint.server.http.problems import Problem, openai_body
+from glint.server.http.problems import Problem
 from glint.server.state import ServerState
 from glint.text.tokenizer import Tokenizer
 
@@ -113,13 +113,20 @@ def finite(logprob: float) -> float:
 
 
 def openai_usage(usage: Usage) -> dict[str, Any]:
-    """The usage of a chat or text completion."""
+    """The usage of a chat or text completion.
+
+    Drafts are those that the server made for itself; the rejected ones are not among the completion's tokens.
+    """
+    details = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.draft_tokens:
+        details["accepted_prediction_tokens"] = usage.accepted_draft_tokens
+        details["rejected_prediction_tokens"] = usage.draft_tokens - usage.accepted_draft_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": details,
     }
 
 
@@ -149,4 +156,4 @@ class StreamUsage:
 
 def stream_error(problem: Problem, request_id: str) -> bytes:
     """The last event of a stream that failed."""
-    return b"data: " + openai_body(problem) + b"\n\n"
+    return b"data: " + problem.openai_body + b"\n\n"

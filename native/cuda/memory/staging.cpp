@@ -7,7 +7,8 @@ namespace glint::cuda {
 namespace {
 
 void lay_out_staging(const glint_model& model, const StepLimits& limits, Staging* staging, Arena& arena) {
-  for (int32_t slot = 0; slot < Staging::kStepSlots; ++slot) {
+  const int32_t num_slots = limits.has_mtp() ? kSampleSlots : GLINT_MAX_STEPS_IN_FLIGHT;
+  for (int32_t slot = 0; slot < num_slots; ++slot) {
     const StepBuffers buffers = lay_out_step(model, limits, arena);
     if (staging != nullptr) staging->steps[slot] = buffers;
   }

@@ -9,8 +9,6 @@
 namespace glint::cuda {
 
 struct Staging {
-  static constexpr int32_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT;
-
   Staging(const glint_model& model, const StepLimits& limits);
   ~Staging();
   Staging(const Staging&) = delete;
@@ -19,7 +17,7 @@ struct Staging {
   static uint64_t pinned_bytes(const glint_model& model, const StepLimits& limits);
 
   PinnedMemory memory;
-  StepBuffers steps[kStepSlots];
+  StepBuffers steps[kSampleSlots];
   SampleBuffers sampling;
   uint64_t* experts_touched[kSampleSlots] = {};
   cudaEvent_t sampled[kSampleSlots] = {};

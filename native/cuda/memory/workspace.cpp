@@ -73,6 +73,9 @@ ExpertBuffers lay_out_experts(const glint_model& model, const StepLimits& limits
   moe.packed_tiles = arena.take<uint8_t>(sizes.packed_tile_bytes);
   moe.arrivals = arena.take<uint32_t>(1);
   moe.tiles_taken = arena.take<uint32_t>(1);
+  if (!limits.stores_down_rows || limits.max_tokens <= kSplitKTokens) return moe;
+  moe.routed = arena.take<float>(rows * model.hidden_size);
+  moe.grouped.token_rows = arena.take<int32_t>(token_rows_count(limits.max_tokens, model.experts_per_token));
   return moe;
 }
 
@@ -91,6 +94,8 @@ StepBuffers lay_out_step(const glint_model& model, const StepLimits& limits, Are
   StepBuffers buffers;
   buffers.counts = arena.take<int32_t>(StepBuffers::words(limits.max_tokens));
   buffers.logit_rows = arena.take<int32_t>(limits.max_items);
+  buffers.hidden_rows = arena.take<int32_t>(limits.mtp_rows());
+  buffers.page_states = arena.take<PageState>(limits.mtp_rows());
   buffers.page_table = arena.take<int32_t>(limits.max_items * limits.max_pages_per_request());
   buffers.decode_tasks = arena.take<DecodeTask>(limits.max_decode_tasks());
   buffers.prefill_tasks = arena.take<PrefillTask>(limits.max_prefill_tasks(model.num_heads / model.num_kv_heads));
@@ -150,7 +155,6 @@ Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, 
   const int64_t gated_width = std::max(model.dense_width, model.shared_width);
   workspace.gate_up = arena.take<float>(tokens * 2 * gated_width);
   workspace.gated = arena.take<float>(weight_element(model) == GemmElement::kBf16 ? tokens * gated_width : 0);
-  workspace.logit_hidden = arena.take<float>(limits.max_items * hidden);
   workspace.logit_normed = arena.take<float>(limits.max_items * hidden);
   const int64_t sampled_items = limits.samples ? limits.max_items : 0;
   workspace.rank_logits = arena.take<float>(limits.num_ranks > 1 ? limits.max_items * limits.vocab_rows : 0);
@@ -161,6 +165,8 @@ Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, 
   workspace.gated_rows = arena.take<uint8_t>(tokens * operand_row_bytes(model, gated_width));
   workspace.gated_scales = arena.take<float>(tokens);
   workspace.logit_operand = arena.take<uint8_t>(limits.max_items * portable_row_bytes(hidden, GemmElement::kBf16));
+  workspace.mtp_hidden = arena.take<float>(limits.mtp_rows() * hidden);
+  workspace.mtp_operand = arena.take<uint8_t>(limits.mtp_rows() * portable_row_bytes(2 * hidden, GemmElement::kBf16));
   return workspace;
 }
 

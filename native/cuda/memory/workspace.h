@@ -18,13 +18,17 @@ struct StepLimits {
   int64_t max_context_tokens;
   int32_t num_local_experts;
   bool has_tiled_experts;
+  bool stores_down_rows = false;
   bool has_separate_shared = false;
   int32_t num_ranks = 1;
   int32_t vocab_rows = 0;
   int64_t gathered_rows = 0;
   int64_t peer_rows = 0;
   bool samples = true;
+  int32_t max_drafts = 0;
 
+  bool has_mtp() const { return max_drafts > 0; }
+  int64_t mtp_rows() const { return has_mtp() ? max_tokens : 0; }
   int64_t padded_tokens() const { return (max_tokens + num_ranks - 1) / num_ranks * num_ranks; }
   int64_t gathered_tokens() const { return num_ranks == 1 ? 0 : num_ranks * gathered_rows; }
   bool is_sequence_parallel() const { return num_ranks > 1 && gathered_rows < max_tokens; }
@@ -67,6 +71,8 @@ struct StepBuffers {
 
   int32_t* counts = nullptr;
   int32_t* logit_rows = nullptr;
+  int32_t* hidden_rows = nullptr;
+  PageState* page_states = nullptr;
   int32_t* page_table = nullptr;
   DecodeTask* decode_tasks = nullptr;
   PrefillTask* prefill_tasks = nullptr;
@@ -118,7 +124,6 @@ struct Workspace {
   int32_t* arrivals = nullptr;
   float* gate_up = nullptr;
   float* gated = nullptr;
-  float* logit_hidden = nullptr;
   float* logit_normed = nullptr;
   float* rank_logits = nullptr;
   float* gathered_logits = nullptr;
@@ -128,6 +133,8 @@ struct Workspace {
   uint8_t* gated_rows = nullptr;
   float* gated_scales = nullptr;
   uint8_t* logit_operand = nullptr;
+  float* mtp_hidden = nullptr;
+  uint8_t* mtp_operand = nullptr;
 };
 
 StepBuffers lay_out_step(const glint_model& model, const StepLimits& limits, Arena& arena);

@@ -133,6 +133,24 @@ class TaskPlanner {
     if (!placed.experts.holds_shared) add_feed_forward(placed.shared, source.shared, GLINT_ROLE_SHARED_GATE);
   }
 
+  void add_mtp(const PlacedWeights& placed, const MtpWeights& source) {
+    const PlacedMtp& mtp = placed.mtp;
+    const int64_t hidden = model_.hidden_size;
+    layer_ = model_.num_layers;
+    copy_floats(mtp.embedding_norm, source.embedding_norm, hidden, weight_name(GLINT_ROLE_EMBEDDING_NORM));
+    copy_floats(mtp.hidden_norm, source.hidden_norm, hidden, weight_name(GLINT_ROLE_HIDDEN_NORM));
+    copy_floats(mtp.head_norm, source.head_norm, hidden, weight_name(GLINT_ROLE_FINAL_NORM));
+    add_weight(mtp.eh_proj, 0, {{&source.eh_proj, weight_name(GLINT_ROLE_EH_PROJ)}});
+    if (mtp.embedding != placed.embedding) {
+      copy(mtp.embedding, {weight_piece(source.embedding, weight_name(GLINT_ROLE_EMBEDDING))});
+    }
+    if (mtp.head.packed == placed.lm_head.packed) return;
+    require(source.head.scale_kind != GLINT_SCALE_TILE || source.head.row_first % kScaleTile == 0,
+            GLINT_STATUS_UNSUPPORTED, "a rank's part of the MTP layer's head begins at row ", source.head.row_first,
+            ", and its scales are for tiles of ", kScaleTile, ": use another number of ranks, or no drafts");
+    add_weight(mtp.head, 0, {{&source.head, weight_name(GLINT_ROLE_LM_HEAD)}});
+  }
+
  private:
   TensorName weight_name(int32_t role, int32_t expert = -1) const { return {role, GLINT_PART_WEIGHT, layer_, expert}; }
 
@@ -304,6 +322,7 @@ std::vector<LoadTask> plan_load_tasks(const PlacedWeights& placed, const glint_m
   for (size_t layer = 0; layer < placed.layers.size(); ++layer) {
     planner.add_layer(placed.layers[layer], source.layers[layer], static_cast<int32_t>(layer));
   }
+  if (placed.mtp.eh_proj.rows > 0) planner.add_mtp(placed, source.mtp);
   return tasks;
 }
 

@@ -21,6 +21,7 @@ class Placer {
         num_experts_(options.num_local_experts),
         num_multiprocessors_(options.num_multiprocessors),
         shares_device_(options.shares_device),
+        mtp_(options.mtp),
         layer_element_(model.weight_scale_kind == GLINT_SCALE_NONE ? GemmElement::kBf16 : GemmElement::kE4m3) {
     require_argument(num_experts_ >= 0 && num_experts_ <= model.num_experts, "num_local_experts is ", num_experts_,
                      ", the model has ", model.num_experts, " experts");
@@ -31,11 +32,25 @@ class Placer {
     placed.embedding = arena_.take<uint16_t>(int64_t{model_.vocab_size} * hidden_);
     placed.lm_head = place_matrix(vocab_rows_, hidden_, GemmElement::kBf16);
     placed.final_norm = arena_.take<float>(hidden_);
-    for (int32_t layer = 0; layer < model_.num_layers; ++layer) placed.layers.push_back(place_layer(layer));
+    const int32_t num_layers = model_.num_layers + (mtp_.is_placed ? 1 : 0);
+    for (int32_t layer = 0; layer < num_layers; ++layer) placed.layers.push_back(place_layer(layer));
+    if (mtp_.is_placed) placed.mtp = place_mtp(placed);
     return placed;
   }
 
  private:
+  PlacedMtp place_mtp(const PlacedWeights& main) {
+    PlacedMtp placed;
+    placed.embedding_norm = arena_.take<float>(hidden_);
+    placed.hidden_norm = arena_.take<float>(hidden_);
+    placed.head_norm = arena_.take<float>(hidden_);
+    placed.eh_proj = place_matrix(hidden_, 2 * hidden_, GemmElement::kBf16);
+    placed.embedding =
+        mtp_.has_own_embedding ? arena_.take<uint16_t>(int64_t{model_.vocab_size} * hidden_) : main.embedding;
+    placed.head = mtp_.has_own_head ? place_matrix(vocab_rows_, hidden_, mtp_.head_element) : main.lm_head;
+    return placed;
+  }
+
   PlacedLayer place_layer(int32_t layer) {
     PlacedLayer placed;
     placed.input_norm = arena_.take<float>(hidden_);
@@ -155,6 +170,7 @@ class Placer {
   int64_t num_experts_;
   int64_t num_multiprocessors_;
   bool shares_device_;
+  MtpPlacement mtp_;
   GemmElement layer_element_;
 };
 

@@ -63,11 +63,28 @@ struct PlacedLayer {
   PlacedExperts experts;
 };
 
+struct PlacedMtp {
+  float* embedding_norm = nullptr;
+  float* hidden_norm = nullptr;
+  float* head_norm = nullptr;
+  PlacedWeight eh_proj;
+  uint16_t* embedding = nullptr;
+  PlacedWeight head;
+};
+
 struct PlacedWeights {
   uint16_t* embedding = nullptr;
   PlacedWeight lm_head;
   float* final_norm = nullptr;
   std::vector<PlacedLayer> layers;
+  PlacedMtp mtp;
+};
+
+struct MtpPlacement {
+  bool is_placed = false;
+  bool has_own_embedding = false;
+  bool has_own_head = false;
+  GemmElement head_element = GemmElement::kBf16;
 };
 
 struct PlacementOptions {
@@ -75,6 +92,7 @@ struct PlacementOptions {
   int32_t num_local_experts = 0;
   int32_t vocab_rows = 0;
   int32_t num_multiprocessors = 0;
+  MtpPlacement mtp;
 };
 
 constexpr int64_t element_bytes(GemmElement element) { return element == GemmElement::kBf16 ? 2 : 1; }

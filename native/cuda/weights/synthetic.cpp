@@ -126,18 +126,20 @@ LayerWeights layer_shape(const glint_model& model, int32_t layer) {
   return weights;
 }
 
-ModelWeights model_shape(const glint_model& model) {
+ModelWeights model_shape(const glint_model& model, int32_t num_layers) {
   ModelWeights weights;
   weights.embedding = shape_of(model.vocab_size, model.hidden_size, GLINT_SCALE_NONE);
   weights.lm_head = weights.embedding;
-  for (int32_t layer = 0; layer < model.num_layers; ++layer) weights.layers.push_back(layer_shape(model, layer));
+  for (int32_t layer = 0; layer < num_layers; ++layer) weights.layers.push_back(layer_shape(model, layer));
+  weights.mtp.eh_proj = shape_of(model.hidden_size, int64_t{2} * model.hidden_size, GLINT_SCALE_NONE);
   return weights;
 }
 
 }
 
 void fill_synthetic_weights(const PlacedWeights& placed, const glint_model& model, uint64_t seed) {
-  const std::vector<LoadTask> tasks = plan_load_tasks(placed, model, model_shape(model), 0);
+  const auto num_layers = static_cast<int32_t>(placed.layers.size());
+  const std::vector<LoadTask> tasks = plan_load_tasks(placed, model, model_shape(model, num_layers), 0);
   load_progress().expect(total_task_bytes(tasks));
   const DeviceMemory stage(kStageBytes, "a staging buffer for synthetic weights");
   auto* g_stage = reinterpret_cast<uint8_t*>(stage.data());

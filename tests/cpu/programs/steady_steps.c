@@ -4,18 +4,20 @@
 #include "allocations.h"
 #include "tiny_model.h"
 
-enum { REQUESTS = 8, PROMPT_TOKENS = 33 };
+enum { REQUESTS = 8, PROMPT_TOKENS = 33, DRAFTS = 3 };
 
 typedef struct load {
   glint_engine* engine;
   glint_sampling sampling;
   uint64_t ids[REQUESTS];
+  int32_t drafts;
 } load;
 
 static void submit_all(load* load, int32_t count, int32_t advance, glint_ticket* ticket) {
   glint_step_item items[REQUESTS];
   for (int32_t index = 0; index < count; ++index) {
-    items[index] = (glint_step_item){.request_id = load->ids[index], .advance_tokens = advance};
+    items[index] =
+        (glint_step_item){.request_id = load->ids[index], .advance_tokens = advance, .draft_tokens = load->drafts};
   }
   *ticket = (glint_ticket){.struct_bytes = sizeof(glint_ticket)};
   expect_ok(glint_submit_step(load->engine, items, count, ticket), "glint_submit_step");
@@ -33,6 +35,12 @@ static void run_steps(load* load, int32_t count, int32_t advance, int steps) {
     submit_all(load, count, advance, &ticket);
     collect(load, &ticket);
   }
+}
+
+static void run_drafted(load* load, int32_t count, int steps) {
+  load->drafts = DRAFTS;
+  run_steps(load, count, 1 + DRAFTS, steps);
+  load->drafts = 0;
 }
 
 static void run_overlapped(load* load, int32_t count, int steps) {
@@ -74,7 +82,9 @@ int main(int argc, char** argv) {
   }
   tiny_model model;
   tiny_model_write(&model, argv[1], (int32_t)atoi(argv[2]));
-  const glint_engine_options options = tiny_options(&model, (int32_t)atoi(argv[3]), (int32_t)atoi(argv[4]));
+  glint_engine_options options = tiny_options(&model, (int32_t)atoi(argv[3]), (int32_t)atoi(argv[4]));
+  options.max_draft_tokens = DRAFTS;
+  options.max_step_items = REQUESTS * (1 + DRAFTS);
   start_counting();
   load load = {.engine = tiny_engine_open(&model, &options), .sampling = tiny_greedy_sampling()};
   report("init_engine");
@@ -97,6 +107,9 @@ int main(int argc, char** argv) {
     if (is_measured) start_counting();
     run_overlapped(&load, REQUESTS, 40);
     if (is_measured) report("overlapped_steps");
+    if (is_measured) start_counting();
+    run_drafted(&load, REQUESTS, 10);
+    if (is_measured) report("draft_steps");
     for (int32_t index = 0; index < REQUESTS; ++index) {
       expect_ok(glint_release_pages(load.engine, load.ids[index]), "glint_release_pages");
     }

@@ -25,7 +25,8 @@ static float element_value(int32_t is_norm, uint32_t tensor, uint32_t element) {
 
 static int is_norm_role(int32_t role) {
   return role == GLINT_ROLE_FINAL_NORM || role == GLINT_ROLE_INPUT_NORM || role == GLINT_ROLE_POST_ATTENTION_NORM ||
-         role == GLINT_ROLE_QUERY_NORM || role == GLINT_ROLE_KEY_NORM;
+         role == GLINT_ROLE_QUERY_NORM || role == GLINT_ROLE_KEY_NORM || role == GLINT_ROLE_EMBEDDING_NORM ||
+         role == GLINT_ROLE_HIDDEN_NORM;
 }
 
 static void write_or_exit(FILE* file, const void* data, size_t bytes, const char* path) {
@@ -115,19 +116,35 @@ static void write_attention(FILE* file, tiny_model* model, int32_t layer) {
   write_shaped(file, model, GLINT_ROLE_KEY_NORM, GLINT_PART_WEIGHT, layer, -1, HEAD_DIM, 1);
 }
 
+static void write_expert_layer(FILE* file, tiny_model* model, int32_t layer) {
+  write_attention(file, model, layer);
+  write_shaped(file, model, GLINT_ROLE_ROUTER, GLINT_PART_WEIGHT, layer, -1, EXPERTS, HIDDEN);
+  write_shaped(file, model, GLINT_ROLE_ROUTER, GLINT_PART_BIAS, layer, -1, EXPERTS, 1);
+  for (int32_t expert = 0; expert < EXPERTS; ++expert) {
+    write_feed_forward(file, model, GLINT_ROLE_GATE, layer, expert, EXPERT_WIDTH);
+  }
+  write_feed_forward(file, model, GLINT_ROLE_SHARED_GATE, layer, -1, EXPERT_WIDTH);
+}
+
+static void write_mtp(FILE* file, tiny_model* model) {
+  write_expert_layer(file, model, LAYERS);
+  write_shaped(file, model, GLINT_ROLE_EMBEDDING_NORM, GLINT_PART_WEIGHT, LAYERS, -1, HIDDEN, 1);
+  write_shaped(file, model, GLINT_ROLE_HIDDEN_NORM, GLINT_PART_WEIGHT, LAYERS, -1, HIDDEN, 1);
+  write_shaped(file, model, GLINT_ROLE_EH_PROJ, GLINT_PART_WEIGHT, LAYERS, -1, HIDDEN, 2 * HIDDEN);
+  write_shaped(file, model, GLINT_ROLE_FINAL_NORM, GLINT_PART_WEIGHT, LAYERS, -1, HIDDEN, 1);
+}
+
 static void write_tensors(FILE* file, tiny_model* model) {
   write_shaped(file, model, GLINT_ROLE_EMBEDDING, GLINT_PART_WEIGHT, -1, -1, TINY_VOCAB_SIZE, HIDDEN);
   write_attention(file, model, 0);
   write_feed_forward(file, model, GLINT_ROLE_GATE, 0, -1, DENSE_WIDTH);
-  write_attention(file, model, 1);
-  write_shaped(file, model, GLINT_ROLE_ROUTER, GLINT_PART_WEIGHT, 1, -1, EXPERTS, HIDDEN);
-  write_shaped(file, model, GLINT_ROLE_ROUTER, GLINT_PART_BIAS, 1, -1, EXPERTS, 1);
-  for (int32_t expert = 0; expert < EXPERTS; ++expert) {
-    write_feed_forward(file, model, GLINT_ROLE_GATE, 1, expert, EXPERT_WIDTH);
-  }
-  write_feed_forward(file, model, GLINT_ROLE_SHARED_GATE, 1, -1, EXPERT_WIDTH);
+  write_expert_layer(file, model, 1);
   write_shaped(file, model, GLINT_ROLE_FINAL_NORM, GLINT_PART_WEIGHT, -1, -1, HIDDEN, 1);
   write_shaped(file, model, GLINT_ROLE_LM_HEAD, GLINT_PART_WEIGHT, -1, -1, TINY_VOCAB_SIZE, HIDDEN);
+  const int64_t main_count = model->tensor_count;
+  write_mtp(file, model);
+  model->all_tensor_count = model->tensor_count;
+  model->tensor_count = main_count;
 }
 
 void tiny_model_write(tiny_model* model, const char* path, int32_t weight_scale_kind) {
@@ -187,7 +204,8 @@ glint_engine_options tiny_options(const tiny_model* model, int32_t kernels, int3
 
 glint_engine* tiny_engine_open(const tiny_model* model, const glint_engine_options* options) {
   glint_engine* engine = NULL;
-  expect_ok(glint_init_engine(options, model->tensors, model->tensor_count, &engine), "glint_init_engine");
+  const int64_t count = options->max_draft_tokens > 0 ? model->all_tensor_count : model->tensor_count;
+  expect_ok(glint_init_engine(options, model->tensors, count, &engine), "glint_init_engine");
   return engine;
 }
 

@@ -3,13 +3,14 @@
 
 #include "glint.h"
 
-enum { TINY_VOCAB_SIZE = 64, TINY_MAX_POSITIONS = 256, TINY_MAX_TENSORS = 96 };
+enum { TINY_VOCAB_SIZE = 64, TINY_MAX_POSITIONS = 256, TINY_MAX_TENSORS = 160 };
 
 typedef struct tiny_model {
   glint_model shape;
   glint_file file;
   glint_tensor tensors[TINY_MAX_TENSORS];
   int64_t tensor_count;
+  int64_t all_tensor_count;
 } tiny_model;
 
 void tiny_model_write(tiny_model* model, const char* path, int32_t weight_scale_kind);

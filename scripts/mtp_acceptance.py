@@ -1,0 +1,56 @@
+"""Measures how often the sample model's drafts are right: python scripts/mtp_acceptance.py.
+
+Each of the 200 prompts beside this script is answered greedily with three drafts a step. The training texts are the
+model's own, so none of these prompts is among them. The shares are those of the first 1, 2 and 3 drafts that are all
+right.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from glint import LLM, SamplingParams
+from glint.sample.model import make_sample_model
+
+PROMPTS = Path(__file__).with_name("acceptance_prompts.txt")
+NUM_DRAFTS = 3
+
+
+def measure(llm: LLM, prompts: list[str], max_tokens: int) -> list[int]:
+    """Counts the steps that verified all drafts, and those in which the first 1, 2, 3 drafts were right."""
+    counts = [0] * (1 + NUM_DRAFTS)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    for number, prompt in enumerate(prompts, 1):
+        for output in llm.stream_chat([{"role": "user", "content": prompt}], params):
+            if output.draft_tokens == NUM_DRAFTS:
+                for place in range(1 + output.accepted_tokens):
+                    counts[place] += 1
+        if number % 20 == 0:
+            print(f"{number} of {len(prompts)} prompts, {counts[0]} steps, first draft right {share(counts, 1):.1%}")
+    return counts
+
+
+def share(counts: list[int], place: int) -> float:
+    """The share of steps in which the first `place` drafts were right; 0 without steps."""
+    return counts[place] / counts[0] if counts[0] else 0.0
+
+
+def main() -> None:
+    """Answer the prompts, print the shares, write them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="model folder (default: the FP8 sample model)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
+    args = parser.parse_args()
+    prompts = PROMPTS.read_text(encoding="utf-8").splitlines()
+    with LLM(args.model or make_sample_model("fp8"), device=args.device, num_speculative_tokens=NUM_DRAFTS) as llm:
+        counts = measure(llm, prompts, args.max_tokens)
+    shares = [round(share(counts, place), 4) for place in range(1, 1 + NUM_DRAFTS)]
+    print(f"{len(prompts)} prompts, {counts[0]} steps: the first 1, 2, 3 drafts right in {shares}")
+    if args.json:
+        args.json.write_text(json.dumps({"steps": counts[0], "shares": shares}) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Rows whose sums round at nearly every step are the same at every row count, and amx sums in the order of its tiles.
+
+The amx kernels multiply up to four rows without tiles. Both ways must sum as TDPBF16PS is specified: 32 columns at a
+time, even and odd columns in chains of their own from zero, then both chains together onto the sum before.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.cpu.kernel_sets import KERNELS, open_operations
+from tests.cpu.operations import GemmCase, Operations, StoredWeight
+from tests.reference import numpy_ops
+from tests.reference.numpy_ops import FloatArray, ScaleKind
+
+pytestmark = pytest.mark.sanitize
+
+ROWS = 53
+INPUTS = 40
+COUNTS = (1, 2, 3, 4, 5, 17, INPUTS)
+COLUMNS = (7, 32, 130, 576)
+KINDS: tuple[ScaleKind, ...] = ("channel", "tensor", "tile")
+STEP = 32
+SIGN = np.uint8(0x80)
+LARGEST = np.uint8(0x7E)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def operations(request: pytest.FixtureRequest) -> Iterator[Operations]:
+    """The operations of each kernel set of this machine."""
+    with open_operations(request.param, 2) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def amx() -> Iterator[Operations]:
+    """The operations of the amx kernels, where the processor has tiles."""
+    with open_operations("amx", 2) as opened:
+        yield opened
+
+
+def every_value(generator: np.random.Generator, rows: int, cols: int) -> np.ndarray:
+    """Random E4M3 values of all sizes and signs, none of them NaN."""
+    return (generator.integers(0, 127, (rows, cols)) + 128 * generator.integers(0, 2, (rows, cols))).astype(np.uint8)
+
+
+def hard_values(seed: int, rows: int, cols: int) -> np.ndarray:
+    """E4M3 values: random ones, ones that cancel two columns later, and the largest beside the smallest."""
+    generator = np.random.default_rng(seed)
+    fp8 = every_value(generator, rows, cols)
+    cancelled = fp8[1::3]
+    for col in range(2, cols):
+        if col % 4 >= 2:
+            cancelled[:, col] = cancelled[:, col - 2] ^ SIGN
+    extremes = np.array([LARGEST, 0x01, LARGEST | SIGN, 0x81, 0x00, 0x80], np.uint8)
+    fp8[2::3] = generator.choice(extremes, fp8[2::3].shape)
+    return fp8
+
+
+def hard_weight(kind: ScaleKind, cols: int) -> StoredWeight:
+    """A weight of hard values with powers of two from very small to very large as scales."""
+    shape = {"channel": (ROWS, 1), "tensor": (1,), "tile": (1, -(-cols // numpy_ops.SCALE_TILE))}[kind]
+    exponents = np.random.default_rng(cols).integers(-100, 60, shape)
+    return StoredWeight(hard_values(cols, ROWS, cols), np.exp2(exponents).astype(np.float32), kind)
+
+
+def hard_rows(cols: int) -> FloatArray:
+    """Rows that quantise to hard values exactly: each has the largest, and its scale is a power of two."""
+    fp8 = hard_values(cols + 1, INPUTS, cols)
+    fp8[:, 0] = LARGEST
+    exponents = np.random.default_rng(cols + 2).integers(-20, 20, (INPUTS, 1))
+    return (numpy_ops.decode_e4m3(fp8) * np.exp2(exponents)).astype(np.float32)
+
+
+def tile_sums(rows: FloatArray, weight: FloatArray) -> FloatArray:
+    """Products of E4M3 numbers [inputs, cols] and [rows, cols] summed in float32 in the order of TDPBF16PS."""
+    sums = np.zeros((len(rows), len(weight)), np.float32)
+    for first in range(0, rows.shape[1], STEP):
+        chains = np.zeros((2, *sums.shape), np.float32)
+        for col in range(first, min(first + STEP, rows.shape[1])):
+            chains[col % 2] += np.outer(rows[:, col], weight[:, col])
+        sums += chains[0] + chains[1]
+    return sums
+
+
+def tile_gemm(rows: FloatArray, weight: StoredWeight, bias: FloatArray) -> FloatArray:
+    """The GEMM of the amx kernels in NumPy float32, for scales whose products with a sum are exact."""
+    assert weight.scale is not None
+    quantised = numpy_ops.quantise(rows)
+    inputs, values = (numpy_ops.decode_e4m3(fp8).astype(np.float32) for fp8 in (quantised.fp8, weight.data))
+    if weight.kind != "tile":
+        return tile_sums(inputs, values) * (quantised.scales * weight.scale.reshape(1, -1)) + bias
+    sums = np.zeros((len(rows), len(values)), np.float32)
+    for index, scale in enumerate(weight.scale[0]):
+        cols = slice(index * numpy_ops.SCALE_TILE, (index + 1) * numpy_ops.SCALE_TILE)
+        sums += tile_sums(inputs[:, cols], values[:, cols]) * scale
+    return sums * quantised.scales + bias
+
+
+def hard_bias() -> FloatArray:
+    """A bias whose sizes are those of small and large results."""
+    return np.exp2(np.random.default_rng(3).integers(-60, 0, ROWS)).astype(np.float32)
+
+
+@pytest.mark.parametrize("cols", COLUMNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_rows_are_the_same_at_every_row_count(operations: Operations, kind: ScaleKind, cols: int) -> None:
+    rows, weight, bias = hard_rows(cols), hard_weight(kind, cols), hard_bias()
+    whole = operations.gemm(GemmCase(rows, weight, bias))
+    for count in COUNTS:
+        for first in range(0, INPUTS - count + 1, count):
+            got = operations.gemm(GemmCase(rows[first : first + count], weight, bias))
+            np.testing.assert_array_equal(got, whole[first : first + count], err_msg=f"{count} rows from {first}")
+
+
+@pytest.mark.parametrize("cols", COLUMNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_amx_sums_in_the_order_of_its_tiles(amx: Operations, kind: ScaleKind, cols: int) -> None:
+    rows, weight, bias = hard_rows(cols), hard_weight(kind, cols), hard_bias()
+    want = tile_gemm(rows, weight, bias)
+    for count in COUNTS:
+        got = amx.gemm(GemmCase(rows[:count], weight, bias))
+        np.testing.assert_array_equal(got, want[:count], err_msg=f"{count} rows")
+
+
+def test_the_order_of_sums_shows() -> None:
+    rows, weight, nothing = hard_rows(576), hard_weight("channel", 576), np.zeros(ROWS, np.float32)
+    backwards = StoredWeight(weight.data[:, ::-1], weight.scale, weight.kind)
+    other = tile_gemm(rows[:, ::-1], backwards, nothing)
+    assert np.mean(tile_gemm(rows, weight, nothing) != other) > 0.5

@@ -1,0 +1,61 @@
+"""A served model with an MTP layer: the same answers with drafts as without, and figures that tell of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.served import served
+from tests.e2e.small_glm import write_small_glm
+
+BODY: dict[str, Any] = {
+    "model": "glm",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 60,
+    "temperature": 0,
+    "ignore_eos": True,
+    "logprobs": True,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_glm(tmp_path_factory.mktemp("model") / "glm", "without copies")
+
+
+def test_answers_are_the_same_and_the_figures_tell_of_drafts(folder: Path, tmp_path: Path) -> None:
+    found = []
+    for flags in (("--num-speculative-tokens", "0"), ("--speculative-num-steps", "3"), ()):
+        log = tmp_path / "server.log"
+        fixed = ("--model", str(folder), "--served-model-name", "glm", "--threads", "1", "--max-model-len", "256")
+        with served(log, *fixed, *flags) as server:
+            letter = httpx.post(f"{server.url}/tokenize", json={"prompt": "a", "add_special_tokens": False}).json()
+            body = BODY | {"logit_bias": {str(letter["tokens"][-1]): 100}}
+            before = server.stats()
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+            metrics = httpx.get(f"{server.url}/metrics").text
+            stats = server.stats()
+        usage = answer["usage"]
+        details = usage["completion_tokens_details"]
+        samples = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(metrics)
+            for sample in family.samples
+            if "position" not in sample.labels
+        }
+        drafts, accepted = (samples[f"glint:spec_decode_num_{name}_tokens_total"] for name in ("draft", "accepted"))
+        assert (drafts, accepted) == (stats["draft_tokens"], stats["accepted_draft_tokens"])
+        assert sum(stats["accepted_draft_tokens_per_position"]) == accepted
+        drafts, accepted = (stats[name] - before[name] for name in ("draft_tokens", "accepted_draft_tokens"))
+        if flags[:1] == ("--num-speculative-tokens",):
+            assert drafts == 0 and "accepted_prediction_tokens" not in details
+        else:
+            assert details["accepted_prediction_tokens"] == accepted > 20
+            assert details["rejected_prediction_tokens"] == drafts - accepted
+            assert f"draft_tokens={drafts} accepted_draft_tokens={accepted}" in log.read_text()
+        found.append((answer["choices"], usage["completion_tokens"], usage["prompt_tokens"]))
+    assert found[0] == found[1] == found[2] and found[0][1] == 60
