@@ -1,0 +1,300 @@
+#pragma once
+
+#include "cpu/x86_avx512.h"
+#include "cpu/x86_pairs.h"
+
+namespace glint {
+
+namespace {
+
+struct ColumnStep {
+  int64_t split_first;
+  int64_t split_last;
+  int64_t col;
+};
+
+class SplitColumns {
+ public:
+  explicit SplitColumns(const Weight& weight) : weight_(weight) {}
+
+  ColumnStep first() const { return from(0); }
+  bool contains(const ColumnStep& step) const { return step.split_first < weight_.cols; }
+
+  ColumnStep after(const ColumnStep& step) const {
+    const int64_t col = step.col + kStepCols;
+    return col < step.split_last ? ColumnStep{step.split_first, step.split_last, col} : from(step.split_last);
+  }
+
+ private:
+  ColumnStep from(int64_t first) const {
+    const int64_t tile_end = ((weight_.col_first + first) / kScaleTile + 1) * kScaleTile - weight_.col_first;
+    const int64_t last = weight_.scale_kind == GLINT_SCALE_TILE ? std::min(tile_end, weight_.cols) : weight_.cols;
+    return {first, last, first / kStepCols * kStepCols};
+  }
+
+  const Weight& weight_;
+};
+
+inline constexpr int64_t kBlockRows = 2 * kTileEdge;
+
+class BlockRows {
+ public:
+  BlockRows(const GemmTile& tile, int64_t row, int64_t rows) : tile_(tile), row_(row), rows_(rows) {
+    const Weight& weight = *tile.weight;
+    const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
+    for (int64_t index = 0; index < rows; ++index) {
+      factors_[index] = has_row_scale ? weight.scale_at(row + index, 0) : 1.0F;
+      biases_[index] = tile.bias_at(row + index);
+    }
+  }
+
+  int64_t num_halves() const { return (rows_ + kTileEdge - 1) / kTileEdge; }
+
+  Window window(const ColumnStep& step, int half) const {
+    constexpr int64_t kPrefetchBytes = 256;
+    const Weight& weight = *tile_.weight;
+    const int64_t row = half * kTileEdge;
+    const int64_t rows = std::min(kTileEdge, rows_ - row);
+    const int64_t bytes = weight.element_bytes();
+    const std::byte* source = weight.row(row_ + row) + step.col * bytes;
+    if (step.col * bytes % kTileRowBytes == 0) {
+      for (int64_t index = 0; index < rows; ++index) {
+        const std::byte* line = source + index * weight.stride * bytes;
+        _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight.stride * bytes), _MM_HINT_T1);
+      }
+    }
+    return {.source = source,
+            .stride = weight.stride * bytes,
+            .rows = rows,
+            .first = std::max<int64_t>(0, step.split_first - step.col),
+            .last = std::min(kStepCols, step.split_last - step.col)};
+  }
+
+  __m512 split_scales(int half, int64_t col) const {
+    const Weight& weight = *tile_.weight;
+    if (weight.scale_kind != GLINT_SCALE_TILE) return _mm512_set1_ps(1.0F);
+    const int64_t row = half * kTileEdge;
+    alignas(64) float scales[kTileEdge] = {};
+    const int64_t rows = std::min(kTileEdge, rows_ - row);
+    for (int64_t index = 0; index < rows; ++index) scales[index] = weight.scale_at(row_ + row + index, col);
+    return _mm512_load_ps(scales);
+  }
+
+  void write(int half, int64_t token, __m512 total) const {
+    const int64_t row = half * kTileEdge;
+    const auto mask = static_cast<__mmask16>((1U << std::min(kTileEdge, rows_ - row)) - 1U);
+    const __m512 factors = _mm512_load_ps(factors_ + row);
+    const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token, 0)), factors);
+    float* out = tile_.out + token * tile_.out_stride + row_ + row;
+    _mm512_mask_storeu_ps(out, mask, _mm512_add_ps(_mm512_mul_ps(total, scales), _mm512_load_ps(biases_ + row)));
+  }
+
+ private:
+  const GemmTile& tile_;
+  int64_t row_;
+  int64_t rows_;
+  alignas(64) float factors_[kBlockRows] = {};
+  alignas(64) float biases_[kBlockRows] = {};
+};
+
+template <typename Pairs>
+class BroadcastGemm {
+ public:
+  static constexpr int64_t kFewTokens = 8;
+
+  static void multiply(const GemmTile& tile, std::byte* scratch) {
+    const int64_t row_last = tile.row_first + tile.row_count;
+    for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
+      const BlockRows rows(tile, row, std::min(kBlockRows, row_last - row));
+      const BroadcastGemm gemm(tile, rows, scratch);
+      if (tile.count <= kFewTokens) {
+        gemm.multiply_few();
+      } else {
+        for (int64_t token = 0; token < tile.count; token += kChunkTokens) {
+          gemm.multiply_chunk(token, std::min(kChunkTokens, tile.count - token));
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kChunkTokens = 256;
+  static constexpr int64_t kGroupTokens = 4;
+  static constexpr int64_t kPanelSteps = 6;
+
+  struct FloatPairs {
+    alignas(64) float even[kStepCols / 2][kTileEdge];
+    alignas(64) float odd[kStepCols / 2][kTileEdge];
+
+    __m512 even_at(int64_t pair) const { return _mm512_load_ps(even[pair]); }
+    __m512 odd_at(int64_t pair) const { return _mm512_load_ps(odd[pair]); }
+  };
+
+  using Panel = FloatPairs[kPanelSteps][2];
+  using ChunkSums = float[kChunkTokens][2][kTileEdge];
+  static_assert(sizeof(Panel) + 2 * sizeof(ChunkSums) <= kLeastGemmScratch);
+
+  struct Block {
+    int64_t first_col;
+    int64_t num_steps;
+    bool is_first;
+    bool is_last;
+    int64_t split_first;
+  };
+
+  BroadcastGemm(const GemmTile& tile, const BlockRows& rows, std::byte* scratch)
+      : tile_(tile),
+        rows_(rows),
+        panel_(reinterpret_cast<FloatPairs (*)[2]>(scratch)),
+        sums_(reinterpret_cast<float (*)[2][kTileEdge]>(scratch + sizeof(Panel))),
+        totals_(sums_ + kChunkTokens) {}
+
+  template <int kTokens = 1>
+  void multiply_few() const {
+    if constexpr (kTokens < kFewTokens) {
+      if (tile_.count > kTokens) return multiply_few<kTokens + 1>();
+    }
+    const float* inputs[kTokens];
+    read_inputs<kTokens>(inputs, 0);
+    const SplitColumns columns(*tile_.weight);
+    for (int half = 0; half < rows_.num_halves(); ++half) {
+      __m512 totals[kTokens] = {};
+      for (ColumnStep step = columns.first(); columns.contains(step);) {
+        const int64_t split_first = step.split_first;
+        __m512 sums[1][kTokens] = {};
+        for (; step.split_first == split_first; step = columns.after(step)) {
+          Pairs weights[1];
+          weights[0].write(rows_.window(step, half));
+          asm volatile("" ::: "memory");
+          add_step<1, kTokens>(sums, weights, inputs, step.col);
+        }
+        const __m512 scales = rows_.split_scales(half, split_first);
+        for (int t = 0; t < kTokens; ++t) totals[t] = add_split(totals[t], sums[0][t], scales);
+      }
+      for (int t = 0; t < kTokens; ++t) rows_.write(half, t, totals[t]);
+    }
+  }
+
+  void multiply_chunk(int64_t token, int64_t tokens) const {
+    const SplitColumns columns(*tile_.weight);
+    for (ColumnStep step = columns.first(); columns.contains(step);) {
+      Block block{.first_col = step.col,
+                  .num_steps = 0,
+                  .is_first = step.col <= step.split_first,
+                  .is_last = false,
+                  .split_first = step.split_first};
+      while (block.num_steps < kPanelSteps && step.split_first == block.split_first) {
+        for (int half = 0; half < 2; ++half) fill(panel_[block.num_steps][half], step, half);
+        ++block.num_steps;
+        step = columns.after(step);
+      }
+      block.is_last = step.split_first != block.split_first;
+      for_each_group(tokens, [&](int64_t first, int64_t count) { add_group(block, token, first, count); });
+    }
+    for (int half = 0; half < rows_.num_halves(); ++half) {
+      for (int64_t t = 0; t < tokens; ++t) rows_.write(half, token + t, _mm512_load_ps(totals_[t][half]));
+    }
+  }
+
+  template <typename Visit>
+  static void for_each_group(int64_t tokens, const Visit& visit) {
+    int64_t groups = (tokens + kGroupTokens - 1) / kGroupTokens;
+    for (int64_t first = 0; first < tokens; --groups) {
+      const int64_t count = (tokens - first + groups - 1) / groups;
+      visit(first, count);
+      first += count;
+    }
+  }
+
+  void fill(FloatPairs& target, const ColumnStep& step, int half) const {
+    if (half >= rows_.num_halves()) {
+      target = {};
+      return;
+    }
+    Pairs::for_each(rows_.window(step, half), [&target](int64_t pair, __m512 even, __m512 odd) {
+      _mm512_store_ps(target.even[pair], even);
+      _mm512_store_ps(target.odd[pair], odd);
+    });
+  }
+
+  template <int kTokens = 1>
+  void add_group(const Block& block, int64_t token, int64_t first, int64_t count) const {
+    if constexpr (kTokens < kGroupTokens) {
+      if (count > kTokens) return add_group<kTokens + 1>(block, token, first, count);
+    }
+    const float* inputs[kTokens];
+    read_inputs<kTokens>(inputs, token + first);
+    __m512 sums[2][kTokens] = {};
+    if (!block.is_first) {
+      for (int half = 0; half < 2; ++half) {
+        for (int t = 0; t < kTokens; ++t) sums[half][t] = _mm512_load_ps(sums_[first + t][half]);
+      }
+    }
+    for (int64_t step = 0; step < block.num_steps; ++step) {
+      add_step<2, kTokens>(sums, panel_[step], inputs, block.first_col + step * kStepCols);
+    }
+    for (int half = 0; half < 2; ++half) {
+      const __m512 scales = block.is_last ? rows_.split_scales(half, block.split_first) : __m512{};
+      for (int t = 0; t < kTokens; ++t) {
+        if (block.is_last) {
+          float* total = totals_[first + t][half];
+          const __m512 before = block.split_first == 0 ? __m512{} : _mm512_load_ps(total);
+          _mm512_store_ps(total, add_split(before, sums[half][t], scales));
+        } else {
+          _mm512_store_ps(sums_[first + t][half], sums[half][t]);
+        }
+      }
+    }
+  }
+
+  static __m512 add_split(__m512 total, __m512 sum, __m512 scales) {
+    return _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(Pairs::kUnit)), scales, total);
+  }
+
+  template <int kTokens>
+  void read_inputs(const float* (&inputs)[kTokens], int64_t token) const {
+    const auto* operand = reinterpret_cast<const float*>(tile_.operand);
+    for (int t = 0; t < kTokens; ++t) inputs[t] = operand + tile_.input_row(token + t) * tile_.operand_stride;
+  }
+
+  template <int kHalves, int kTokens, typename Weights>
+  static inline __attribute__((always_inline)) void add_step(__m512 (&sums)[kHalves][kTokens], const Weights* weights,
+                                                             const float* const* inputs, int64_t col) {
+    __m512 even[kHalves][kTokens] = {};
+    __m512 odd[kHalves][kTokens] = {};
+#pragma GCC unroll 16
+    for (int64_t pair = 0; pair < kStepCols / 2; ++pair) {
+      __m512 even_weights[kHalves];
+      __m512 odd_weights[kHalves];
+      for (int half = 0; half < kHalves; ++half) {
+        even_weights[half] = weights[half].even_at(pair);
+        odd_weights[half] = weights[half].odd_at(pair);
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        const __m512 even_input = _mm512_set1_ps(inputs[t][col + 2 * pair]);
+        const __m512 odd_input = _mm512_set1_ps(inputs[t][col + 2 * pair + 1]);
+        for (int half = 0; half < kHalves; ++half) {
+          even[half][t] = _mm512_fmadd_ps(even_weights[half], even_input, even[half][t]);
+          odd[half][t] = _mm512_fmadd_ps(odd_weights[half], odd_input, odd[half][t]);
+        }
+      }
+    }
+    for (int half = 0; half < kHalves; ++half) {
+      for (int t = 0; t < kTokens; ++t) {
+        sums[half][t] = _mm512_add_ps(sums[half][t], _mm512_add_ps(even[half][t], odd[half][t]));
+      }
+    }
+  }
+
+  const GemmTile& tile_;
+  const BlockRows& rows_;
+  FloatPairs (*panel_)[2];
+  float (*sums_)[2][kTileEdge];
+  float (*totals_)[2][kTileEdge];
+};
+
+}
+
+}
