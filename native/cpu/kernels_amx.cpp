@@ -77,7 +77,7 @@ class TileGemm {
     const TokenRows inputs[2] = {token_rows(token, 0, std::min(tokens, kTileEdge)),
                                  token_rows(token, kTileEdge, tokens - kTileEdge)};
     const bool converts = token == 0;
-    Sums sums = {};
+    Sums sums;
     ColumnStep step = columns_.first();
     if (converts) convert<kHalves>(step, slot(0));
     for (int64_t index = 0; columns_.contains(step); ++index) {
@@ -86,9 +86,13 @@ class TileGemm {
       if (step.col <= step.split_first) zero_tiles<kGroups, kHalves>();
       add_step<kGroups, kHalves>(inputs, step.col, slot(index));
       if (next.split_first != step.split_first) {
-        Sums split;
-        read_tiles<kGroups, kHalves>(split);
-        for (int half = 0; half < kHalves; ++half) add_split(sums, split, half, step.split_first, tokens);
+        if (!rows_.scales_splits()) {
+          read_tiles<kGroups, kHalves>(sums);
+        } else {
+          Sums split;
+          read_tiles<kGroups, kHalves>(split);
+          for (int half = 0; half < kHalves; ++half) add_split(sums, split, half, step.split_first, tokens);
+        }
       }
       step = next;
     }
@@ -162,7 +166,8 @@ class TileGemm {
     for (int64_t token = 0; token < tokens; ++token) {
       float* total = sums.values[half][token];
       const __m512 part = _mm512_load_ps(split.values[half][token]);
-      _mm512_store_ps(total, _mm512_fmadd_ps(part, scales, _mm512_load_ps(total)));
+      const __m512 before = col == 0 ? _mm512_setzero_ps() : _mm512_load_ps(total);
+      _mm512_store_ps(total, _mm512_fmadd_ps(part, scales, before));
     }
   }
 

@@ -48,6 +48,7 @@ class BlockRows {
     }
   }
 
+  bool scales_splits() const { return tile_.weight->scale_kind == GLINT_SCALE_TILE; }
   int64_t num_halves() const { return (rows_ + kTileEdge - 1) / kTileEdge; }
 
   Window window(const ColumnStep& step, int half) const {
@@ -73,7 +74,7 @@ class BlockRows {
 
   __m512 split_scales(int half, int64_t col) const {
     const Weight& weight = *tile_.weight;
-    if (weight.scale_kind != GLINT_SCALE_TILE) return _mm512_set1_ps(1.0F);
+    if (!scales_splits()) return _mm512_set1_ps(1.0F);
     const int64_t row = half * kTileEdge;
     alignas(64) float scales[kTileEdge] = {};
     const int64_t rows = std::min(kTileEdge, rows_ - row);
@@ -235,11 +236,11 @@ class BroadcastGemm {
       add_step<2, kTokens>(sums, panel_[step], inputs, block.first_col + step * kStepCols);
     }
     for (int half = 0; half < 2; ++half) {
-      const __m512 scales = block.is_last ? rows_.split_scales(half, block.split_first) : __m512{};
+      const __m512 scales = block.is_last ? rows_.split_scales(half, block.split_first) : _mm512_setzero_ps();
       for (int t = 0; t < kTokens; ++t) {
         if (block.is_last) {
           float* total = totals_[first + t][half];
-          const __m512 before = block.split_first == 0 ? __m512{} : _mm512_load_ps(total);
+          const __m512 before = block.split_first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(total);
           _mm512_store_ps(total, add_split(before, sums[half][t], scales));
         } else {
           _mm512_store_ps(sums_[first + t][half], sums[half][t]);

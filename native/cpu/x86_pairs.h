@@ -18,7 +18,6 @@ inline constexpr int64_t kStepCols = 32;
 
 constexpr uint16_t kFp8Magnitude = 0x07f0;
 constexpr uint16_t kExponentShift = 120 << 7;
-constexpr uint16_t kBf16Nan = 0x7fc0;
 
 constexpr std::array<uint16_t, 32> make_subnormal_shifts() {
   std::array<uint16_t, 32> shifts{};
@@ -37,10 +36,9 @@ inline __m512i bf16_from_doubled_fp8(__m512i doubled) {
   constexpr int kFirstOrBothOthers = 0xf8;
   const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(doubled, 4), same_words(kFp8Magnitude));
   const __mmask32 is_subnormal = _mm512_testn_epi16_mask(doubled, same_words(0x78));
-  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, same_words(kFp8Magnitude));
   const __m512i subnormal_shifts = _mm512_load_si512(kSubnormalShifts.data());
-  __m512i shifts = _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, doubled, subnormal_shifts);
-  shifts = _mm512_mask_mov_epi16(shifts, is_nan, same_words(kBf16Nan - kFp8Magnitude));
+  const __m512i shifts =
+      _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, doubled, subnormal_shifts);
   const __m512i shifted = _mm512_add_epi16(magnitude, shifts);
   return _mm512_ternarylogic_epi32(shifted, doubled, same_words(0x8000), kFirstOrBothOthers);
 }

@@ -1,7 +1,8 @@
-"""Rows whose sums round at nearly every step are the same at every row count, and amx sums in the order of its tiles.
+"""Rows whose sums round at nearly every step are the same at every row count; avx512 and amx sum in the order of tiles.
 
-The amx kernels multiply up to four rows without tiles. Both ways must sum as TDPBF16PS is specified: 32 columns at a
-time, even and odd columns in chains of their own from zero, then both chains together onto the sum before.
+The amx kernels multiply up to four rows without tiles, the avx512 kernels all rows. Each way must sum as TDPBF16PS is
+specified: 32 columns at a time, even and odd columns in chains of their own from zero, then both chains together onto
+the sum before.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.sanitize
 
 ROWS = 53
 INPUTS = 40
-COUNTS = (1, 2, 3, 4, 5, 17, INPUTS)
+COUNTS = (1, 2, 3, 4, 5, 8, 9, 17, INPUTS)
 COLUMNS = (7, 32, 130, 576)
 KINDS: tuple[ScaleKind, ...] = ("channel", "tensor", "tile")
 STEP = 32
@@ -33,10 +34,10 @@ def operations(request: pytest.FixtureRequest) -> Iterator[Operations]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def amx() -> Iterator[Operations]:
-    """The operations of the amx kernels, where the processor has tiles."""
-    with open_operations("amx", 2) as opened:
+@pytest.fixture(scope="module", params=["avx512", "amx"])
+def tiled(request: pytest.FixtureRequest) -> Iterator[Operations]:
+    """The operations of the kernel sets that sum as tiles do, where the processor has them."""
+    with open_operations(request.param, 2) as opened:
         yield opened
 
 
@@ -85,7 +86,7 @@ def tile_sums(rows: FloatArray, weight: FloatArray) -> FloatArray:
 
 
 def tile_gemm(rows: FloatArray, weight: StoredWeight, bias: FloatArray) -> FloatArray:
-    """The GEMM of the amx kernels in NumPy float32, for scales whose products with a sum are exact."""
+    """The GEMM of tiles in NumPy float32, for scales whose products with a sum are exact."""
     assert weight.scale is not None
     quantised = numpy_ops.quantise(rows)
     inputs, values = (numpy_ops.decode_e4m3(fp8).astype(np.float32) for fp8 in (quantised.fp8, weight.data))
@@ -116,11 +117,11 @@ def test_hard_rows_are_the_same_at_every_row_count(operations: Operations, kind:
 
 @pytest.mark.parametrize("cols", COLUMNS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_amx_sums_in_the_order_of_its_tiles(amx: Operations, kind: ScaleKind, cols: int) -> None:
+def test_sums_are_in_the_order_of_tiles(tiled: Operations, kind: ScaleKind, cols: int) -> None:
     rows, weight, bias = hard_rows(cols), hard_weight(kind, cols), hard_bias()
     want = tile_gemm(rows, weight, bias)
     for count in COUNTS:
-        got = amx.gemm(GemmCase(rows[:count], weight, bias))
+        got = tiled.gemm(GemmCase(rows[:count], weight, bias))
         np.testing.assert_array_equal(got, want[:count], err_msg=f"{count} rows")
 
 
