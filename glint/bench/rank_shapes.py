@@ -31,6 +31,7 @@ GLM_47 = ModelConfig(
     normalise_weights=True,
     weight_scale_kind=ScaleKind.CHANNEL,
     input_group_size=0,
+    mtp_vocab_size=151552,
     routed_scaling=2.5,
     norm_epsilon=1e-5,
     rope_theta=1e6,

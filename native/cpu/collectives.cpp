@@ -134,14 +134,15 @@ void Collectives::reduce_scatter(float* out, const float* part, int64_t first, i
   exchange(part, bytes, [&] { sum_over_ranks(out, first, count); });
 }
 
-void Collectives::gather_columns(float* out, const float* in, int64_t rows, int64_t cols, int32_t root) {
-  const auto bytes = cols * static_cast<int64_t>(sizeof(float));
-  exchange(in, rank_ == root ? 0 : rows * bytes, [&] {
+void Collectives::gather_columns(const ColumnParts& parts, float* out, const float* in, int32_t root) {
+  const auto bytes = parts.rows * parts.cols_of(rank_) * static_cast<int64_t>(sizeof(float));
+  exchange(in, rank_ == root ? 0 : bytes, [&] {
     if (rank_ != root) return;
     for (int32_t rank = 0; rank < world_.num_ranks(); ++rank) {
-      for (int64_t row = 0; row < rows; ++row) {
-        const std::byte* source = part_at(world_.published(rank), row, bytes);
-        copy_bytes(part_at(out, row * world_.num_ranks() + rank, bytes), source, bytes);
+      const int64_t cols = parts.cols_of(rank);
+      const auto* source = static_cast<const float*>(world_.published(rank));
+      for (int64_t row = 0; row < parts.rows; ++row) {
+        std::copy_n(source + row * cols, cols, out + row * parts.out_stride + rank * parts.cols_per_rank);
       }
     }
   });

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -37,6 +38,17 @@ class World {
 
 namespace cpu {
 
+struct ColumnParts {
+  int64_t rows;
+  int64_t cols_per_rank;
+  int64_t total_cols;
+  int64_t out_stride;
+
+  int64_t cols_of(int32_t rank) const {
+    return std::clamp<int64_t>(total_cols - rank * cols_per_rank, 0, cols_per_rank);
+  }
+};
+
 class Collectives {
  public:
   Collectives(World& world, int32_t rank);
@@ -46,7 +58,7 @@ class Collectives {
   void broadcast(void* data, int64_t byte_count, int32_t root);
   void all_reduce(float* out, const float* part, int64_t count);
   void reduce_scatter(float* out, const float* part, int64_t first, int64_t count, int64_t total);
-  void gather_columns(float* out, const float* in, int64_t rows, int64_t cols, int32_t root);
+  void gather_columns(const ColumnParts& parts, float* out, const float* in, int32_t root);
 
   uint64_t num_run() const { return num_run_; }
   uint64_t bytes_sent() const { return bytes_sent_; }

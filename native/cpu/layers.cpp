@@ -1,6 +1,7 @@
 #include "cpu/layers.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace glint {
 
@@ -84,6 +85,13 @@ void project_to_parts(Backend& backend, const float* in, int64_t count, int64_t 
 
 namespace {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct HeadColumns {
+  int64_t of_each_rank;
+  int64_t total;
+};
+
 void run_norm(Backend& backend, StepState& step, const float* weight) {
   const cpu::Workspace& rows = backend.workspace;
   const int64_t width = backend.model.hidden_size;
@@ -106,17 +114,25 @@ void norm_logit_rows(Backend& backend, StepState& step, std::span<const int32_t>
   cpu::rms_norm(backend.workers, normed, normed, weight, step.num_logit_rows, width, backend.model.norm_epsilon);
 }
 
-void run_head(Backend& backend, const StepState& step, const Weight& head) {
+void run_head(Backend& backend, const StepState& step, const Weight& head, const HeadColumns& columns) {
   const cpu::Workspace& rows = backend.workspace;
   const int64_t count = step.num_logit_rows;
+  const int64_t stride = backend.model.vocab_size;
   float* out = backend.has_peers() ? rows.rank_logits.data() : rows.logits.data();
   const bool is_fp8 = head.dtype == GLINT_DTYPE_F8_E4M3;
   const cpu::GemmInput input =
       is_fp8 ? cpu::prepare_normed(backend, count) : cpu::prepare_normed_floats(backend, count);
   cpu::add_gemm(backend, out, input, count, head, nullptr);
+  if (!backend.has_peers()) backend.calls.back().out_stride = stride;
   cpu::run_calls(backend);
-  if (!backend.has_peers()) return;
-  backend.collectives.gather_columns(rows.logits.data(), out, count, backend.slice.vocab_size(), 0);
+  if (backend.has_peers()) {
+    const cpu::ColumnParts parts{count, columns.of_each_rank, columns.total, stride};
+    backend.collectives.gather_columns(parts, rows.logits.data(), out, 0);
+  }
+  if (!backend.slice.is_first()) return;
+  for (int64_t row = 0; row < count; ++row) {
+    std::fill_n(rows.logits.data() + row * stride + columns.total, stride - columns.total, -kInfinity);
+  }
 }
 
 }
@@ -183,7 +199,9 @@ void final_norm(Backend& backend, StepState& step, std::span<const int32_t> rows
   norm_logit_rows(backend, step, rows, backend.weights.final_norm);
 }
 
-void lm_head(Backend& backend, StepState& step) { run_head(backend, step, backend.weights.lm_head); }
+void lm_head(Backend& backend, StepState& step) {
+  run_head(backend, step, backend.weights.lm_head, {backend.slice.vocab_size(), backend.model.vocab_size});
+}
 
 void mtp_hidden(Backend& backend, StepState& step, std::span<const int32_t> rows, bool is_first_draft) {
   norm_logit_rows(backend, step, rows, is_first_draft ? backend.weights.final_norm : backend.weights.mtp.head_norm);
@@ -221,7 +239,9 @@ void mtp_norm(Backend& backend, StepState& step, std::span<const int32_t> rows) 
   norm_logit_rows(backend, step, rows, backend.weights.mtp.head_norm);
 }
 
-void mtp_head(Backend& backend, StepState& step) { run_head(backend, step, backend.weights.mtp.head); }
+void mtp_head(Backend& backend, StepState& step) {
+  run_head(backend, step, backend.weights.mtp.head, {backend.slice.mtp_vocab_share(), backend.model.mtp_vocab_size});
+}
 
 }
 

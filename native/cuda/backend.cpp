@@ -33,6 +33,7 @@ int32_t local_experts(const glint_model& model, const glint_engine_options& opti
 
 RankSlice device_slice(const glint_model& model, const glint_engine_options& options, int32_t rank) {
   RankSlice slice = rank_slice(model, options, rank);
+  slice.model.mtp_vocab_size = model.vocab_size;
   if (options.num_ranks == 1) slice.expert_last = local_experts(model, options);
   return slice;
 }

@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 8
+#define GLINT_ABI_VERSION 9
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_DRAFT_TOKENS 8
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
@@ -115,6 +115,7 @@ typedef struct glint_model {
   int32_t normalise_weights;
   int32_t weight_scale_kind;
   int32_t input_group_size;
+  int32_t mtp_vocab_size;
   float routed_scaling;
   double norm_epsilon;
   double rope_theta;

@@ -65,6 +65,12 @@ Weight col_share(const Weight& weight, int64_t index, int64_t shares) {
   return weight.col_slice(index * count, count);
 }
 
+Weight mtp_head_share(const Weight& head, const RankSlice& slice) {
+  const int64_t first = std::min(slice.rank * slice.mtp_vocab_share(), slice.model.mtp_vocab_size);
+  const int64_t last = std::min((slice.rank + 1) * slice.mtp_vocab_share(), slice.model.mtp_vocab_size);
+  return head.row_slice(first, last - first);
+}
+
 const float* from(const float* values, int64_t first) { return values == nullptr ? nullptr : values + first; }
 
 FeedForwardWeights split(const FeedForwardWeights& whole, const RankSlice& slice) {
@@ -146,9 +152,9 @@ RankSlice rank_slice(const glint_model& model, const glint_engine_options& optio
 
 ModelWeights slice_weights(const ModelWeights& whole, const RankSlice& slice) {
   ModelWeights weights = whole;
+  if (weights.mtp.head.data != nullptr) weights.mtp.head = mtp_head_share(whole.mtp.head, slice);
   if (slice.num_ranks == 1) return weights;
   if (weights.lm_head.data != nullptr) weights.lm_head = row_share(whole.lm_head, slice.rank, slice.num_ranks);
-  if (weights.mtp.head.data != nullptr) weights.mtp.head = row_share(whole.mtp.head, slice.rank, slice.num_ranks);
   const bool has_whole_experts = slice.num_experts() < slice.model.num_experts;
   for (LayerWeights& layer : weights.layers) {
     slice_attention(layer, slice);

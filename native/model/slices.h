@@ -23,6 +23,7 @@ struct RankSlice {
   bool is_first() const { return rank == 0; }
   int32_t num_experts() const { return expert_last - expert_first; }
   int32_t vocab_size() const { return vocab_last - vocab_first; }
+  int32_t mtp_vocab_share() const { return (model.mtp_vocab_size + num_ranks - 1) / num_ranks; }
 };
 
 void check_slices(const glint_model& model, const glint_engine_options& options);

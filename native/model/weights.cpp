@@ -304,6 +304,7 @@ void check_model(const glint_model& model) {
   bounded(model.num_experts, 1 << 12, "num_experts");
   bounded(model.experts_per_token, 1 << 12, "experts_per_token");
   positive(model.vocab_size, 1 << 22, "vocab_size");
+  positive(model.mtp_vocab_size, model.vocab_size, "mtp_vocab_size");
   positive(model.hidden_size, 1 << 17, "hidden_size");
   positive(model.num_layers, 1 << 12, "num_layers");
   positive(model.num_heads, 1 << 10, "num_heads");

@@ -70,8 +70,9 @@ GLINT_API int32_t glint_testing_reduce_scatter(Collectives* rank, float* out, co
 }
 
 GLINT_API int32_t glint_testing_gather_columns(Collectives* rank, float* out, const float* in, int64_t rows,
-                                               int64_t cols, int32_t root) {
-  return guarded([&] { rank->gather_columns(out, in, rows, cols, root); });
+                                               int64_t cols_per_rank, int64_t total_cols, int64_t out_stride,
+                                               int32_t root) {
+  return guarded([&] { rank->gather_columns({rows, cols_per_rank, total_cols, out_stride}, out, in, root); });
 }
 
 GLINT_API uint64_t glint_testing_collectives_run(Collectives* rank) { return rank->num_run(); }

@@ -21,7 +21,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "broadcast": (c_void_p, c_int64, c_int32),
     "all_reduce": (c_void_p, c_void_p, c_int64),
     "reduce_scatter": (c_void_p, c_void_p, c_int64, c_int64, c_int64),
-    "gather_columns": (c_void_p, c_void_p, c_int64, c_int64, c_int32),
+    "gather_columns": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int32),
 }
 
 

@@ -6,8 +6,11 @@ The models have four tokens, so that a random MTP layer is often right.
 import random
 from typing import Any
 
+import numpy as np
+
 from glint.native.library import ItemOutcome, NativeEngine
 from tests.cpu.small_engine import Answer, Ask, Session
+from tests.reference.numpy_model import NumpyModel
 
 VOCAB_SIZE = 4
 MAX_DRAFTS = 4
@@ -91,3 +94,15 @@ def assert_same(engine: NativeEngine, asks: list[Ask], expected: list[Answer], s
     stats = engine.stats()
     assert (stats.pages_held, stats.num_requests) == (0, 0)
     assert stats.tokens_sampled == sum(len(answer.tokens) for answer in expected)
+
+
+def expected_drafts(model: NumpyModel, history: list[int], first: int, count: int) -> list[int]:
+    """Greedy drafts behind a history by NumPy, where the MTP layer has the tokens from a position on."""
+    normed = model.norm(model.hidden_states(history[:-1])[-1], "model.norm")[first - 1 :]
+    drafts: list[int] = []
+    for _ in range(count):
+        logits = model.draft_logits(history[first:] + drafts, normed, first)[-1]
+        best = np.sort(logits)[-2:]
+        assert best[1] - best[0] > 1e-4, "two drafts are as good as equal; choose another seed"
+        drafts.append(int(logits.argmax()))
+    return drafts

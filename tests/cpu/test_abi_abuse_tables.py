@@ -81,6 +81,7 @@ MODEL_FAULTS: list[tuple[str, Any]] = [
             "num_experts",
             "experts_per_token",
             "max_positions",
+            "mtp_vocab_size",
         )
         for value in (0, -1, INT_MIN, INT_MAX)
     ),

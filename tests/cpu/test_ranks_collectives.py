@@ -1,5 +1,6 @@
 """The collectives of the CPU against NumPy, with ranks that come late at random, and their counters."""
 
+import itertools
 import random
 import threading
 import time
@@ -123,16 +124,35 @@ def test_broadcast_from_every_root(num_ranks: int) -> None:
 
 @every_count
 def test_gather_columns_puts_the_parts_side_by_side(num_ranks: int) -> None:
-    rows, cols = 5, 3
+    rows, cols, spare = 5, 3, 4
     parts = make_parts(num_ranks, (rows, cols))
-    outs = [np.full((rows, cols * num_ranks), np.nan, np.float32) for _ in parts]
+    stride = cols * num_ranks + spare
+    outs = [np.full((rows, stride), np.nan, np.float32) for _ in parts]
     root = num_ranks - 1
+    shape = rows, cols, cols * num_ranks, stride
     with rank_world(num_ranks) as world:
-        world.run(lambda rank: rank.call("gather_columns", outs[rank.rank], parts[rank.rank], rows, cols, root))
+        world.run(lambda rank: rank.call("gather_columns", outs[rank.rank], parts[rank.rank], *shape, root))
         sent = [rank.bytes_sent for rank in world.ranks]
-    np.testing.assert_array_equal(outs[root], np.concatenate(parts, axis=1))
+    np.testing.assert_array_equal(outs[root][:, :-spare], np.concatenate(parts, axis=1))
+    assert np.isnan(outs[root][:, -spare:]).all()
     assert all(np.isnan(out).all() for rank, out in enumerate(outs) if rank != root)
     assert sent == [rows * cols * FLOAT_BYTES] * root + [0]
+
+
+@every_count
+@pytest.mark.parametrize("total_cols", [1, 4, 7])
+def test_gather_columns_of_parts_that_differ_in_width(num_ranks: int, total_cols: int) -> None:
+    rows, cols_per_rank = 3, -(-total_cols // num_ranks)
+    expected = np.arange(rows * total_cols, dtype=np.float32).reshape(rows, total_cols)
+    firsts = [min(rank * cols_per_rank, total_cols) for rank in range(num_ranks + 1)]
+    parts = [expected[:, first:last].copy() for first, last in itertools.pairwise(firsts)]
+    out = np.zeros_like(expected)
+    with rank_world(num_ranks) as world:
+        shape = rows, cols_per_rank, total_cols, total_cols
+        world.run(lambda rank: rank.call("gather_columns", out, parts[rank.rank], *shape, 0))
+        sent = [rank.bytes_sent for rank in world.ranks]
+    np.testing.assert_array_equal(out, expected)
+    assert sent == [0, *(part.nbytes for part in parts[1:])]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])

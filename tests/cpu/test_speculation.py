@@ -9,7 +9,6 @@ import random
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
@@ -18,7 +17,7 @@ from glint.native.library import EngineBusy, InvalidArgument
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.rank_engine import SHARDING, deferring_engine
 from tests.cpu.small_engine import SMALL_SHAPE, Answer, Ask, Session, answer_all, make_ask, open_engine
-from tests.cpu.speculation import MAX_DRAFTS, VOCAB_SIZE, Counts, assert_same, draft_asks, speculate
+from tests.cpu.speculation import MAX_DRAFTS, VOCAB_SIZE, Counts, assert_same, draft_asks, expected_drafts, speculate
 from tests.reference.checkpoints import Weights, make_checkpoint
 from tests.reference.numpy_model import NumpyModel
 
@@ -78,18 +77,6 @@ def test_answers_of_ranks_are_those_of_one(folders: dict[Weights, Path], num_ran
     with open_engine(checkpoint, max_draft_tokens=MAX_DRAFTS, **changes) as engine:
         assert_same(engine, asks, expected, 3, counts)
     assert counts.accepted > 0
-
-
-def expected_drafts(model: NumpyModel, history: list[int], first: int, count: int) -> list[int]:
-    """Greedy drafts behind a history by NumPy, where the MTP layer has the tokens from a position on."""
-    normed = model.norm(model.hidden_states(history[:-1])[-1], "model.norm")[first - 1 :]
-    drafts: list[int] = []
-    for _ in range(count):
-        logits = model.draft_logits(history[first:] + drafts, normed, first)[-1]
-        best = np.sort(logits)[-2:]
-        assert best[1] - best[0] > 1e-4, "two drafts are as good as equal; choose another seed"
-        drafts.append(int(logits.argmax()))
-    return drafts
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ PATHS = [
 ]
 SHAPES: dict[str, dict[str, Any]] = {
     "small": SMALL_SHAPE,
+    "few": SMALL_SHAPE | {"mtp_vocab_size": VOCAB_SIZE - 1},
     "rank": RANK_SHAPE | {"num_hidden_layers": 2},
     "ranks": SHAPE,
 }
@@ -249,6 +250,8 @@ DRAFT_CASES: list[tuple[str, Weights, Mtp, str, int, int]] = [
     ("small", "fp8_block", "with its own", "portable", 150, 67),
     ("small", "bf16", "with its own", "portable", 1100, 1),
     ("small", "bf16", "with copies", "portable", 1100, 1030),
+    ("few", "bf16", "without copies", "portable", 40, 1),
+    ("few", "bf16", "with its own", "portable", 40, 1),
     ("rank", "bf16", "with copies", "hopper", 150, 1),
     ("rank", "bf16", "with copies", "portable", 150, 65),
     ("rank", "fp8_channel", "with its own", "hopper", 150, 1),
@@ -264,7 +267,7 @@ def test_draft_logits_are_near_those_of_numpy(
 
     A row whose experts are as good as equal may be far off, so that three rows of four have to be near. In FP8 the
     rounding of attention's weights, which NumPy has not, moves inputs to the next E4M3 number. On the small models the
-    final norm left out, the smallest mistake, gives 0.17 in BF16 and 0.49 in FP8.
+    final norm left out, the smallest mistake, gives 0.17 in BF16 and 0.49 in FP8. A draft vocabulary changes nothing.
     """
     folder = make_folder(shape, weights, mtp)
     checkpoint = open_checkpoint(folder)

@@ -86,6 +86,7 @@ def test_glm_47_is_read_as_published() -> None:
         normalise_weights=True,
         weight_scale_kind=ScaleKind.CHANNEL,
         input_group_size=0,
+        mtp_vocab_size=151552,
         routed_scaling=2.5,
         norm_epsilon=1e-5,
         rope_theta=1e6,
@@ -184,10 +185,19 @@ REFUSED = [
     ("n_shared_experts", 0, "n_shared_experts is 0"),
     ("num_nextn_predict_layers", -1, "num_nextn_predict_layers is -1"),
     ("num_nextn_predict_layers", 1.0, "num_nextn_predict_layers is 1.0"),
+    *(("mtp_vocab_size", value, f"mtp_vocab_size is {value}, it must lie between 1 and 151552") for value in (0, -1)),
+    ("mtp_vocab_size", 151553, "mtp_vocab_size is 151553, it must lie between 1 and 151552"),
+    ("mtp_vocab_size", 8192.0, "mtp_vocab_size is 8192.0, an integer is needed"),
+    ("mtp_vocab_size", True, "mtp_vocab_size is True, an integer is needed"),
     ("eos_token_id", 151552, "outside of vocab_size"),
     ("eos_token_id", ["1"], "eos_token_id"),
     ("pad_token_id", -1, "pad_token_id"),
 ]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 151552), (1, 1), (16384, 16384), (151552, 151552)])
+def test_the_mtp_layer_drafts_among_the_first_tokens_or_all(given: int | None, expected: int) -> None:
+    assert parse_config(GLM_47 | {"mtp_vocab_size": given}).mtp_vocab_size == expected
 
 
 @pytest.mark.parametrize(("field", "value", "text"), REFUSED)

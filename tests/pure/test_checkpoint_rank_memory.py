@@ -116,6 +116,10 @@ def test_the_report_shows_the_mtp_layer_and_what_it_takes(tmp_path: Path) -> Non
     bare = {name: spec for name, spec in specs.items() if "shared_head.head" not in name and "3.embed" not in name}
     text, _ = run_check(write_folder(tmp_path / "bare", SMALL, bare), 2, "tp")
     assert "and 64 bytes of KV cache per token more" in text and "less where" not in text
+    assert "drafts among" not in text
+    few = SMALL | {"mtp_vocab_size": 7}
+    text, _ = run_check(write_folder(tmp_path / "few", few, bare), 1, "tp")
+    assert "drafts among the first 7 tokens on the CPU, among all on GPUs" in text
     assert "MTP" not in run_check(write_folder(tmp_path / "without", SMALL, make_specs(SMALL)), 1, "tp")[0]
 
 

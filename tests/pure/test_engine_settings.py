@@ -36,6 +36,7 @@ SAMPLE = ModelConfig(
     normalise_weights=True,
     weight_scale_kind=ScaleKind.CHANNEL,
     input_group_size=0,
+    mtp_vocab_size=49152,
     routed_scaling=7.0,
     norm_epsilon=1e-5,
     rope_theta=1e5,

@@ -72,6 +72,7 @@ def test_the_layer_is_a_layer_of_the_folder(
     convert_gguf(sample_gguf, folder, dtype, silent)
     checkpoint = open_checkpoint(folder)
     assert checkpoint.mtp_tensors
+    assert checkpoint.config.mtp_vocab_size == mtp.MTP_VOCAB_SIZE < checkpoint.config.vocab_size
     loaded = {name: value for name, value in read_tensors(folder).items() if name.startswith(f"{LAYER}.")}
     np.testing.assert_array_equal(loaded[f"{LAYER}.eh_proj.weight"], values[f"{LAYER}.eh_proj.weight"])
     for part, axis in (("gate", 0), ("up", 0), ("down", 1)):
@@ -95,7 +96,8 @@ def test_without_the_file_the_model_has_no_layer(sample_gguf: Path, tmp_path: Pa
     folder = tmp_path / "made"
     folder.mkdir()
     convert_gguf(sample_gguf, folder, "fp8", silent)
-    assert not open_checkpoint(folder).mtp_tensors
+    checkpoint = open_checkpoint(folder)
+    assert not checkpoint.mtp_tensors and checkpoint.config.mtp_vocab_size == checkpoint.config.vocab_size
     assert json.loads((folder / "config.json").read_text())["num_nextn_predict_layers"] == 0
 
 

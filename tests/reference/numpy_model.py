@@ -145,7 +145,7 @@ class NumpyModel:
         return self.gemm(self.norm(hidden, "model.norm"), self.head_name)
 
     def draft_logits(self, token_ids: list[int], normed: ops.FloatArray, first_position: int = 1) -> ops.FloatArray:
-        """Logits [len, vocab] of the MTP layer over tokens from a position on.
+        """Logits [len, vocab] of the MTP layer over tokens from a position on; on the CPU -inf beyond its vocabulary.
 
         normed is what the main model has behind its final norm for the token before each of the first tokens. For the
         tokens behind those it is what the MTP layer gave for the token before, behind its own norm.
@@ -162,7 +162,10 @@ class NumpyModel:
                 break
             states.append(drafted[-1])
         own_head = f"{prefix}.shared_head.head"
-        return self.gemm(drafted, own_head if f"{own_head}.weight" in self.tensors else self.head_name)
+        logits = self.gemm(drafted, own_head if f"{own_head}.weight" in self.tensors else self.head_name)
+        if not self.has_bf16_inputs:
+            logits[:, self.config.get("mtp_vocab_size", self.vocab_size) :] = -np.inf
+        return logits
 
     @property
     def head_name(self) -> str:

@@ -45,6 +45,7 @@ class Shape:
     rms_norm_eps: float = 1e-05
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = False
+    mtp_vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ LAYOUTS: dict[Family, Layout] = {
 
 def config_of(shape: Shape, layout: Layout, weights: Weights) -> dict[str, Any]:
     """config.json of a model of this shape, in the spelling of the layout."""
-    fields = asdict(shape)
+    fields = {name: value for name, value in asdict(shape).items() if value is not None}
     rope = {name: fields.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
     if layout.has_rope_parameters:
         fields["rope_parameters"] = {"rope_type": "default", **rope}

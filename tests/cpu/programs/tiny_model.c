@@ -168,6 +168,7 @@ void tiny_model_write(tiny_model* model, const char* path, int32_t weight_scale_
                                .has_attention_bias = 1,
                                .normalise_weights = 1,
                                .weight_scale_kind = weight_scale_kind,
+                               .mtp_vocab_size = TINY_VOCAB_SIZE,
                                .routed_scaling = 1.5F,
                                .norm_epsilon = 1e-5,
                                .rope_theta = 10000.0};
