@@ -111,6 +111,25 @@ def test_bad_option_is_refused(name: str, value: int, status: int) -> None:
     assert_refused(outcome, status, "kernels" if name == "kernels" else f"options.{name} is {value}")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_room"),
+    [
+        ("max_step_items", 3, False),
+        ("max_step_items", 4, True),
+        ("max_step_tokens", 3, False),
+        ("max_step_tokens", 4, True),
+    ],
+)
+def test_drafts_that_no_step_has_room_for_are_refused(name: str, value: int, is_room: bool) -> None:
+    checkpoint = small_model("fp8_channel", "with copies")
+    options = engine_options(checkpoint, max_draft_tokens=3, **{name: value})
+    outcome = init(options, checkpoint.tensor_array(has_mtp=True))
+    if is_room:
+        assert outcome == (abi.STATUS_OK, "")
+    else:
+        assert_refused(outcome, INVALID, f"options.max_draft_tokens is 3 and options.{name} is {value}")
+
+
 @pytest.mark.parametrize(("name", "value"), MODEL_FAULTS)
 def test_bad_model_is_refused(name: str, value: Any) -> None:
     checkpoint = small_model()
