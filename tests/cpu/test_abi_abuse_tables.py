@@ -130,6 +130,25 @@ def test_drafts_that_no_step_has_room_for_are_refused(name: str, value: int, is_
         assert_refused(outcome, INVALID, f"options.max_draft_tokens is 3 and options.{name} is {value}")
 
 
+def test_an_mtp_embedding_of_fp8_is_refused() -> None:
+    """Embedding rows are read as BF16: half the bytes of the table are behind them."""
+    checkpoint = small_model("fp8_channel", "with its own")
+    table = checkpoint.tensor_array(has_mtp=True)
+    layer = checkpoint.config.num_layers
+    of_layer = table["layer"] == layer
+    head, scale = (
+        int(np.flatnonzero(of_layer & (table["role"] == abi.ROLE_LM_HEAD) & (table["part"] == part))[0])
+        for part in (abi.PART_WEIGHT, abi.PART_SCALE)
+    )
+    embedding = int(np.flatnonzero(of_layer & (table["role"] == abi.ROLE_EMBEDDING))[0])
+    table[embedding] = table[head]
+    table["role"][embedding] = abi.ROLE_EMBEDDING
+    extra = table[scale : scale + 1].copy()
+    extra["role"] = abi.ROLE_EMBEDDING
+    outcome = init(engine_options(checkpoint, max_draft_tokens=1), np.append(table, extra))
+    assert_refused(outcome, INVALID, f"the embedding of layer {layer} (role 1) has dtype {abi.DTYPE_F8_E4M3}")
+
+
 @pytest.mark.parametrize(("name", "value"), MODEL_FAULTS)
 def test_bad_model_is_refused(name: str, value: Any) -> None:
     checkpoint = small_model()
