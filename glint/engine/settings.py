@@ -210,12 +210,18 @@ def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1, has_mtp: 
     return 2 * (model.num_layers + has_mtp) * max(model.num_kv_heads, tp) * model.head_dim * (4 if is_wide else 2)
 
 
+def page_cache_bytes(model: ModelConfig, device: Device, page_tokens: int, tp: int = 1, has_mtp: bool = False) -> int:
+    """Bytes of one page on all ranks. For the MTP layer every rank keeps the hidden state at its end, in FP32."""
+    hidden_bytes = 4 * model.hidden_size * tp if has_mtp else 0
+    return page_tokens * token_cache_bytes(model, device, tp, has_mtp) + hidden_bytes
+
+
 def _count_pages(model: ModelConfig, args: EngineArgs, page_tokens: int) -> int:
     """Pages for `kv_cache_bytes`, or for the default without it."""
     device, kv_cache_bytes, max_model_len = args.device, args.kv_cache_bytes, args.max_model_len
     if device != "cpu":
         raise EngineError(f"num_pages is not given; on device {device!r} glint.engine.memory_plan.size_engine finds it")
-    page_bytes = page_tokens * token_cache_bytes(model, device, args.tp, args.num_speculative_tokens != 0)
+    page_bytes = page_cache_bytes(model, device, page_tokens, args.tp, args.num_speculative_tokens != 0)
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:
         if kv_cache_bytes > free_bytes:

@@ -100,6 +100,16 @@ def test_bytes_become_pages(free_memory: int) -> None:
         resolve(kv_cache_bytes=free_memory + 1)
 
 
+def test_pages_have_the_mtp_layer_and_its_hidden_row_where_requests_draft(free_memory: int) -> None:
+    page_bytes = 16 * TOKEN_BYTES * 31 // 30 + 4 * 576
+    drafting = {"num_speculative_tokens": 2}
+    assert resolve(kv_cache_bytes=10 * page_bytes, **drafting).num_pages == 10
+    assert resolve(kv_cache_bytes=10 * page_bytes - 1, **drafting).num_pages == 9
+    of_ranks = 16 * TOKEN_BYTES * 31 // 30 + 3 * 4 * 576
+    assert resolve(kv_cache_bytes=10 * of_ranks, tp=3, **drafting).num_pages == 10
+    assert resolve(kv_cache_bytes=10 * of_ranks - 1, tp=3, **drafting).num_pages == 9
+
+
 def test_groups_of_activations_are_refused_on_cuda() -> None:
     grouped = dataclasses.replace(SAMPLE, weight_scale_kind=ScaleKind.TILE, input_group_size=128)
     message = r"activations in groups of 128.*run it with --device cpu, or use .* such as GLM-4\.7-FP8"
