@@ -299,6 +299,53 @@ def test_a_native_refusal_names_the_flag() -> None:
     assert str(refused.value) == public
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_num_seqs": 4000, "num_speculative_tokens": 4},
+            "--max-num-seqs 4000 with --num-speculative-tokens 4 makes 20000 rows to sample in a step, at most 16384 "
+            "fit; lower --max-num-seqs to 3276 or less, or lower --num-speculative-tokens",
+        ),
+        (
+            {"max_num_seqs": 16384, "num_speculative_tokens": 1},
+            "--max-num-seqs 16384 with --num-speculative-tokens 1 makes 32768 rows to sample in a step, at most 16384 "
+            "fit; lower --max-num-seqs to 8192 or less, or lower --num-speculative-tokens",
+        ),
+        (
+            {"max_step_tokens": 4, "num_speculative_tokens": 4},
+            "--num-speculative-tokens 4 with --max-num-batched-tokens 4: a request verifies its drafts and one token "
+            "in one step; lower --num-speculative-tokens to 3 or less, or raise --max-num-batched-tokens",
+        ),
+    ],
+)
+def test_drafts_that_no_step_has_room_for_are_refused_with_their_flags(
+    free_memory: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngineError) as refused:
+        resolve(**options)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "num_drafts"),
+    [
+        ({"max_num_seqs": 3276}, 4),
+        ({"max_num_seqs": 4000}, 3),
+        ({"max_num_seqs": 8192}, 1),
+        ({"max_num_seqs": 8193}, 0),
+        ({"max_step_tokens": 5}, 4),
+        ({"max_step_tokens": 4}, 3),
+        ({"max_step_tokens": 1}, 0),
+    ],
+)
+def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: dict[str, int], num_drafts: int) -> None:
+    settings = EngineSettings.resolve("folder", SAMPLE, EngineArgs(**options), has_mtp=True)
+    assert (settings.num_speculative_tokens, settings.adapts_drafts) == (num_drafts, True)
+    most_items = native_options(settings, SAMPLE, ()).max_step_items
+    assert most_items == settings.max_num_seqs * (1 + num_drafts) <= 2**14
+
+
 def test_every_native_option_is_set_or_of_the_bench_alone() -> None:
     passed = {flag.native or name for name, flag in FLAGS.items()} | {"num_pages", "max_requests", "shares_devices"}
     of_the_bench = {"local_experts", "emulated_ranks", "synthetic_seed"}
