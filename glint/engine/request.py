@@ -34,7 +34,8 @@ class StepOutput(NamedTuple):
     for. `prompt_logprobs`, one entry per prompt token with None for the first, comes with the first output of a
     request that asked for them. `finish_reason` is set on the last output; `failure` says why it is "failed".
     `stop_reason` is the stop string or the stop token id that ended the request; None where the model or a stop token
-    sequence ended it. Of `draft_tokens` drafts that the step verified, `accepted_tokens` were right.
+    sequence ended it. Of `draft_tokens` drafts that the step verified, `accepted_tokens` were right and are
+    among `token_ids`: those behind a stop string are not.
     """
 
     request_id: int
@@ -153,7 +154,7 @@ class ActiveRequest:
             _FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
             self._stop_reason(item.tokens, is_stopped) if is_stopped or finish_reason == "stop" else None,
             self.verified_tokens,
-            min(self.verified_tokens, max(0, len(item.tokens) - 1)),
+            min(self.verified_tokens, max(0, num_tokens - 1)),
             pieces if len(pieces) > 1 else (),
         )
         self.verified_tokens = 0

@@ -59,3 +59,20 @@ def test_answers_are_the_same_and_the_figures_tell_of_drafts(folder: Path, tmp_p
             assert f"draft_tokens={drafts} accepted_draft_tokens={accepted}" in log.read_text()
         found.append((answer["choices"], usage["completion_tokens"], usage["prompt_tokens"]))
     assert found[0] == found[1] == found[2] and found[0][1] == 60
+
+
+def test_a_stop_string_inside_a_step_leaves_the_same_figures_everywhere(folder: Path, tmp_path: Path) -> None:
+    """Drafts behind it are not part of the answer: in the usage, the log and the metrics they count as rejected."""
+    log = tmp_path / "server.log"
+    fixed = ("--model", str(folder), "--served-model-name", "glm", "--threads", "1", "--max-model-len", "256")
+    with served(log, *fixed, "--num-speculative-tokens", "3") as server:
+        letter = httpx.post(f"{server.url}/tokenize", json={"prompt": "a", "add_special_tokens": False}).json()
+        body = BODY | {"logit_bias": {str(letter["tokens"][-1]): 100}, "stop": "a" * 6}
+        before = server.stats()
+        usage = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["usage"]
+        stats = server.stats()
+    details = usage["completion_tokens_details"]
+    drafts, accepted = (stats[name] - before[name] for name in ("draft_tokens", "accepted_draft_tokens"))
+    assert (usage["completion_tokens"], drafts, accepted) == (6, 6, 3)
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 3)
+    assert "draft_tokens=6 accepted_draft_tokens=3" in log.read_text()
