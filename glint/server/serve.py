@@ -160,7 +160,7 @@ class Server(uvicorn.Server):
             await serving
         has_closed = await self.close()
         if self._link is not None:
-            self._link.flush()
+            self._link.finish()
         if not has_closed:
             self._exit_now("a step of the engine does not end")
         if self._lifecycle.phase != "failed":
@@ -404,6 +404,8 @@ class Server(uvicorn.Server):
     def _end_process(self, code: int) -> NoReturn:
         """End the process at once. A supervisor waits for that, and the interpreter takes half a second to tidy up."""
         self.release()
+        if self._link is not None:
+            self._link.finish()
         logging.shutdown()
         os._exit(code)
 
