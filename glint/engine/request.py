@@ -29,11 +29,13 @@ class StepOutput(NamedTuple):
     """The tokens and text that one step added to one request.
 
     `text` is None without a tokenizer; it may lag behind `token_ids` while a character or a stop string is unfinished.
+    `pieces` is the text token by token where the step added several tokens, and empty otherwise.
     `logprobs` has a mapping from token id to log-probability for each of `token_ids`, None where they were not asked
     for. `prompt_logprobs`, one entry per prompt token with None for the first, comes with the first output of a
     request that asked for them. `finish_reason` is set on the last output; `failure` says why it is "failed".
     `stop_reason` is the stop string or the stop token id that ended the request; None where the model or a stop token
-    sequence ended it. Of `draft_tokens` drafts that the step verified, `accepted_tokens` were right.
+    sequence ended it. Of `draft_tokens` drafts that the step verified, `accepted_tokens` were right and are
+    among `token_ids`: those behind a stop string are not.
     """
 
     request_id: int
@@ -47,6 +49,7 @@ class StepOutput(NamedTuple):
     stop_reason: str | int | None = None
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    pieces: tuple[str, ...] = ()
 
 
 class OutputText:
@@ -139,10 +142,10 @@ class ActiveRequest:
                 finish_reason = "stop"
         if not item.tokens and finish_reason is None:
             return None
-        text, num_tokens, is_stopped = self._extend_text(item.tokens, finish_reason)
+        pieces, num_tokens, is_stopped = self._extend_text(item.tokens, finish_reason)
         output = StepOutput(
             self.request_id,
-            text,
+            None if self.text is None else "".join(pieces),
             item.tokens[:num_tokens],
             None if self.params.logprobs is None else tuple(new_logprobs[:num_tokens]),
             None if self.has_sent_output else self._all_prompt_logprobs(),
@@ -151,7 +154,8 @@ class ActiveRequest:
             _FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
             self._stop_reason(item.tokens, is_stopped) if is_stopped or finish_reason == "stop" else None,
             self.verified_tokens,
-            min(self.verified_tokens, max(0, len(item.tokens) - 1)),
+            min(self.verified_tokens, max(0, num_tokens - 1)),
+            pieces if len(pieces) > 1 else (),
         )
         self.verified_tokens = 0
         self.has_sent_output = True
@@ -188,16 +192,19 @@ class ActiveRequest:
             failure=failure,
         )
 
-    def _extend_text(self, tokens: tuple[int, ...], finish_reason: FinishReason | None) -> tuple[str | None, int, bool]:
-        """Give the new text, how many of the tokens count, and whether a stop string ended the request.
+    def _extend_text(
+        self, tokens: tuple[int, ...], finish_reason: FinishReason | None
+    ) -> tuple[tuple[str, ...], int, bool]:
+        """Give the new text by token, how many of the tokens count, and whether a stop string ended the request.
 
-        A stop token adds text only where the request wants the stop in its output.
+        A stop token adds text only where the request wants the stop in its output. The text that was held back until
+        the end belongs to the last token.
         """
         if self.text is None:
-            return None, len(tokens), False
+            return (), len(tokens), False
         if finish_reason is None and len(tokens) == 1:
             piece, is_stopped = self.text.push(tokens[0])
-            return piece, 1, is_stopped
+            return (piece,), 1, is_stopped
         hides_stop = finish_reason == "stop" and not self.params.include_stop_str_in_output
         shown = tokens[:-1] if hides_stop and tokens[-1] in self.stop_tokens else tokens
         pieces = []
@@ -205,12 +212,13 @@ class ActiveRequest:
             piece, is_stopped = self.text.push(token)
             pieces.append(piece)
             if is_stopped:
-                return "".join(pieces), index + 1, True
-        is_stopped = False
-        if finish_reason is not None:
-            piece, is_stopped = self.text.finish()
-            pieces.append(piece)
-        return "".join(pieces), len(tokens), is_stopped
+                return tuple(pieces), index + 1, True
+        if finish_reason is None:
+            return tuple(pieces), len(tokens), False
+        pieces += [""] * (max(len(tokens), 1) - len(pieces))
+        piece, is_stopped = self.text.finish()
+        pieces[-1] += piece
+        return tuple(pieces), len(tokens), is_stopped
 
     def _all_prompt_logprobs(self) -> tuple[dict[int, float] | None, ...] | None:
         if not self.wants_prompt_logprobs:

@@ -45,8 +45,8 @@ class Scheduler:
     A request starts where its known tokens fit into the pages beside what the running requests still need. While the
     oldest waiting request lacks pages, younger ones may run in as many pages as it would need, as long as something
     older runs. Once nothing older runs, its pages are kept for it. With nothing running it starts in any case. Where
-    pages run out nonetheless, the newest request of the key with the most running requests for its weight is
-    preempted, and never the oldest that runs.
+    pages run out nonetheless, a step goes without drafts (`drop_drafts`). Where it needs more pages even so, the newest
+    request of the key with the most running requests for its weight is preempted, and never the oldest that runs.
 
     No request waits forever, whatever arrives. Take the oldest of all, the one to which everything else is younger.
     If it waits, it is the oldest prompt of its key. Its key comes first again after every other key has had at most
@@ -79,6 +79,7 @@ class Scheduler:
         self._queues: dict[str | int, KeyQueue] = {}
         self._clock = 0.0
         self._is_admission_paused = False
+        self._may_draft = True
         self._num_added = 0
         self._num_started = 0
         self._num_finished = 0
@@ -154,7 +155,7 @@ class Scheduler:
         """
         decodes = [*self._decodes.values()]
         if not self._prompts and not self._waiting:
-            return StepPlan(self._num_started + 1, tuple(decodes), 0)
+            return StepPlan(self._num_started + 1, tuple(decodes), 0, self._may_draft)
         room = _StepRoom(self._max_step_tokens - sum(item.advance_tokens for item in decodes))
         if self._waiting and not self._is_admission_paused and len(self._running) < self.max_running:
             self._open_queue(room, available_pages)
@@ -174,7 +175,8 @@ class Scheduler:
             heapreplace(turns, (clock + count / queue.weight, raw, number, queue, candidates))
         if room.first is not None and not self._running and not room.first_items:
             self._take(room.first, self._queue_of(room.first), room)
-        return StepPlan(self._num_started + 1, (*decodes, *room.chunks, *room.first_items), len(room.first_items))
+        items = (*decodes, *room.chunks, *room.first_items)
+        return StepPlan(self._num_started + 1, items, len(room.first_items), self._may_draft)
 
     def start_step(self, plan: StepPlan, cached_tokens: Mapping[int, int], awaited: Collection[int] = ()) -> int:
         """Count the plan just made as submitted and return the number of tokens it computes.
@@ -184,6 +186,7 @@ class Scheduler:
         once it samples for them they are not planned again before `take_drafts`.
         """
         self._num_started = plan.serial
+        self._may_draft = True
         num_decodes = len(self._decodes)
         prompts = plan.items[num_decodes:]
         self._serve_keys(prompts)
@@ -246,10 +249,23 @@ class Scheduler:
         request.forget_pages()
         self._wait(request, queue)
 
+    def drop_drafts(self) -> bool:
+        """Give up all drafts, and let the next step make none; False where it would have none in any case.
+
+        Called when a planned step was refused for want of pages while none was in flight, before anything is preempted;
+        plan again afterwards.
+        """
+        if not self._may_draft or not any(request.max_drafts for request in self._requests.values()):
+            return False
+        self._may_draft = False
+        self._decodes = {request_id: StepItem(request_id, 1) for request_id in self._decodes}
+        return True
+
     def preempt_for_pages(self) -> int | None:
         """Preempt the request that gives its pages where they have run out, and return its id.
 
-        Called when a planned step was refused for want of pages while none was in flight; plan again afterwards.
+        Called when a planned step was refused for want of pages while none was in flight, and there are no drafts to
+        drop; plan again afterwards.
         Nothing is admitted until a step has finished. None means that a single request runs and still does not fit:
         it never will.
         """

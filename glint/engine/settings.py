@@ -25,6 +25,7 @@ DEFAULT_CACHE_BYTES = 384 * 2**20
 CACHE_SHARE_OF_MEMORY = 4
 MAX_COUNT = 2**31 - 1
 MAX_PAGES = 2**26
+MAX_STEP_ROWS = 2**14
 MAX_PAGE_TOKENS = 1024
 
 
@@ -82,6 +83,19 @@ class EngineSettings(EngineChoices):
                 f"num_speculative_tokens is {count!r}; it must be an integer from 0 to {MAX_SPECULATIVE_TOKENS}, "
                 "or 'auto'"
             )
+        rows = self.max_num_seqs * (1 + count)
+        if count and rows > MAX_STEP_ROWS:
+            raise EngineError(
+                f"--max-num-seqs {self.max_num_seqs} with --num-speculative-tokens {count} makes {rows} rows to sample "
+                f"in a step, at most {MAX_STEP_ROWS} fit; lower --max-num-seqs to {MAX_STEP_ROWS // (1 + count)} or "
+                "less, or lower --num-speculative-tokens"
+            )
+        if count >= self.max_step_tokens:
+            raise EngineError(
+                f"--num-speculative-tokens {count} with --max-num-batched-tokens {self.max_step_tokens}: a request "
+                "verifies its drafts and one token in one step; lower --num-speculative-tokens to "
+                f"{self.max_step_tokens - 1} or less, or raise --max-num-batched-tokens"
+            )
 
     def _check_device(self) -> None:
         kernels = DEVICE_KERNELS[self.device]
@@ -129,13 +143,13 @@ class EngineSettings(EngineChoices):
         for name in ("device", "expert_layout"):
             _check_choice(name, getattr(args, name), get_args(_TYPES[name]))
         device, tp = args.device, args.tp
+        max_num_seqs = _given(args.max_num_seqs, DEFAULT_NUM_SEQS[device])
         adapts_drafts = args.num_speculative_tokens == "auto"
         if adapts_drafts:
-            args = replace(args, num_speculative_tokens=AUTO_DRAFTS if has_mtp and device == "cpu" else 0)
+            args = replace(args, num_speculative_tokens=_auto_drafts(args, max_num_seqs) if has_mtp else 0)
         row_slices = tp if args.row_slices is None else args.row_slices
         check_split(model, tp, row_slices, args.expert_layout)
         page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[device])
-        max_num_seqs = _given(args.max_num_seqs, DEFAULT_NUM_SEQS[device])
         _check_count("page_tokens", page_tokens)
         _check_asked(model, args)
         num_pages = _count_pages(model, args, page_tokens) if args.num_pages is None else args.num_pages
@@ -158,6 +172,13 @@ class EngineSettings(EngineChoices):
 
 
 _TYPES = value_types(EngineSettings)
+
+
+def _auto_drafts(args: EngineArgs, max_num_seqs: int) -> int:
+    """The most drafts of a request where the engine chooses: as many as every step has room for, none on a GPU."""
+    _check_count("max_num_seqs", max_num_seqs)
+    room = min(MAX_STEP_ROWS // max_num_seqs, _given(args.max_step_tokens, DEFAULT_STEP_TOKENS[args.device])) - 1
+    return max(0, min(AUTO_DRAFTS, room)) if args.device == "cpu" else 0
 
 
 def _default_step_tokens(args: EngineArgs, max_num_seqs: int) -> int:
@@ -210,12 +231,18 @@ def token_cache_bytes(model: ModelConfig, device: Device, tp: int = 1, has_mtp: 
     return 2 * (model.num_layers + has_mtp) * max(model.num_kv_heads, tp) * model.head_dim * (4 if is_wide else 2)
 
 
+def page_cache_bytes(model: ModelConfig, device: Device, page_tokens: int, tp: int = 1, has_mtp: bool = False) -> int:
+    """Bytes of one page on all ranks. For the MTP layer every rank keeps the hidden state at its end, in FP32."""
+    hidden_bytes = 4 * model.hidden_size * tp if has_mtp else 0
+    return page_tokens * token_cache_bytes(model, device, tp, has_mtp) + hidden_bytes
+
+
 def _count_pages(model: ModelConfig, args: EngineArgs, page_tokens: int) -> int:
     """Pages for `kv_cache_bytes`, or for the default without it."""
     device, kv_cache_bytes, max_model_len = args.device, args.kv_cache_bytes, args.max_model_len
     if device != "cpu":
         raise EngineError(f"num_pages is not given; on device {device!r} glint.engine.memory_plan.size_engine finds it")
-    page_bytes = page_tokens * token_cache_bytes(model, device, args.tp, args.num_speculative_tokens != 0)
+    page_bytes = page_cache_bytes(model, device, page_tokens, args.tp, args.num_speculative_tokens != 0)
     free_bytes = read_free_memory()
     if kv_cache_bytes is not None:
         if kv_cache_bytes > free_bytes:

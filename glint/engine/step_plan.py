@@ -17,12 +17,14 @@ class StepPlan:
 
     No request occurs twice. The last `num_first` items are those of requests that hold no pages yet, whose prefix is
     looked up when the step is submitted. A plan without items means that there is nothing to do now. Steps are
-    numbered by `serial`; a plan that was not submitted leaves its number to the next.
+    numbered by `serial`; a plan that was not submitted leaves its number to the next. Without `may_draft` the step
+    makes no drafts, for want of pages.
     """
 
     serial: int
     items: tuple[StepItem, ...]
     num_first: int
+    may_draft: bool = True
 
     @property
     def num_tokens(self) -> int:

@@ -186,7 +186,7 @@ _COUNTERS = {
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
     "spec_decode_num_drafts": "Times that a request had drafts verified.",
     "spec_decode_num_draft_tokens": "Draft tokens verified.",
-    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were right and are part of an answer.",
     "queue_full": "Requests refused because the queue was full.",
     "steps": "Steps completed.",
     "restarts": "Times that the engine was started anew after a failure.",
@@ -242,14 +242,15 @@ class Metrics(Collector):
         self._counters["prompt_tokens_computed"] += num_prompt_tokens
         self._step_tokens.observe(num_prompt_tokens + num_generated_tokens)
 
-    def observe_drafts(self, num_drafts: int, draft_tokens: int, accepted_per_position: Sequence[int]) -> None:
-        """Count the drafts that a step verified: of how many requests, how many, and how many were right, by place."""
-        accepted_tokens = sum(accepted_per_position)
+    def observe_drafts(self, draft_tokens: int, accepted_tokens: int) -> None:
+        """Count the drafts of one request that a step verified, and those that became part of the answer."""
+        if not draft_tokens:
+            return
         places = self._accepted_per_position
-        places += [0] * (len(accepted_per_position) - len(places))
-        for place, count in enumerate(accepted_per_position):
-            places[place] += count
-        self._counters["spec_decode_num_drafts"] += num_drafts
+        places += [0] * (accepted_tokens - len(places))
+        for place in range(accepted_tokens):
+            places[place] += 1
+        self._counters["spec_decode_num_drafts"] += 1
         self._counters["spec_decode_num_draft_tokens"] += draft_tokens
         self._counters["spec_decode_num_accepted_tokens"] += accepted_tokens
 
@@ -376,7 +377,7 @@ class Metrics(Collector):
         for outcome, reason in FINISHED_REASONS.items():
             successes[reason] += self._outcomes[outcome]
         places = {str(place): count for place, count in enumerate(self._accepted_per_position)}
-        accepted = "Draft tokens that were right, by their place among the drafts of a request."
+        accepted = "Draft tokens that are part of an answer, by their place among the drafts of a request."
         for name, text, label, by_label in (
             ("spec_decode_num_accepted_tokens_per_pos", accepted, "position", places),
             ("request_success", "Requests that ran, by how they ended.", "finished_reason", successes),

@@ -29,7 +29,7 @@ class RequestOutcome:
     request never ran. "failed": an error of the server. "lost": the server process died. `first_token_seconds` and
     `total_seconds` count from the arrival, `decode_seconds` from the first token to the last. `user` is the user that
     the client names. Token counts are sums over all choices; a prompt that several choices share counts once.
-    Of `draft_tokens` drafts that the model verified, `accepted_draft_tokens` were right.
+    Of `draft_tokens` drafts that the model verified, `accepted_draft_tokens` were right and are among the completion's.
     """
 
     request_id: str

@@ -24,6 +24,7 @@ from glint import __version__
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.engine.engine import Engine, StepSummary
 from glint.engine.memory_plan import SizedEngine, size_engine
+from glint.engine.request import StepOutput
 from glint.engine.thinking import encode_closing, find_thinking_tokens
 from glint.errors import GlintError, InternalFailure, RankFailed, RequestError
 from glint.sampling import SamplingParams
@@ -159,7 +160,7 @@ class Server(uvicorn.Server):
             await serving
         has_closed = await self.close()
         if self._link is not None:
-            self._link.flush()
+            self._link.finish()
         if not has_closed:
             self._exit_now("a step of the engine does not end")
         if self._lifecycle.phase != "failed":
@@ -374,9 +375,10 @@ class Server(uvicorn.Server):
             commit=settings.commit,
         )
 
-    def _count_step(self, summary: StepSummary, gaps: list[float]) -> None:
+    def _count_step(self, summary: StepSummary, outputs: list[StepOutput], gaps: list[float]) -> None:
         self._metrics.observe_step(summary.num_tokens - summary.new_tokens, summary.new_tokens)
-        self._metrics.observe_drafts(summary.num_drafts, summary.draft_tokens, summary.accepted_per_position)
+        for output in outputs:
+            self._metrics.observe_drafts(output.draft_tokens, output.accepted_tokens)
         for gap, count in Counter(gaps).items():
             self._metrics.observe_gap(gap, count)
 
@@ -402,6 +404,8 @@ class Server(uvicorn.Server):
     def _end_process(self, code: int) -> NoReturn:
         """End the process at once. A supervisor waits for that, and the interpreter takes half a second to tidy up."""
         self.release()
+        if self._link is not None:
+            self._link.finish()
         logging.shutdown()
         os._exit(code)
 

@@ -127,7 +127,7 @@ class EngineService:
     def __init__(
         self,
         engine: Engine,
-        on_step: Callable[[StepSummary, list[float]], None],
+        on_step: Callable[[StepSummary, list[StepOutput], list[float]], None],
         on_failure: Callable[[str], None],
     ) -> None:
         self._engine = engine
@@ -316,7 +316,7 @@ class EngineService:
                 gaps.append(gap)
         for stream in touched:
             stream.wake()
-        self._on_step(summary, gaps)
+        self._on_step(summary, outputs, gaps)
 
     def _end_all(self, problem: Problem) -> None:
         for stream in set(self._streams.values()):

@@ -45,15 +45,14 @@ cpu::WorkerOptions worker_options(const glint_model& model, const glint_engine_o
 }
 
 int64_t page_state_floats(const glint_model& model, const glint_engine_options& options) {
-  return options.max_draft_tokens > 0 ? int64_t{options.num_pages} * model.hidden_size : 0;
+  return options.max_draft_tokens > 0 ? model.hidden_size : 0;
 }
 
 uint64_t workspace_bytes_of_all(const cpu::Workspace& first, const glint_model& model,
                                 const glint_engine_options& options) {
   const uint64_t only_of_first = first.logits.byte_count();
   const uint64_t of_each = first.byte_count - only_of_first + cpu::Workers::bytes_for(worker_options(model, options));
-  const uint64_t states = static_cast<uint64_t>(page_state_floats(model, options)) * sizeof(float);
-  return only_of_first + static_cast<uint64_t>(options.num_ranks) * (of_each + states);
+  return only_of_first + static_cast<uint64_t>(options.num_ranks) * of_each;
 }
 
 cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options& options) {
@@ -66,9 +65,15 @@ cpu::PageLayout page_layout(const glint_model& model, const glint_engine_options
           .rounds_to_e4m3 = options.kv_dtype == GLINT_DTYPE_F8_E4M3 || rounds_new_pages};
 }
 
-uint64_t bytes_per_page(const glint_model& model, const glint_engine_options& options, const cpu::PageLayout& layout) {
+uint64_t layer_bytes_per_page(const glint_model& model, const glint_engine_options& options,
+                              const cpu::PageLayout& layout) {
   const int32_t num_layers = model.num_layers + (options.max_draft_tokens > 0 ? 1 : 0);
   return 2 * static_cast<uint64_t>(num_layers) * static_cast<uint64_t>(layout.page_bytes());
+}
+
+uint64_t bytes_per_page(const glint_model& model, const glint_engine_options& options, const cpu::PageLayout& layout) {
+  const auto state_bytes = static_cast<uint64_t>(page_state_floats(model, options)) * sizeof(float);
+  return layer_bytes_per_page(model, options, layout) + state_bytes;
 }
 
 uint64_t page_memory_bytes(const glint_model& model, const glint_engine_options& options,
@@ -78,7 +83,7 @@ uint64_t page_memory_bytes(const glint_model& model, const glint_engine_options&
   const auto num_pages = static_cast<uint64_t>(layout.num_pages);
   require_argument(num_pages <= kMaxBytes / page_bytes, "options.num_pages is ", num_pages, ": pages of ", page_bytes,
                    " bytes each exceed ", kMaxBytes, " bytes");
-  return num_pages * page_bytes;
+  return num_pages * layer_bytes_per_page(model, options, layout);
 }
 
 }
@@ -95,7 +100,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
       heads{model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim},
       pages(page_layout(model, options)),
       page_memory(page_memory_bytes(model, options, pages)),
-      page_states(static_cast<uint64_t>(page_state_floats(model, options))),
+      page_states(static_cast<uint64_t>(options.num_pages * page_state_floats(model, options))),
       workspace(slice, options),
       workspace_bytes(workspace_bytes_of_all(workspace, model, options)),
       collectives(world, slice.rank),
@@ -152,7 +157,8 @@ bool backend_checks_fp8_values() { return false; }
 
 void fill_backend_stats(const Backend& backend, glint_engine_stats& stats) {
   stats.kernels = backend.workers.kernels().id;
-  stats.page_bytes = static_cast<uint64_t>(backend.slice.num_ranks) * backend.page_memory.byte_count();
+  const uint64_t page_bytes = backend.page_memory.byte_count() + backend.page_states.byte_count();
+  stats.page_bytes = static_cast<uint64_t>(backend.slice.num_ranks) * page_bytes;
   stats.workspace_bytes = backend.workspace_bytes;
   stats.weight_bytes_placed = 0;
   stats.experts_read = backend.experts_read;

@@ -1,8 +1,10 @@
 #include "cuda/backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "base/contract.h"
 #include "cuda/check.h"
@@ -233,6 +235,19 @@ std::shared_ptr<const cuda::Nccl> load_nccl(const glint_engine_options& options)
   return cuda::Nccl::load("");
 }
 
+template <typename Query>
+void poll_with_peers(Backend& backend, const char* name, const Query& query) {
+  constexpr auto kPause = std::chrono::microseconds(20);
+  for (;;) {
+    const cudaError_t state = query();
+    backend.collectives->check_async();
+    if (backend.peers.has_value()) backend.peers->check_async();
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) cuda::check(state, name);
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 }
 
 World::World(const glint_engine_options& options)
@@ -294,6 +309,16 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
 
 uint64_t Backend::branch_output_bytes() const {
   return static_cast<uint64_t>(cuda::branch_output_floats(model, limits)) * sizeof(float);
+}
+
+void Backend::wait_for_stream() {
+  if (!has_peers()) return GLINT_CHECK_CUDA(cudaStreamSynchronize(stream));
+  poll_with_peers(*this, "cudaStreamQuery", [this] { return cudaStreamQuery(stream); });
+}
+
+void Backend::wait_for_event(cudaEvent_t event) {
+  if (!has_peers()) return GLINT_CHECK_CUDA(cudaEventSynchronize(event));
+  poll_with_peers(*this, "cudaEventQuery", [event] { return cudaEventQuery(event); });
 }
 
 Backend::~Backend() {

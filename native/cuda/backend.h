@@ -44,6 +44,8 @@ class Backend {
   bool has_peers() const { return slice.num_ranks > 1; }
   bool emulates_ranks() const { return limits.num_ranks > slice.num_ranks; }
   uint64_t branch_output_bytes() const;
+  void wait_for_stream();
+  void wait_for_event(cudaEvent_t event);
 
   const RankSlice slice;
   const glint_model& model;

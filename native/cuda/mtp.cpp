@@ -11,7 +11,7 @@ void mtp_hidden(Backend& backend, StepState& step, std::span<const int32_t> rows
   const cuda::StepBuffers& host = backend.staging.steps[kPromptSlot];
   const cuda::StepBuffers& device = backend.workspace.step;
   const std::span<const int32_t> g_rows(device.hidden_rows, rows.size());
-  GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  backend.wait_for_stream();
   std::ranges::copy(rows, host.hidden_rows);
   cuda::Copies uploads(cuda::CopyDirection::kToDevice, backend.stream);
   uploads.add(device.hidden_rows, host.hidden_rows, static_cast<int64_t>(rows.size()));

@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
@@ -111,22 +109,6 @@ void broadcast_results(Backend& backend, void* results, int64_t byte_count) {
   backend.collectives->broadcast(results, static_cast<uint64_t>(byte_count), 0, backend.stream);
 }
 
-void wait_for_event(Backend& backend, cudaEvent_t event) {
-  if (!backend.has_peers()) {
-    GLINT_CHECK_CUDA(cudaEventSynchronize(event));
-    return;
-  }
-  constexpr auto kPause = std::chrono::microseconds(20);
-  for (;;) {
-    const cudaError_t state = cudaEventQuery(event);
-    backend.collectives->check_async();
-    if (backend.peers.has_value()) backend.peers->check_async();
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) cuda::check(state, "cudaEventQuery");
-    std::this_thread::sleep_for(kPause);
-  }
-}
-
 SampleResult* device_results(const Backend& backend, int32_t slot) {
   return backend.workspace.sampling.results[slot == kPromptSlot ? kPromptSlot : 0];
 }
@@ -137,7 +119,7 @@ namespace ops {
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
   SampleResult* results = device_results(backend, slot);
-  if (slot == kPromptSlot) GLINT_CHECK_CUDA(cudaStreamSynchronize(backend.stream));
+  if (slot == kPromptSlot) backend.wait_for_stream();
   if (backend.slice.is_first()) start_sampling(backend, results, rows);
   if (slot != kPromptSlot) {
     broadcast_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
@@ -150,7 +132,7 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
 }
 
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {
-  wait_for_event(backend, backend.staging.sampled[slot]);
+  backend.wait_for_event(backend.staging.sampled[slot]);
   backend.experts_read = *backend.staging.experts_touched[slot];
   const SampleResult* results = backend.staging.sampling.results[slot];
   for (size_t row = 0; row < out.size(); ++row) {

@@ -36,6 +36,16 @@ glint_model checked_model(const glint_engine_options& options) {
   return *options.model;
 }
 
+void check_drafts(const glint_engine_options& options) {
+  const auto has_room = [&options](int32_t room, const char* name) {
+    require_argument(options.max_draft_tokens < room, "options.max_draft_tokens is ", options.max_draft_tokens,
+                     " and options.", name, " is ", room, ": a request verifies its drafts and one token in one step; ",
+                     "set options.max_draft_tokens to ", room - 1, " or less, or raise options.", name);
+  };
+  has_room(options.max_step_items, "max_step_items");
+  has_room(options.max_step_tokens, "max_step_tokens");
+}
+
 EngineLimits checked_limits(const glint_engine_options& options) {
   check_range(options.num_threads, 1, kMaxThreads, "num_threads");
   check_range(options.page_tokens, 1, kSplitPositions, "page_tokens");
@@ -44,6 +54,7 @@ EngineLimits checked_limits(const glint_engine_options& options) {
   check_range(options.num_pages, 0, kMaxPages, "num_pages");
   check_range(options.max_step_tokens, 1, kMaxStepTokens, "max_step_tokens");
   check_range(options.max_step_items, 1, kMaxItems, "max_step_items");
+  check_drafts(options);
   check_range(options.max_requests, 1, kMaxRequests, "max_requests");
   check_range(options.max_context_tokens, 2, options.model->max_positions, "max_context_tokens");
   return {.vocab_size = options.model->vocab_size,

@@ -135,6 +135,15 @@ class WeightStore::Table {
     return weight;
   }
 
+  Weight embedding_or_shared(int32_t layer, const Weight& shared) const {
+    const auto entry = entries_.find(tensor_key(GLINT_ROLE_EMBEDDING, GLINT_PART_WEIGHT, layer, -1));
+    require_argument(entry == entries_.end() || entry->second->dtype == GLINT_DTYPE_BF16, "the embedding of layer ",
+                     layer, " (role ", GLINT_ROLE_EMBEDDING, ") has dtype ",
+                     entry == entries_.end() ? 0 : entry->second->dtype, ": embeddings are BF16 (", GLINT_DTYPE_BF16,
+                     "); convert it, or leave it out to use that of the model");
+    return weight_or_shared(GLINT_ROLE_EMBEDDING, layer, shared);
+  }
+
   Weight weight_or_shared(int32_t role, int32_t layer, const Weight& shared) const {
     const auto entry = entries_.find(tensor_key(role, GLINT_PART_WEIGHT, layer, -1));
     if (entry == entries_.end()) return shared;
@@ -263,7 +272,7 @@ void WeightStore::place_mtp(const Table& table, const glint_model& model) {
                   .hidden_norm = norm(GLINT_ROLE_HIDDEN_NORM),
                   .head_norm = norm(GLINT_ROLE_FINAL_NORM),
                   .eh_proj = table.weight(GLINT_ROLE_EH_PROJ, layer, -1, hidden, int64_t{2} * hidden, false),
-                  .embedding = table.weight_or_shared(GLINT_ROLE_EMBEDDING, layer, weights_.embedding),
+                  .embedding = table.embedding_or_shared(layer, weights_.embedding),
                   .head = table.weight_or_shared(GLINT_ROLE_LM_HEAD, layer, weights_.lm_head)};
 }
 

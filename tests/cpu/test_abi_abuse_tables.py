@@ -112,6 +112,44 @@ def test_bad_option_is_refused(name: str, value: int, status: int) -> None:
     assert_refused(outcome, status, "kernels" if name == "kernels" else f"options.{name} is {value}")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_room"),
+    [
+        ("max_step_items", 3, False),
+        ("max_step_items", 4, True),
+        ("max_step_tokens", 3, False),
+        ("max_step_tokens", 4, True),
+    ],
+)
+def test_drafts_that_no_step_has_room_for_are_refused(name: str, value: int, is_room: bool) -> None:
+    checkpoint = small_model("fp8_channel", "with copies")
+    options = engine_options(checkpoint, max_draft_tokens=3, **{name: value})
+    outcome = init(options, checkpoint.tensor_array(has_mtp=True))
+    if is_room:
+        assert outcome == (abi.STATUS_OK, "")
+    else:
+        assert_refused(outcome, INVALID, f"options.max_draft_tokens is 3 and options.{name} is {value}")
+
+
+def test_an_mtp_embedding_of_fp8_is_refused() -> None:
+    """Embedding rows are read as BF16: half the bytes of the table are behind them."""
+    checkpoint = small_model("fp8_channel", "with its own")
+    table = checkpoint.tensor_array(has_mtp=True)
+    layer = checkpoint.config.num_layers
+    of_layer = table["layer"] == layer
+    head, scale = (
+        int(np.flatnonzero(of_layer & (table["role"] == abi.ROLE_LM_HEAD) & (table["part"] == part))[0])
+        for part in (abi.PART_WEIGHT, abi.PART_SCALE)
+    )
+    embedding = int(np.flatnonzero(of_layer & (table["role"] == abi.ROLE_EMBEDDING))[0])
+    table[embedding] = table[head]
+    table["role"][embedding] = abi.ROLE_EMBEDDING
+    extra = table[scale : scale + 1].copy()
+    extra["role"] = abi.ROLE_EMBEDDING
+    outcome = init(engine_options(checkpoint, max_draft_tokens=1), np.append(table, extra))
+    assert_refused(outcome, INVALID, f"the embedding of layer {layer} (role 1) has dtype {abi.DTYPE_F8_E4M3}")
+
+
 @pytest.mark.parametrize(("name", "value"), MODEL_FAULTS)
 def test_bad_model_is_refused(name: str, value: Any) -> None:
     checkpoint = small_model()

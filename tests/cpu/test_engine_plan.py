@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from glint.checkpoint.table import Checkpoint
+from glint.engine.settings import page_cache_bytes
 from glint.native import abi
 from glint.native.library import InvalidArgument, Unsupported, choose_library, load_library, load_progress, plan_engine
 from tests.cpu.rank_engine import rank_model
@@ -35,6 +36,14 @@ def test_the_plan_has_the_scales_of_groups(row_slices: int) -> None:
     models = [rank_model(weights, **shape) for weights in ("fp8_block", "fp8_group")]
     tokens, groups = (assert_planned(model, changes) for model in models)
     assert groups.workspace_bytes > tokens.workspace_bytes
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_ranks": 2, "row_slices": 2, "num_threads": 2}])
+def test_the_plan_has_the_hidden_rows_of_the_pages(changes: dict[str, int]) -> None:
+    model = rank_model(mtp="with copies")
+    plan = assert_planned(model, changes | {"max_draft_tokens": 2})
+    page_tokens = engine_options(model).page_tokens
+    assert plan.bytes_per_page == page_cache_bytes(model.config, "cpu", page_tokens, changes.get("num_ranks", 1), True)
 
 
 def assert_planned(checkpoint: Checkpoint, changes: dict[str, int]) -> abi.EnginePlan:

@@ -156,7 +156,8 @@ def test_the_layer_is_one_more_layer_of_every_page() -> None:
     checkpoint = small_model("fp8_channel", "with copies")
     without, with_mtp = (plan_engine(library, engine_options(checkpoint, max_draft_tokens=n)) for n in (0, 3))
     layers = checkpoint.config.num_layers
-    assert with_mtp.bytes_per_page * layers == without.bytes_per_page * (layers + 1)
+    state_bytes = 4 * checkpoint.config.hidden_size
+    assert (with_mtp.bytes_per_page - state_bytes) * layers == without.bytes_per_page * (layers + 1)
     assert with_mtp.workspace_bytes > without.workspace_bytes
 
 

@@ -188,6 +188,31 @@ def test_pages_of_answers_serve_as_prefixes(folders: dict[Weights, Path], seed: 
     assert sum(answer.cached_tokens for answer in found) > 12 * PAGE_TOKENS
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("role", "is_whole"), [(abi.ROLE_FINAL_NORM, True), (abi.ROLE_EMBEDDING, False)])
+def test_a_draft_that_is_no_token_is_none(tmp_path: Path, role: int, is_whole: bool, num_ranks: int) -> None:
+    """Logits of the layer that are no numbers end the drafts: behind one token of its embedding, or all of them."""
+    shape = SMALL_SHAPE | {"vocab_size": VOCAB_SIZE}
+    folder = make_checkpoint(tmp_path / "model", "glm47", "bf16", mtp="with its own", **shape)
+    asks, changes = draft_asks(20, 40), {"num_ranks": num_ranks, "row_slices": 2, "num_threads": 2}
+    expected = plain_answers(open_checkpoint(folder), asks, **changes)
+    checkpoint = open_checkpoint(folder)
+    (entry,) = (one for one in checkpoint.mtp_tensors if one.role == role)
+    row_bytes = entry.byte_count // (1 if is_whole else VOCAB_SIZE)
+    with checkpoint.files[entry.file_index].path.open("r+b") as file:
+        file.seek(entry.file_offset + entry.byte_count - row_bytes)
+        file.write(b"\xff" * row_bytes)
+    counts = Counts()
+    with open_engine(checkpoint, max_draft_tokens=MAX_DRAFTS, **changes) as engine:
+        assert_same(engine, asks, expected, 5, counts)
+        session = Session(engine)
+        request_id = session.add(make_ask([1, 2], 12))
+        while session.running:
+            (item,) = session.step([(request_id, 64)], [MAX_DRAFTS]).items
+            assert all(0 <= token < VOCAB_SIZE for token in item.drafts)
+    assert (counts.made == 0) == is_whole
+
+
 def test_a_request_without_drafts_does_not_run_the_layer(folders: dict[Weights, Path]) -> None:
     checkpoint, ask = open_folder(folders["fp8_channel"]), make_ask([1, 2, 3, 0, 1], 6)
     read = []

@@ -47,13 +47,15 @@ START_SECONDS = 30.0
 class ScriptedService:
     """Answers each request with the next text of the script, in pieces of a few characters, one token each.
 
-    A problem in the script ends its request where its text would begin. `prompts` are those that the model read.
+    A step has `step_tokens` of them; with several, all but the first were drafts that were right. A problem in the
+    script ends its request where its text would begin. `prompts` are those that the model read.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.script: list[str | Problem] = []
         self.prompts: list[str] = []
         self.requests: list[EngineRequest] = []
+        self.step_tokens = 1
         self._tokenizer = tokenizer
         self._ids = itertools.count()
 
@@ -67,22 +69,26 @@ class ScriptedService:
         stream.start(request_id, time.monotonic())
         answer = self.script.pop(0)
         if isinstance(answer, Problem):
-            stream.push(_output(request_id, "I ", None), time.monotonic())
+            stream.push(_output(request_id, ["I "], None), time.monotonic())
             asyncio.get_running_loop().call_soon(stream.end, answer)
             return stream
         pieces = [answer[at : at + PIECE_CHARS] for at in range(0, len(answer), PIECE_CHARS)] or [""]
-        limit = request.params.max_tokens or len(pieces)
-        for index, piece in enumerate(pieces[:limit]):
-            reason = None if index + 1 < min(limit, len(pieces)) else "length" if limit < len(pieces) else "stop"
-            stream.push(_output(request_id, piece, reason), time.monotonic())
+        limit = min(request.params.max_tokens or len(pieces), len(pieces))
+        for begin in range(0, limit, self.step_tokens):
+            end = min(begin + self.step_tokens, limit)
+            reason = None if end < limit else "length" if limit < len(pieces) else "stop"
+            stream.push(_output(request_id, pieces[begin:end], reason), time.monotonic())
         return stream
 
     def cancel(self, stream: OutputStream) -> None:
         """Nothing computes."""
 
 
-def _output(request_id: int, text: str, reason: Any) -> StepOutput:
-    return StepOutput(request_id, text, (1,), None, None, CACHED_TOKENS, reason, None)
+def _output(request_id: int, pieces: list[str], reason: Any) -> StepOutput:
+    output = StepOutput(request_id, "".join(pieces), (1,) * len(pieces), None, None, CACHED_TOKENS, reason, None)
+    if len(pieces) == 1:
+        return output
+    return output._replace(pieces=tuple(pieces), draft_tokens=len(pieces) - 1, accepted_tokens=len(pieces) - 1)
 
 
 class Scripted:

@@ -101,6 +101,16 @@ def test_bytes_become_pages(free_memory: int) -> None:
         resolve(kv_cache_bytes=free_memory + 1)
 
 
+def test_pages_have_the_mtp_layer_and_its_hidden_row_where_requests_draft(free_memory: int) -> None:
+    page_bytes = 16 * TOKEN_BYTES * 31 // 30 + 4 * 576
+    drafting = {"num_speculative_tokens": 2}
+    assert resolve(kv_cache_bytes=10 * page_bytes, **drafting).num_pages == 10
+    assert resolve(kv_cache_bytes=10 * page_bytes - 1, **drafting).num_pages == 9
+    of_ranks = 16 * TOKEN_BYTES * 31 // 30 + 3 * 4 * 576
+    assert resolve(kv_cache_bytes=10 * of_ranks, tp=3, **drafting).num_pages == 10
+    assert resolve(kv_cache_bytes=10 * of_ranks - 1, tp=3, **drafting).num_pages == 9
+
+
 def test_groups_of_activations_are_refused_on_cuda() -> None:
     grouped = dataclasses.replace(SAMPLE, weight_scale_kind=ScaleKind.TILE, input_group_size=128)
     message = r"activations in groups of 128.*run it with --device cpu, or use .* such as GLM-4\.7-FP8"
@@ -288,6 +298,53 @@ def test_a_native_refusal_names_the_flag() -> None:
         raise EngineError(native)
     public = "glint_init_engine: --tp is 65 and --max-num-seqs 7, --kv-cache-dtype 9, num_pages is 0"
     assert str(refused.value) == public
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_num_seqs": 4000, "num_speculative_tokens": 4},
+            "--max-num-seqs 4000 with --num-speculative-tokens 4 makes 20000 rows to sample in a step, at most 16384 "
+            "fit; lower --max-num-seqs to 3276 or less, or lower --num-speculative-tokens",
+        ),
+        (
+            {"max_num_seqs": 16384, "num_speculative_tokens": 1},
+            "--max-num-seqs 16384 with --num-speculative-tokens 1 makes 32768 rows to sample in a step, at most 16384 "
+            "fit; lower --max-num-seqs to 8192 or less, or lower --num-speculative-tokens",
+        ),
+        (
+            {"max_step_tokens": 4, "num_speculative_tokens": 4},
+            "--num-speculative-tokens 4 with --max-num-batched-tokens 4: a request verifies its drafts and one token "
+            "in one step; lower --num-speculative-tokens to 3 or less, or raise --max-num-batched-tokens",
+        ),
+    ],
+)
+def test_drafts_that_no_step_has_room_for_are_refused_with_their_flags(
+    free_memory: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngineError) as refused:
+        resolve(**options)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "num_drafts"),
+    [
+        ({"max_num_seqs": 3276}, 4),
+        ({"max_num_seqs": 4000}, 3),
+        ({"max_num_seqs": 8192}, 1),
+        ({"max_num_seqs": 8193}, 0),
+        ({"max_step_tokens": 5}, 4),
+        ({"max_step_tokens": 4}, 3),
+        ({"max_step_tokens": 1}, 0),
+    ],
+)
+def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: dict[str, int], num_drafts: int) -> None:
+    settings = EngineSettings.resolve("folder", SAMPLE, EngineArgs(**options), has_mtp=True)
+    assert (settings.num_speculative_tokens, settings.adapts_drafts) == (num_drafts, True)
+    most_items = native_options(settings, SAMPLE, ()).max_step_items
+    assert most_items == settings.max_num_seqs * (1 + num_drafts) <= 2**14
 
 
 def test_every_native_option_is_set_or_of_the_bench_alone() -> None:

@@ -89,7 +89,7 @@ class Running:
         self.engine = Counting()
         self.failures: list[str] = []
         self.gaps: list[float] = []
-        self.service = EngineService(self.engine, lambda summary, gaps: self.gaps.extend(gaps), self._fail)
+        self.service = EngineService(self.engine, lambda summary, outputs, gaps: self.gaps.extend(gaps), self._fail)
 
     def _fail(self, failure: str) -> None:
         self.failures.append(failure)

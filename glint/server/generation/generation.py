@@ -12,8 +12,7 @@ from glint.server.generation.prepare import PreparedRequest
 from glint.server.http.problems import Problem
 from glint.server.service import OutputStream
 from glint.server.state import ServerState, errors_as_problems
-from glint.text.output import OutputEvent, OutputParser, ToolCallBegun
-from glint.text.tags import Tag
+from glint.text.output import OutputEvent, OutputParser, ToolCallBegun, merge_texts
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 CLIENT_LEFT = 499
@@ -32,7 +31,10 @@ class Delta(NamedTuple):
 
 @dataclass
 class Usage:
-    """Tokens of a request so far, over all its choices; of its drafts, those that the model verified."""
+    """Tokens of a request so far, over all its choices; of its drafts, those that the model verified.
+
+    A token of thinking is one that the model wrote while it thought: the closing tag is, the opening tag is not.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
@@ -179,22 +181,17 @@ class Generation:
         return 500 if self.prompts[0].engine_request.grammar is None else 400
 
     def _parse(self, parser: OutputParser, choice: int, text: str, output: StepOutput) -> list[OutputEvent]:
-        was_reasoning = parser.is_reasoning
-        events = parser.push(text) if text else []
-        self.usage.reasoning_tokens += self._count_reasoning(output.token_ids, was_reasoning, parser.is_reasoning)
+        """Read the output token by token, so that no count depends on how many tokens a step had."""
+        pieces = output.pieces or (text,)
+        events: list[OutputEvent] = []
+        for place, piece in enumerate(pieces):
+            self.usage.reasoning_tokens += parser.is_reasoning and place < len(output.token_ids)
+            events += parser.push(piece) if piece else []
         if output.finish_reason is not None:
             events += parser.finish(self._text_behind(output))
         if not self._has_calls[choice] and any(isinstance(event, ToolCallBegun) for event in events):
             self._has_calls[choice] = True
-        return events
-
-    def _count_reasoning(self, token_ids: Sequence[int], was_reasoning: bool, is_reasoning: bool) -> int:
-        """The tokens of thinking, its closing tag included, the same however many tokens came at once."""
-        if len(token_ids) == 1 or was_reasoning == is_reasoning:
-            return len(token_ids) if was_reasoning else 0
-        tag = self._state.tokenizer.token_to_id(Tag.THINK_END if was_reasoning else Tag.THINK)
-        place = token_ids.index(tag) + 1 if tag in token_ids else len(token_ids)
-        return place if was_reasoning else len(token_ids) - place
+        return merge_texts(events) if len(pieces) > 1 else events
 
     def _text_behind(self, output: StepOutput) -> str | None:
         """The text behind the end of an output: a hidden stop string, nothing, or None where the output was cut.

@@ -9,9 +9,11 @@ import asyncio
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +29,7 @@ VARIABLE = "GLINT_SUPERVISOR"
 RECORD_BYTES = 64 * 1024
 REFUSED_PER_RECORD = 64
 HEARTBEAT_SECONDS = 0.25
+FINISH_SECONDS = 1.0
 EXIT_ORPHAN = 1
 SET_DEATH_SIGNAL = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -97,15 +100,28 @@ class SupervisorLink:
 
     def send_refused(self, fields: dict[str, OutcomeValue]) -> None:
         """Send the outcome of a refused request with others of this turn of the event loop, on whose thread it runs."""
-        if not self._refused:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._refused.append(fields)
+        with self._lock:
+            if not self._refused:
+                asyncio.get_running_loop().call_soon(self.flush)
+            self._refused.append(fields)
 
     def flush(self) -> None:
-        """Send the outcomes of refused requests that have not been sent."""
-        refused, self._refused = self._refused, []
-        for begin in range(0, len(refused), REFUSED_PER_RECORD):
-            self.send("refused_requests", refused[begin : begin + REFUSED_PER_RECORD])
+        """Send the outcomes of refused requests that have not been sent, from any thread."""
+        with self._lock:
+            refused, self._refused = self._refused, []
+            for begin in range(0, len(refused), REFUSED_PER_RECORD):
+                self.send("refused_requests", refused[begin : begin + REFUSED_PER_RECORD])
+
+    def finish(self) -> None:
+        """Send all that waits before the process ends, from any thread; a supervisor that is behind has a second."""
+        self.flush()
+        deadline = time.monotonic() + FINISH_SECONDS
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        with self._lock:
+            while self._waiting and (left := deadline - time.monotonic()) > 0:
+                room.poll(1000 * left)
+                self._send_waiting()
 
     def _send_waiting(self) -> None:
         while self._waiting:
