@@ -217,7 +217,8 @@ class StepLoop:
         for item_index, masks in draft_masks.items():
             advances[item_index] = len(masks)
         native_ids = [self._native_id(request) for request in requests]
-        drafts = self._drafts.choose([request.request_id for request in requests])
+        request_ids = [request.request_id for request in requests]
+        drafts = self._drafts.choose(request_ids) if plan.may_draft else [0] * len(request_ids)
         ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)], drafts)
         submitted_at = time.perf_counter()
         verified = {
@@ -345,7 +346,11 @@ class StepLoop:
         return request.native_id
 
     def _make_room(self, plan: StepPlan, shortage: OutOfPages, outputs: list[StepOutput]) -> None:
-        """Preempt a request, or fail the only one where it can never fit."""
+        """Give up the drafts, else preempt a request, or fail the only one where it can never fit."""
+        if self._scheduler.drop_drafts():
+            for request in self.requests.values():
+                request.drafts = ()
+            return
         preempted_id = self._scheduler.preempt_for_pages()
         if preempted_id is not None:
             self._release(preempted_id)

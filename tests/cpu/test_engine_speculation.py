@@ -143,6 +143,23 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(checkpoint: Checkpoint)
     assert preemptions > 0
 
 
+@pytest.mark.parametrize("num_drafts", [1, 3, 8])
+def test_drafts_take_the_pages_of_no_request(checkpoint: Checkpoint, num_drafts: int) -> None:
+    """Two requests that fill the page cache to its last page with their last tokens, beside drafts of many pages."""
+    sizes = {"num_pages": 6, "page_tokens": 4, "max_model_len": 16}
+    found = []
+    for count in (0, num_drafts):
+        with make_engine(checkpoint=checkpoint, num_speculative_tokens=count, **sizes) as engine:
+            for seed in range(2):
+                params = SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True, seed=seed)
+                engine.submit([1, 2, seed], params)
+            outputs = gather(engine, {})
+            assert_idle(engine)
+            found.append({request_id: joined(outputs[request_id]) for request_id in outputs})
+            assert engine.num_preemptions == 0
+    assert found[0] == found[1]
+
+
 @dataclass
 class Walk:
     """Behind `begins_after` a token is followed by one of the next two, and the eleventh is the last."""
