@@ -146,10 +146,16 @@ def test_on_a_noisy_machine_drafts_that_pay_are_made_soon_and_others_are_not(num
         assert losing.run(1000) > 0.97
 
 
+class SlowingMachine(Machine):
+    """A machine that takes longer for every step than for the one before."""
+
+    def slowness(self) -> float:
+        return 1 + len(self.choices) / 300
+
+
 def test_a_machine_that_slows_down_does_not_look_like_drafts_that_cost() -> None:
-    machine = Machine(0.8, 0.3)
+    machine = SlowingMachine(0.8, 0.3)
     machine.run(300)
-    machine.slowness = lambda: 1 + len(machine.choices) / 300  # type: ignore[method-assign]
     assert machine.run(1000) > 0.95 * ideal_gain(0.8, 0.3)
 
 
