@@ -264,7 +264,11 @@ def _add_bench(commands: Any) -> None:
         "--prompt-tokens", metavar="N", type=int, default=512, help="length of the prefill (default: 512)"
     )
     parser.add_argument(
-        "--decode-tokens", metavar="N", type=int, default=64, help="decode steps to time, 2 or more (default: 64)"
+        "--decode-tokens",
+        metavar="N",
+        type=int,
+        default=64,
+        help="decode steps to time, 2 or more; answers with speculation have twice as many tokens (default: 64)",
     )
     parser.add_argument("--peer", choices=["llama.cpp"], help="also run this engine, if installed, and print the ratio")
     parser.add_argument(

@@ -23,7 +23,7 @@ from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 
 BATCHES = (1, 8, 32)
-SPECULATION_BATCHES = (1, 8)
+SPECULATION_BATCHES = (1, 8, 32)
 PROMPT_OF_DECODE = 64
 STEPS_TO_ADMIT = 2 * max(BATCHES)
 PEAK_READ_BYTES = 512 << 20
@@ -100,7 +100,7 @@ def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
     speculation: tuple[SpeculationRow, ...] = ()
     if checkpoint.mtp_tensors and args.num_speculative_tokens:
         speculation = measure_speculation(
-            checkpoint, Path(chosen.model), args, chosen.engine, SPECULATION_BATCHES, chosen.decode_tokens
+            checkpoint, Path(chosen.model), args, chosen.engine, SPECULATION_BATCHES, 2 * chosen.decode_tokens
         )
     peer, problem = None, None
     if chosen.peer is not None:

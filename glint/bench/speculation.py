@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from glint.bench.prompts import read_sentences
 from glint.checkpoint.table import Checkpoint
@@ -16,17 +18,33 @@ from glint.text.tokenizer import Tokenizer
 
 PROMPT_SENTENCES = 3
 MAX_PROMPT_TOKENS = 128
+TURNS = 3
+MAX_TURN_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class SpeculationRow:
-    """Tokens per second of some requests at once without drafts and with them, and the drafts that were right."""
+    """Tokens per second of some requests at once without drafts and with them, and the drafts that were right.
+
+    The speeds are medians over the turns, the ratio is the median of the ratios of the turns, the drafts are sums.
+    """
 
     batch: int
     plain_tokens_per_second: float
     tokens_per_second: float
+    ratio: float
     draft_tokens: int
     accepted_tokens: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The answers of some requests at once, by their places, with their speed and drafts."""
+
+    tokens_per_second: float
+    draft_tokens: int
+    accepted_tokens: int
+    answers: dict[int, list[int]]
 
 
 def measure_speculation(
@@ -35,41 +53,58 @@ def measure_speculation(
     args: EngineArgs,
     library_path: Path | None,
     batches: Sequence[int],
-    decode_tokens: int,
+    answer_tokens: int,
 ) -> tuple[SpeculationRow, ...]:
     """Time the same greedy answers on an engine without drafts and on one with them; they must be the same.
 
-    Every batch runs twice on each engine and the second run counts, so that what the engine learns about its drafts is
-    learned.
+    The engines take turns, so that a machine which is slower at one time than at another is so for both. Every turn
+    has prompts of its own. Before them the engine with drafts has one alone, in which it learns what its drafts cost.
+    An answer has `answer_tokens`, or fewer where all of a turn together would have more than 2,048.
     """
     tokenizer = Tokenizer(folder)
-    found: list[list[tuple[float, int, int]]] = []
-    answers = []
-    for count in (0, args.num_speculative_tokens):
-        sized = replace(
-            args, num_speculative_tokens=count, num_pages=None, max_model_len=MAX_PROMPT_TOKENS + decode_tokens
+    engines = []
+    with ExitStack() as stack:
+        for count in (0, args.num_speculative_tokens):
+            sized = replace(
+                args, num_speculative_tokens=count, num_pages=None, max_model_len=MAX_PROMPT_TOKENS + answer_tokens
+            )
+            settings = EngineSettings.resolve(folder, checkpoint.config, sized, has_mtp=True)
+            engines.append(stack.enter_context(Engine(checkpoint, settings, None, library_path)))
+        return tuple(
+            _measure_batch(engines, tokenizer, batch, min(answer_tokens, MAX_TURN_TOKENS // batch)) for batch in batches
         )
-        settings = EngineSettings.resolve(folder, checkpoint.config, sized, has_mtp=True)
-        with Engine(checkpoint, settings, None, library_path) as engine:
-            runs = [_time_answers(engine, tokenizer, batch, decode_tokens) for batch in batches for _ in range(2)]
-        found.append([figures for figures, _ in runs[1::2]])
-        answers.append([tokens for _, tokens in runs])
-    if answers[0] != answers[1]:
-        raise EngineError("the answers with drafts are not those without; report this with the output of glint check")
-    return tuple(
-        SpeculationRow(batch, plain[0], *drafted) for batch, plain, drafted in zip(batches, *found, strict=True)
+
+
+def _measure_batch(engines: Sequence[Engine], tokenizer: Tokenizer, batch: int, answer_tokens: int) -> SpeculationRow:
+    """Let the engine without drafts and the one with them answer in turns."""
+    _time_answers(engines[1], tokenizer, batch, 0, answer_tokens)
+    turns = []
+    for turn in range(1, 1 + TURNS):
+        plain, drafted = (_time_answers(engine, tokenizer, batch, turn * batch, answer_tokens) for engine in engines)
+        if plain.answers != drafted.answers:
+            raise EngineError(
+                "the answers with drafts are not those without; report this with the output of glint check"
+            )
+        turns.append((plain, drafted))
+    return SpeculationRow(
+        batch=batch,
+        plain_tokens_per_second=median(plain.tokens_per_second for plain, _ in turns),
+        tokens_per_second=median(drafted.tokens_per_second for _, drafted in turns),
+        ratio=median(drafted.tokens_per_second / plain.tokens_per_second for plain, drafted in turns),
+        draft_tokens=sum(drafted.draft_tokens for _, drafted in turns),
+        accepted_tokens=sum(drafted.accepted_tokens for _, drafted in turns),
     )
 
 
-def _time_answers(
-    engine: Engine, tokenizer: Tokenizer, batch: int, decode_tokens: int
-) -> tuple[tuple[float, int, int], dict[int, list[int]]]:
-    """Tokens per second, drafts and right drafts of some answers, and the answers by the place of their request."""
+def _time_answers(engine: Engine, tokenizer: Tokenizer, batch: int, first_prompt: int, answer_tokens: int) -> _Run:
+    """Answer some prompts at once."""
     sentences = read_sentences()
-    params = SamplingParams(temperature=0.0, max_tokens=decode_tokens, ignore_eos=True)
+    num_prompts = len(sentences) // PROMPT_SENTENCES
+    params = SamplingParams(temperature=0.0, max_tokens=answer_tokens, ignore_eos=True)
     places = {}
     for place in range(batch):
-        text = " ".join(sentences[place * PROMPT_SENTENCES :][:PROMPT_SENTENCES])
+        first = (first_prompt + place) % num_prompts * PROMPT_SENTENCES
+        text = " ".join(sentences[first : first + PROMPT_SENTENCES])
         (request_id,) = engine.submit(tokenizer.encode(text)[:MAX_PROMPT_TOKENS], params)
         places[request_id] = place
     answers: dict[int, list[int]] = {place: [] for place in range(batch)}
@@ -80,17 +115,15 @@ def _time_answers(
             answers[places[output.request_id]] += output.token_ids
         drafts += engine.last_step.draft_tokens
         accepted += engine.last_step.accepted_tokens
-    seconds = time.perf_counter() - began_at
-    return (batch * decode_tokens / seconds, drafts, accepted), answers
+    return _Run(batch * answer_tokens / (time.perf_counter() - began_at), drafts, accepted, answers)
 
 
 def render_speculation(rows: Sequence[SpeculationRow], drafts: int | str) -> str:
     """The table that a person reads."""
-    lines = [f"speculation, {drafts} drafts; prompts of English text, their time included"]
+    lines = [f"speculation, {drafts} drafts; prompts of English text, their time included; medians of {TURNS} turns"]
     lines.append(f"{'':22}{'off tok/s':>10}{'on tok/s':>10}{'ratio':>8}{'drafts':>9}{'right':>7}")
     for row in rows:
-        ratio = row.tokens_per_second / row.plain_tokens_per_second
         right = f"{row.accepted_tokens / row.draft_tokens:.0%}" if row.draft_tokens else "-"
-        speeds = f"{row.plain_tokens_per_second:>10.1f}{row.tokens_per_second:>10.1f}{ratio:>7.2f}x"
+        speeds = f"{row.plain_tokens_per_second:>10.1f}{row.tokens_per_second:>10.1f}{row.ratio:>7.2f}x"
         lines.append(f"{f'decode, {row.batch} at once':22}{speeds}{row.draft_tokens:>9}{right:>7}")
     return "\n".join(lines)
