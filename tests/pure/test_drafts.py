@@ -13,6 +13,7 @@ from glint.engine.drafts import (
     COLD_WEIGHT,
     COMPARED_STEPS,
     FIRST_CHANCE,
+    LEAST_GAIN,
     FIRST_COST,
     LONGEST_TRIAL,
     SHARED_RATE,
@@ -237,13 +238,24 @@ def test_wrong_drafts_soon_behind_a_gap_count_for_a_third() -> None:
     assert drafts._requests[0].tried == [pytest.approx(COLD_WEIGHT)]
 
 
+def test_drafts_that_would_pay_a_little_are_not_made() -> None:
+    chosen = []
+    for gain in (LEAST_GAIN - 0.01, LEAST_GAIN + 0.01):
+        drafts = Drafts(1, is_adaptive=True)
+        drafts.add(-1)
+        drafts.add(0)
+        drafts._size(1).learn(1, (1.0 + FIRST_CHANCE) / gain)
+        chosen.append(drafts.choose([0]))
+    assert chosen == [[0], [1]]
+
+
 def test_a_request_goes_on_where_it_would_not_begin_again() -> None:
     chosen = []
     for warm_steps in (0, 1, WARM_STEPS):
         drafts = Drafts(1, is_adaptive=True)
         drafts.add(-1)
         drafts.add(0)
-        drafts._size(1).learn(1, 1.0 + 0.95 * FIRST_CHANCE)
+        drafts._size(1).learn(1, 0.985 * (1.0 + FIRST_CHANCE) / LEAST_GAIN)
         drafts._requests[0].warm_steps = warm_steps
         chosen.append(drafts.choose([0]))
     assert chosen == [[0], [1], [1]]
