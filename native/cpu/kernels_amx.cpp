@@ -196,7 +196,8 @@ void multiply_few(const GemmTile& tile, std::byte* scratch) {
     }
     scales[token] = tile.input_scale(token, 0);
   }
-  BroadcastGemm<Fp8Pairs>::multiply(few, nullptr);
+  static_assert(kFewTokens <= BroadcastGemm<Fp8Pairs>::kFewTokens);
+  BroadcastGemm<Fp8Pairs>::multiply(few, scratch);
 }
 
 void multiply_fp8(const GemmTile& tile, std::byte* scratch) {

@@ -129,10 +129,10 @@ void run_head(Backend& backend, const StepState& step, const Weight& head, const
     const cpu::ColumnParts parts{count, columns.of_each_rank, columns.total, stride};
     backend.collectives.gather_columns(parts, rows.logits.data(), out, 0);
   }
-  if (!backend.slice.is_first()) return;
-  for (int64_t row = 0; row < count; ++row) {
+  if (!backend.slice.is_first() || columns.total == stride) return;
+  backend.workers.team().run(count, [&](int64_t row, int) {
     std::fill_n(rows.logits.data() + row * stride + columns.total, stride - columns.total, -kInfinity);
-  }
+  });
 }
 
 }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace glint {
 
@@ -61,14 +62,12 @@ struct Window {
   int64_t last;
 };
 
-inline void mask_window(std::byte* target, const Window& window, int64_t element_bytes) {
-  const uint64_t row_mask = ~uint64_t{0} >> (64 - element_bytes * window.last);
-  const auto mask =
-      static_cast<__mmask64>(row_mask >> (element_bytes * window.first) << (element_bytes * window.first));
+inline void copy_window(std::byte* target, const Window& window, int64_t element_bytes) {
+  const int64_t skipped = element_bytes * window.first;
+  const auto bytes = static_cast<size_t>(element_bytes * (window.last - window.first));
   for (int64_t row = 0; row < window.rows; ++row) {
-    std::byte* out = target + row * element_bytes * kStepCols;
-    const __m512i part = _mm512_maskz_loadu_epi8(mask, window.source + row * window.stride);
-    _mm512_mask_storeu_epi8(out, ~uint64_t{0} >> (64 - element_bytes * kStepCols), part);
+    std::memcpy(target + row * element_bytes * kStepCols + skipped, window.source + row * window.stride + skipped,
+                bytes);
   }
 }
 
@@ -98,7 +97,7 @@ inline void transpose_pairs(const Window& window, const Write& write) {
     return;
   }
   alignas(64) std::byte values[kTileEdge * kStepCols] = {};
-  mask_window(values, window, 1);
+  copy_window(values, window, 1);
   transpose_pairs(values, kStepCols, write);
 }
 
@@ -184,7 +183,7 @@ struct Bf16Pairs {
       return;
     }
     alignas(64) std::byte values[kTileEdge * 2 * kStepCols] = {};
-    mask_window(values, window, 2);
+    copy_window(values, window, 2);
     transpose(values, 2 * kStepCols, write);
   }
 

@@ -20,23 +20,6 @@ Element element(const Vector& vector, int index) {
   return value;
 }
 
-inline __m256i load_bytes_or_zero(__mmask32 mask, const void* source) {
-  uint8_t bytes[32] = {};
-  for (int index = 0; index < 32; ++index) {
-    if ((mask >> index & 1U) != 0) bytes[index] = static_cast<const uint8_t*>(source)[index];
-  }
-  return load<__m256i>(bytes);
-}
-
-inline __mmask32 equal_words(__m512i left, __m512i right) {
-  __mmask32 mask = 0;
-  for (int index = 0; index < 32; ++index) {
-    const bool is_equal = element<uint16_t>(left, index) == element<uint16_t>(right, index);
-    mask |= static_cast<__mmask32>(is_equal) << index;
-  }
-  return mask;
-}
-
 inline __mmask32 words_without_common_bits(__m512i left, __m512i right) {
   __mmask32 mask = 0;
   for (int index = 0; index < 32; ++index) {
@@ -73,17 +56,14 @@ inline void store_chosen_floats(void* target, __mmask16 mask, __m512 floats) {
 }
 
 inline __m512 multiply_add(__m512 left, __m512 right, __m512 sum) {
-  const __m256 parts[2] = {
-      _mm256_fmadd_ps(eight_floats(left, 0), eight_floats(right, 0), eight_floats(sum, 0)),
-      _mm256_fmadd_ps(eight_floats(left, 1), eight_floats(right, 1), eight_floats(sum, 1))};
+  const __m256 parts[2] = {_mm256_fmadd_ps(eight_floats(left, 0), eight_floats(right, 0), eight_floats(sum, 0)),
+                           _mm256_fmadd_ps(eight_floats(left, 1), eight_floats(right, 1), eight_floats(sum, 1))};
   return load<__m512>(parts);
 }
 
 }
 
 #undef _mm512_fmadd_ps
-#define _mm256_maskz_loadu_epi8 modelled::load_bytes_or_zero
-#define _mm512_cmpeq_epi16_mask modelled::equal_words
 #define _mm512_cvtepi32_epi16 modelled::low_words
 #define _mm512_cvtepu16_epi32 modelled::widened_words
 #define _mm512_cvtph_ps modelled::floats_of_halves
