@@ -119,6 +119,7 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
             "others are copies of its own"
         )
         differences.append(f"the embedding has 1/{tp} of its rows here; a rank of several holds all of them")
+    vocab_size = -(-whole.vocab_size // tp)
     model = replace(
         whole,
         num_heads=whole.num_heads // tp,
@@ -126,7 +127,8 @@ def shape_rank(whole: ModelConfig, tp: int, expert_layout: ExpertLayout) -> Rank
         dense_width=whole.dense_width // tp,
         expert_width=whole.expert_width if is_ep else whole.expert_width // tp,
         shared_width=whole.shared_width // tp,
-        vocab_size=-(-whole.vocab_size // tp),
+        vocab_size=vocab_size,
+        mtp_vocab_size=vocab_size,
     )
     local = whole.num_experts // tp if is_ep else whole.num_experts
     return RankShape(whole, model, tp, expert_layout, local, tuple(differences))

@@ -133,24 +133,27 @@ class Drafts:
         """Forget a request; one that is not known changes nothing."""
         self._requests.pop(request_id, None)
 
-    def choose(self, request_ids: Sequence[int]) -> list[int]:
-        """How many drafts each of the requests of a step makes."""
+    def choose(self, request_ids: Sequence[int], is_decoding: bool) -> list[int]:
+        """How many drafts each of the requests of a step makes; a trial has only steps in which all of them decode."""
         if not self.is_adaptive or not self.max_drafts:
             return [self.max_drafts] * len(request_ids)
         size = self._size(len(request_ids))
         requests = [self._requests[request_id] for request_id in request_ids]
-        if size.trial is not None:
-            counts = [size.trial.num_drafts] * len(requests)
-        else:
-            counts = _most_tokens([self._chances(request) for request in requests], size)
-            counts = [max(count, min(1, request.tried_steps)) for count, request in zip(counts, requests, strict=True)]
-        for request, count in zip(requests, counts, strict=True):
-            request.tried_steps = max(0, request.tried_steps - 1)
+        if size.trial is not None and is_decoding:
+            return [size.trial.num_drafts] * len(requests)
+        counts = _most_tokens([self._chances(request) for request in requests], size)
+        return [max(count, min(1, request.tried_steps)) for count, request in zip(counts, requests, strict=True)]
+
+    def submitted(self, request_ids: Sequence[int], counts: Sequence[int]) -> None:
+        """Take in that a step began in which the requests make these numbers of drafts."""
+        if not self.is_adaptive or not self.max_drafts:
+            return
+        for request_id, count in zip(request_ids, counts, strict=True):
+            request = self._requests[request_id]
             request.warm_steps = request.warm_steps + 1 if count else 0
             if not count:
                 request.tried = [tried * IDLE_MEMORY for tried in request.tried]
                 request.right = [right * IDLE_MEMORY for right in request.right]
-        return counts
 
     def observe(self, request_id: int, num_drafts: int, num_right: int, has_ended: bool) -> None:
         """Take in that the first `num_right` of a request's drafts were right, and the next wrong unless it ended.
@@ -158,6 +161,8 @@ class Drafts:
         Wrong drafts of a request that has just begun to make some again count for a third.
         """
         request = self._requests.get(request_id)
+        if request is not None and num_drafts:
+            request.tried_steps = max(0, request.tried_steps - 1)
         wrong_weight = COLD_WEIGHT if request is not None and request.warm_steps < WARM_STEPS else 1.0
         for position in range(min(num_drafts, num_right + (not has_ended))):
             is_right = position < num_right

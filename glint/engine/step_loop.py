@@ -217,9 +217,13 @@ class StepLoop:
         for item_index, masks in draft_masks.items():
             advances[item_index] = len(masks)
         native_ids = [self._native_id(request) for request in requests]
+        is_decoding = all(
+            item.advance_tokens == 1 + len(request.drafts) for item, request in zip(plan.items, requests, strict=True)
+        )
         request_ids = [request.request_id for request in requests]
-        drafts = self._drafts.choose(request_ids) if plan.may_draft else [0] * len(request_ids)
+        drafts = self._drafts.choose(request_ids, is_decoding) if plan.may_draft else [0] * len(request_ids)
         ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)], drafts)
+        self._drafts.submitted(request_ids, drafts)
         submitted_at = time.perf_counter()
         verified = {
             request.request_id: advance - 1
@@ -228,9 +232,6 @@ class StepLoop:
         }
         given = {request.request_id: len(request.drafts) for request in requests if request.drafts}
         awaited = {request.request_id for request, count in zip(requests, drafts, strict=True) if count} | given.keys()
-        is_decoding = all(
-            item.advance_tokens == 1 + len(request.drafts) for item, request in zip(plan.items, requests, strict=True)
-        )
         for request in requests:
             request.drafts = ()
         cached = {

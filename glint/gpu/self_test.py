@@ -80,6 +80,7 @@ class CheckedModel:
 SMALL = replace(
     GLM_47,
     vocab_size=4096,
+    mtp_vocab_size=4096,
     hidden_size=1024,
     num_layers=1,
     num_dense_layers=0,

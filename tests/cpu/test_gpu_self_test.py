@@ -19,6 +19,7 @@ from tests.reference.numpy_ops import decode_e4m3
 TINY = replace(
     SMALL,
     vocab_size=256,
+    mtp_vocab_size=256,
     hidden_size=128,
     num_heads=4,
     num_kv_heads=2,

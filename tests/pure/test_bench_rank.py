@@ -50,6 +50,7 @@ def decode_row(batch: int, context: int, ms: float) -> DecodeRow:
 def test_a_rank_of_eight_has_the_widths_of_the_design() -> None:
     model = TP.model
     assert (model.num_heads, model.num_kv_heads, model.vocab_size) == (12, 1, 18944)
+    assert model.mtp_vocab_size == model.vocab_size
     assert (model.dense_width, model.expert_width, model.shared_width) == (1536, 192, 192)
     assert (model.num_experts, TP.local_experts, TP.num_moe_layers) == (160, 160, 89)
     assert (EP.model.expert_width, EP.model.shared_width, EP.local_experts) == (1536, 192, 20)

@@ -25,6 +25,13 @@ from glint.engine.drafts import (
 )
 
 
+def begin_step(drafts: Drafts, request_ids: list[int], is_decoding: bool = True) -> list[int]:
+    """What the requests of a step make."""
+    counts = drafts.choose(request_ids, is_decoding)
+    drafts.submitted(request_ids, counts)
+    return counts
+
+
 class Machine:
     """Requests whose drafts are right with one chance, on a machine where a draft costs a share of a step.
 
@@ -50,7 +57,7 @@ class Machine:
 
     def step(self) -> None:
         """Run one step: choose, verify what the step before made, and tell the outcome."""
-        counts = self.drafts.choose(self.ids)
+        counts = begin_step(self.drafts, self.ids)
         verified = sum(self.given.values())
         seconds = 0.01 * self.time_of((verified + sum(counts)) / 2 / len(self.ids))
         for request_id in self.ids:
@@ -119,7 +126,7 @@ def test_a_request_that_is_hard_to_guess_does_not_stop_the_others() -> None:
     for _ in range(200):
         drafts.observe(0, 4, 4, has_ended=False)
         drafts.observe(1, 4, 0, has_ended=False)
-    counts = drafts.choose([0, 1])
+    counts = begin_step(drafts, [0, 1])
     assert counts[0] == 4 and counts[1] == 0
 
 
@@ -132,8 +139,8 @@ def test_a_request_may_be_guessed_again_later() -> None:
         drafts.observe(hard, 4, 0, has_ended=False)
     for _ in range(200):
         drafts.observe(easy, 4, 4, has_ended=False)
-    assert drafts.choose([easy, hard])[1] == 0
-    assert any(drafts.choose([easy, hard])[1] for _ in range(400))
+    assert begin_step(drafts, [easy, hard])[1] == 0
+    assert any(begin_step(drafts, [easy, hard])[1] for _ in range(400))
 
 
 @pytest.mark.parametrize("num_requests", [1, 8])
@@ -196,7 +203,7 @@ def test_a_trial_is_given_up_where_its_drafts_cannot_be_made() -> None:
         drafts.observe(-1, 1, 0, has_ended=False)
     chosen = []
     for _ in range(COMPARED_STEPS + LONGEST_TRIAL + 1):
-        chosen.append(drafts.choose([0])[0])
+        chosen.append(begin_step(drafts, [0])[0])
         drafts.observe_step(1, 0, 0, 0.01)
     assert chosen == [0] * COMPARED_STEPS + [1] * LONGEST_TRIAL + [0]
     assert drafts._size(1).times == {0: 1.0}
@@ -213,6 +220,22 @@ def test_times_between_and_beyond_the_measured_are_on_lines() -> None:
     assert 1.0 < size.time(1) < 1.3
 
 
+def test_a_trial_leaves_steps_with_prompts_alone() -> None:
+    drafts = Drafts(AUTO_DRAFTS, is_adaptive=True)
+    drafts.add(0)
+    for _ in range(COMPARED_STEPS):
+        made = begin_step(drafts, [0])[0]
+        drafts.observe(0, made, made, has_ended=False)
+        drafts.observe_step(1, made, made, 0.01)
+    assert made > 0
+    assert begin_step(drafts, [0]) == [0]
+    for _ in range(100):
+        made = begin_step(drafts, [0], is_decoding=False)[0]
+        assert made > 0
+        drafts.observe(0, made, made, has_ended=False)
+    assert begin_step(drafts, [0]) == [0]
+
+
 def test_every_so_many_requests_are_tried_in_any_case() -> None:
     drafts = Drafts(AUTO_DRAFTS, is_adaptive=True)
     for _ in range(400):
@@ -220,7 +243,13 @@ def test_every_so_many_requests_are_tried_in_any_case() -> None:
     tried = []
     for request_id in range(2 * TRIED_REQUESTS + 1):
         drafts.add(request_id)
-        tried.append(sum(drafts.choose([request_id])[0] for _ in range(2 * TRIED_STEPS)))
+        count = 0
+        for _ in range(2 * TRIED_STEPS):
+            made = begin_step(drafts, [request_id])[0]
+            begin_step(drafts, [request_id])
+            drafts.observe(request_id, made, 0, has_ended=False)
+            count += made
+        tried.append(count)
         drafts.forget(request_id)
     assert [place for place, count in enumerate(tried) if count] == [0, TRIED_REQUESTS, 2 * TRIED_REQUESTS]
     assert set(tried) == {0, TRIED_STEPS}
@@ -245,7 +274,7 @@ def test_drafts_that_would_pay_a_little_are_not_made() -> None:
         drafts.add(-1)
         drafts.add(0)
         drafts._size(1).learn(1, (1.0 + FIRST_CHANCE) / gain)
-        chosen.append(drafts.choose([0]))
+        chosen.append(begin_step(drafts, [0]))
     assert chosen == [[0], [1]]
 
 
@@ -257,7 +286,7 @@ def test_a_request_goes_on_where_it_would_not_begin_again() -> None:
         drafts.add(0)
         drafts._size(1).learn(1, 0.985 * (1.0 + FIRST_CHANCE) / LEAST_GAIN)
         drafts._requests[0].warm_steps = warm_steps
-        chosen.append(drafts.choose([0]))
+        chosen.append(begin_step(drafts, [0]))
     assert chosen == [[0], [1], [1]]
 
 
@@ -293,4 +322,4 @@ def test_a_fixed_number_is_always_made(count: int) -> None:
     for _ in range(50):
         drafts.observe(0, count, 0, has_ended=False)
         drafts.observe_step(1, count, count, 5.0)
-    assert drafts.choose([0, 1]) == [count, count]
+    assert begin_step(drafts, [0, 1]) == [count, count]
