@@ -82,7 +82,9 @@ def test_outputs_are_those_without(checkpoint: Checkpoint, num_drafts: int | str
 def erratic(monkeypatch: pytest.MonkeyPatch) -> random.Random:
     """Lets the number of drafts be any from step to step and from request to request."""
     source = random.Random()
-    monkeypatch.setattr(Drafts, "choose", lambda self, ids: [source.randint(0, self.max_drafts) for _ in ids])
+    monkeypatch.setattr(
+        Drafts, "choose", lambda self, ids, is_decoding: [source.randint(0, self.max_drafts) for _ in ids]
+    )
     return source
 
 
@@ -123,7 +125,7 @@ def test_auto_is_none_without_the_layer_and_up_to_four_with_it(checkpoint: Check
 
 def test_requests_without_drafts_run_ahead_as_ever(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no drafts are made, the next step is submitted before the last is collected."""
-    monkeypatch.setattr(Drafts, "choose", lambda self, ids: [0] * len(ids))
+    monkeypatch.setattr(Drafts, "choose", lambda self, ids, is_decoding: [0] * len(ids))
     with make_engine(checkpoint=checkpoint, num_speculative_tokens="auto") as engine:
         engine.submit([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True))
         for _ in range(5):
