@@ -154,7 +154,7 @@ class ActiveRequest:
             _FAILURES.get(item.failure, f"failure {item.failure}") if finish_reason == "failed" else None,
             self._stop_reason(item.tokens, is_stopped) if is_stopped or finish_reason == "stop" else None,
             self.verified_tokens,
-            min(self.verified_tokens, max(0, num_tokens - 1)),
+            min(self.verified_tokens, max(0, len(item.tokens) - 1), num_tokens),
             pieces if len(pieces) > 1 else (),
         )
         self.verified_tokens = 0

@@ -75,5 +75,4 @@ def test_speculation_is_measured_beside_its_absence(
     assert ("speculation, " in capsys.readouterr().out) == (drafts != "0") == bool(rows)
     assert [row["batch"] for row in rows] == ([] if drafts == "0" else [1, 8, 32])
     assert all(row["plain_tokens_per_second"] > 0 and row["tokens_per_second"] > 0 for row in rows)
-    assert all(row["ratio"] > 0 for row in rows)
     assert drafts != "2" or all(row["draft_tokens"] >= 3 * 24 * row["batch"] for row in rows)
