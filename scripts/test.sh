@@ -136,7 +136,7 @@ sanitized() {
     GLINT_TEST_LIBRARY="$PWD/$folder/libglint_cpu_test.so" LD_PRELOAD="${preload# }" PYTHONMALLOC=malloc \
     ASAN_OPTIONS="detect_leaks=0:halt_on_error=1" \
     UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1" \
-    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1" \
+    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/thread_sanitizer.txt" \
     pytest --capture=sys -m "$mark and not slow" tests/cpu
 }
 
