@@ -4,13 +4,15 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from glint.bench.llama_peer import PeerFigures, measure_llama
+from glint.bench.llama_peer import LlamaPeer, PeerFigures
 from glint.bench.machine import processor_name, refusing_unwritable
 from glint.bench.speculation import SpeculationRow, measure_speculation, render_speculation
 from glint.checkpoint.config import ModelConfig
@@ -22,12 +24,13 @@ from glint.engine.settings import DEFAULT_NUM_SEQS, DEFAULT_PAGE_TOKENS, EngineS
 from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
 
-BATCHES = (1, 8, 32)
+BATCHES = (1, 2, 4, 8, 32)
 SPECULATION_BATCHES = (1, 8, 32)
 PROMPT_OF_DECODE = 64
 STEPS_TO_ADMIT = 2 * max(BATCHES)
 PEAK_READ_BYTES = 512 << 20
 PREFILL_REPEATS = 3
+TURNS = 3
 ROUTED = (Role.GATE, Role.UP, Role.DOWN)
 
 
@@ -72,9 +75,20 @@ class Row:
     limit: str
 
 
+Figures = TypeVar("Figures", Ceilings, Row)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn of the engine measured."""
+
+    ceilings: Ceilings
+    rows: tuple[Row, ...]
+
+
 @dataclass(frozen=True)
 class Report:
-    """Everything one run measured."""
+    """Everything one run measured: medians over the turns; a ratio to the peer is the median of the turns' ratios."""
 
     model: str
     processor: str
@@ -84,47 +98,80 @@ class Report:
     rows: tuple[Row, ...]
     peer: PeerFigures | None
     peer_problem: str | None
+    peer_ratios: tuple[float, ...] | None = None
     speculation: tuple[SpeculationRow, ...] = ()
 
 
 def run(chosen: argparse.Namespace, args: EngineArgs) -> int:
-    """Measures, prints a table, and writes JSON where asked; the engine first, then the peer on the idle machine."""
+    """Measures, prints a table, and writes JSON where asked."""
     checkpoint = open_checkpoint(Path(chosen.model))
     plain = replace(args, num_speculative_tokens=0)
     settings = bench_settings(Path(chosen.model), checkpoint.config, chosen.prompt_tokens, chosen.decode_tokens, plain)
-    with Engine(checkpoint, settings, None, chosen.engine) as engine:
-        ceilings = measure_ceilings(engine)
-        rows = [measure_prefill(engine, checkpoint, chosen.prompt_tokens, ceilings)]
-        rows += [measure_decode(engine, checkpoint, batch, chosen.decode_tokens, ceilings) for batch in BATCHES]
-        kernels = engine.kernels
-    speculation: tuple[SpeculationRow, ...] = ()
+    report = measure_turns(chosen, checkpoint, settings)
     if checkpoint.mtp_tensors and args.num_speculative_tokens:
-        speculation = measure_speculation(
+        rows = measure_speculation(
             checkpoint, Path(chosen.model), args, chosen.engine, SPECULATION_BATCHES, 2 * chosen.decode_tokens
         )
-    peer, problem = None, None
-    if chosen.peer is not None:
-        peer, problem = measure_llama(
-            chosen.peer_python, settings.threads, chosen.prompt_tokens, chosen.decode_tokens, BATCHES
-        )
-    report = Report(
-        model=str(chosen.model),
-        processor=processor_name(),
-        kernels=kernels,
-        threads=settings.threads,
-        ceilings=ceilings,
-        rows=tuple(rows),
-        speculation=speculation,
-        peer=peer,
-        peer_problem=problem,
-    )
+        report = replace(report, speculation=rows)
     print(render(report))
-    if speculation:
-        print("\n" + render_speculation(speculation, args.num_speculative_tokens))
+    if report.speculation:
+        print("\n" + render_speculation(report.speculation, args.num_speculative_tokens))
     if chosen.json is not None:
         with refusing_unwritable(chosen.json):
             chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def measure_turns(chosen: argparse.Namespace, checkpoint: Checkpoint, settings: EngineSettings) -> Report:
+    """Lets the engine and the peer take turns: a machine that is slower at one time is so for both."""
+    peer = None
+    turns = []
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine(checkpoint, settings, None, chosen.engine))
+        if chosen.peer is not None:
+            sizes = (chosen.prompt_tokens, chosen.decode_tokens, BATCHES)
+            peer = stack.enter_context(LlamaPeer(chosen.peer_python, settings.threads, *sizes))
+        for turn in range(TURNS):
+            turns.append(measure_turn(engine, checkpoint, chosen.prompt_tokens, chosen.decode_tokens, turn))
+            if peer is not None:
+                peer.measure_turn()
+        kernels = engine.kernels
+    figures = None if peer is None else peer.figures()
+    return Report(
+        model=str(chosen.model),
+        processor=processor_name(),
+        kernels=kernels,
+        threads=settings.threads,
+        ceilings=median_of([turn.ceilings for turn in turns]),
+        rows=tuple(median_of(rows) for rows in zip(*(turn.rows for turn in turns), strict=True)),
+        peer=figures,
+        peer_problem=None if peer is None else peer.problem,
+        peer_ratios=None if figures is None else peer_ratios(turns, figures),
+    )
+
+
+def measure_turn(engine: Engine, checkpoint: Checkpoint, prompt_tokens: int, decode_tokens: int, turn: int) -> Turn:
+    """The ceilings of this moment, a prefill, and decode at every batch size."""
+    ceilings = measure_ceilings(engine)
+    rows = [measure_prefill(engine, checkpoint, prompt_tokens, ceilings, turn)]
+    rows += [measure_decode(engine, checkpoint, batch, decode_tokens, ceilings, turn) for batch in BATCHES]
+    return Turn(ceilings, tuple(rows))
+
+
+def median_of(turns: Sequence[Figures]) -> Figures:
+    """The median of every figure; what is no figure comes from the first turn."""
+    columns = {field.name: [getattr(turn, field.name) for turn in turns] for field in fields(turns[0])}
+    medians = {name: statistics.median(values) for name, values in columns.items() if isinstance(values[0], float)}
+    return replace(turns[0], **medians)
+
+
+def peer_ratios(turns: Sequence[Turn], figures: PeerFigures) -> tuple[float, ...]:
+    """For each row the median of the turns' ratios to the peer."""
+    ratios = [
+        [row.tokens_per_second / speed for row, speed in zip(turn.rows, speeds, strict=True)]
+        for turn, speeds in zip(turns, figures.turns, strict=True)
+    ]
+    return tuple(statistics.median(column) for column in zip(*ratios, strict=True))
 
 
 def bench_settings(
@@ -227,10 +274,12 @@ def random_prompt(config: ModelConfig, count: int, seed: int) -> list[int]:
     return [int(token) for token in generator.integers(0, config.vocab_size, count)]
 
 
-def measure_prefill(engine: Engine, checkpoint: Checkpoint, prompt_tokens: int, ceilings: Ceilings) -> Row:
+def measure_prefill(
+    engine: Engine, checkpoint: Checkpoint, prompt_tokens: int, ceilings: Ceilings, turn: int = 0
+) -> Row:
     """One prompt in one step, to its first token; the best of a few."""
     seconds = []
-    for repeat in range(PREFILL_REPEATS):
+    for repeat in range(turn * PREFILL_REPEATS, (turn + 1) * PREFILL_REPEATS):
         engine.submit(random_prompt(checkpoint.config, prompt_tokens, repeat), greedy(1))
         start = time.perf_counter()
         while engine.has_work:
@@ -240,11 +289,13 @@ def measure_prefill(engine: Engine, checkpoint: Checkpoint, prompt_tokens: int, 
     return make_row(f"prefill, {prompt_tokens} tokens", prompt_tokens, min(seconds), work, ceilings)
 
 
-def measure_decode(engine: Engine, checkpoint: Checkpoint, batch: int, count: int, ceilings: Ceilings) -> Row:
+def measure_decode(
+    engine: Engine, checkpoint: Checkpoint, batch: int, count: int, ceilings: Ceilings, turn: int = 0
+) -> Row:
     """`batch` requests together; the median of `count` steps after every prompt is in."""
     lengths: dict[int, int] = {}
     for index in range(batch):
-        prompt = random_prompt(checkpoint.config, PROMPT_OF_DECODE, 1000 * batch + index)
+        prompt = random_prompt(checkpoint.config, PROMPT_OF_DECODE, 1000 * batch + max(BATCHES) * turn + index)
         (request_id,) = engine.submit(prompt, greedy(STEPS_TO_ADMIT + count + 1))
         lengths[request_id] = PROMPT_OF_DECODE
     for _ in range(STEPS_TO_ADMIT):
@@ -289,9 +340,10 @@ def render(report: Report) -> str:
     ]
     for index, row in enumerate(report.rows):
         work = f"{row.bytes_per_second / 1e9:>8.1f}{row.multiply_adds_per_second / 1e9:>9.1f}"
-        other = None if report.peer is None else report.peer.tokens_per_second[index]
-        peer = "-" if other is None else f"{other:.1f}"
-        ratio = "-" if other is None else f"{row.tokens_per_second / other:.2f}x"
+        peer = ratio = "-"
+        if report.peer is not None and report.peer_ratios is not None:
+            peer = f"{statistics.median(speeds[index] for speeds in report.peer.turns):.1f}"
+            ratio = f"{report.peer_ratios[index]:.2f}x"
         bound = f"{row.share:>9.0%}  {row.limit:10}"
         lines.append(f"{row.name:22}{row.tokens_per_second:>10.1f}{work}{bound}{peer:>12}{ratio:>8}")
     if report.peer is not None:

