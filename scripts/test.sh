@@ -49,7 +49,8 @@ part() {
   local name="$1" start="$SECONDS" outcome=passed file="$work/part-${1//[^a-z]/-}"
   shift
   printf '\n== %s ==\n' "$name"
-  GLINT_TEST_COUNTS="$file.counts" "$@" || outcome=FAILED
+  GLINT_TEST_COUNTS="$file.counts" "$@" 2>&1 | tee "$file.output"
+  ((PIPESTATUS[0] == 0)) || outcome=FAILED
   echo "$((SECONDS - start)) $outcome" >"$file"
   [[ "$outcome" == passed ]]
 }
@@ -164,6 +165,14 @@ fuzz() {
   .venv/bin/python -m tests.fuzz.fuzz_safetensors_header --seconds 20 --seed "$seed"
 }
 
+checks_of_native_code() {
+  renice -n 5 "$BASHPID" >/dev/null
+  part "sanitize address,undefined" sanitized address,undefined libasan.so sanitize
+  part "sanitize thread" sanitized thread libtsan.so threads
+  part "fuzz" fuzz
+  part "instruction sets" env PATH="$PWD/.venv/bin:$PATH" bash scripts/instruction_sets.sh
+}
+
 cuda_build() {
   PATH="$PWD/.venv/bin:$PATH" bash scripts/build.sh --cuda --check || return 1
   PATH="$PWD/.venv/bin:$PATH" bash scripts/gpu_check.sh build
@@ -186,6 +195,13 @@ summary() {
   printf '%-28s %6d s  not counted below\n' "of these, downloads" "$downloads"
   printf '%-28s %6d s\n' "all" "$((SECONDS - downloads))"
   .venv/bin/python -m tests.cpu.kernel_sets
+  for name in "${names[@]}"; do
+    file="$work/part-${name//[^a-z]/-}"
+    if ! grep -q passed "$file"; then
+      printf '\n== the last lines of %s, which failed ==\n' "$name"
+      tail -n 60 "$file.output"
+    fi
+  done
   return "$((failed > 0))"
 }
 
@@ -200,14 +216,13 @@ finish_lanes
 run_part "end to end" pytest tests/e2e
 if "$run_all"; then
   run_part "reference" pytest tests/reference
+  begin_lane native checks_of_native_code
   run_part "servers" servers
-  run_part "reliability" reliability
   run_part "deployment" pytest tests/deploy
   run_part "web" web
-  run_part "sanitize address,undefined" sanitized address,undefined libasan.so sanitize
-  run_part "sanitize thread" sanitized thread libtsan.so threads
-  run_part "fuzz" fuzz
-  run_part "instruction sets" env PATH="$PWD/.venv/bin:$PATH" bash scripts/instruction_sets.sh
+  names+=("sanitize address,undefined" "sanitize thread" "fuzz" "instruction sets")
+  finish_lanes
+  run_part "reliability" reliability
   run_part "cuda build" cuda_build
 fi
 summary
