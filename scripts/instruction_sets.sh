@@ -77,7 +77,7 @@ compare() {
 
 for target in "${targets[@]}"; do
   case "$target" in
-    x86_64) sets=(amx avx512 avx2 plain) ;;
+    x86_64) sets=(amx avx512 avx512_bf16 avx2 plain) ;;
     aarch64) sets=(neon plain) ;;
     *) fail "--target $target is not known: use x86_64 or aarch64" ;;
   esac

@@ -94,6 +94,7 @@ const KernelSet& neon_kernels();
 #if defined(GLINT_X86)
 const KernelSet& avx2_kernels();
 const KernelSet& avx512_kernels();
+const KernelSet& avx512_bf16_kernels();
 const KernelSet& amx_kernels();
 #endif
 

@@ -85,12 +85,16 @@ bool ask_for_tiles() {
 
 }
 
+bool prefers_bf16_dots() { return !__builtin_cpu_is("intel"); }
+
 bool processor_runs(int32_t kernels) {
   switch (kernels) {
     case GLINT_KERNELS_AVX2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     case GLINT_KERNELS_AVX512:
       return has_avx512();
+    case GLINT_KERNELS_AVX512_BF16:
+      return has_avx512() && __builtin_cpu_supports("avx512bf16");
     case GLINT_KERNELS_AMX: {
       static const bool has_tiles = ask_for_tiles();
       return has_tiles;

@@ -6,6 +6,9 @@
 namespace glint {
 
 bool processor_runs(int32_t kernels);
+#if defined(GLINT_X86)
+bool prefers_bf16_dots();
+#endif
 
 namespace cpu {
 

@@ -1,6 +1,7 @@
 #include "cpu/workers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/contract.h"
 #include "cpu/machine.h"
@@ -10,14 +11,14 @@ namespace glint {
 namespace {
 
 std::vector<const KernelSet*> kernels_by_speed() {
-  return {
 #if defined(GLINT_X86)
-      &amx_kernels(),   &avx512_kernels(), &avx2_kernels(),
+  std::vector<const KernelSet*> sets{&amx_kernels(),  &avx512_bf16_kernels(), &avx512_kernels(),
+                                     &avx2_kernels(), &plain_kernels(),       &exact_kernels()};
+  if (!prefers_bf16_dots()) std::swap(sets[1], sets[2]);
+  return sets;
+#else
+  return {&neon_kernels(), &plain_kernels(), &exact_kernels()};
 #endif
-#if defined(GLINT_ARM64)
-      &neon_kernels(),
-#endif
-      &plain_kernels(), &exact_kernels()};
 }
 
 int64_t scratch_bytes_per_thread(const cpu::WorkerOptions& options) {
@@ -31,7 +32,7 @@ int64_t scratch_bytes_per_thread(const cpu::WorkerOptions& options) {
 }
 
 const KernelSet& choose_kernels(int32_t requested) {
-  require_argument(requested >= GLINT_KERNELS_AUTO && requested <= GLINT_KERNELS_HOPPER, "options.kernels is ",
+  require_argument(requested >= GLINT_KERNELS_AUTO && requested <= GLINT_KERNELS_AVX512_BF16, "options.kernels is ",
                    requested, ", which names no kernels");
   for (const KernelSet* kernels : kernels_by_speed()) {
     const bool is_wanted = requested == GLINT_KERNELS_AUTO || requested == kernels->id;

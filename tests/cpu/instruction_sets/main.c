@@ -7,8 +7,12 @@ static int32_t kernels_of(const char* name) {
   static const struct {
     const char* name;
     int32_t kernels;
-  } known[] = {{"plain", GLINT_KERNELS_PLAIN},   {"neon", GLINT_KERNELS_NEON}, {"avx2", GLINT_KERNELS_AVX2},
-               {"avx512", GLINT_KERNELS_AVX512}, {"amx", GLINT_KERNELS_AMX}};
+  } known[] = {{"plain", GLINT_KERNELS_PLAIN},
+               {"neon", GLINT_KERNELS_NEON},
+               {"avx2", GLINT_KERNELS_AVX2},
+               {"avx512", GLINT_KERNELS_AVX512},
+               {"avx512_bf16", GLINT_KERNELS_AVX512_BF16},
+               {"amx", GLINT_KERNELS_AMX}};
   for (size_t index = 0; index < sizeof(known) / sizeof(known[0]); ++index) {
     if (strcmp(name, known[index].name) == 0) return known[index].kernels;
   }
@@ -23,7 +27,7 @@ static void finish_part(const char* name, const char* part, int64_t* made_before
 
 int main(int argc, char** argv) {
   if (argc != 3 || kernels_of(argv[1]) == GLINT_KERNELS_AUTO) {
-    fprintf(stderr, "usage: instruction_sets plain|neon|avx2|avx512|amx MODEL_FILE\n");
+    fprintf(stderr, "usage: instruction_sets plain|neon|avx2|avx512|avx512_bf16|amx MODEL_FILE\n");
     return 2;
   }
   const int32_t kernels = kernels_of(argv[1]);
