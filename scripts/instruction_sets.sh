@@ -78,7 +78,7 @@ compare() {
 for target in "${targets[@]}"; do
   case "$target" in
     x86_64) sets=(amx avx512 avx512_bf16 avx2 plain) ;;
-    aarch64) sets=(neon plain) ;;
+    aarch64) sets=(neon neon_bf16 plain) ;;
     *) fail "--target $target is not known: use x86_64 or aarch64" ;;
   esac
   need_tools "$target"

@@ -13,7 +13,7 @@ from glint.engine.ranks import check_slices, check_split
 from glint.errors import EngineError
 
 DEVICE_KERNELS: dict[Device, tuple[Kernels, ...]] = {
-    "cpu": ("auto", "exact", "plain", "neon", "avx2", "avx512", "avx512_bf16", "amx"),
+    "cpu": ("auto", "exact", "plain", "neon", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx"),
     "cuda": ("auto", "portable", "hopper"),
 }
 KERNELS_VARIABLE = "GLINT_KERNELS"

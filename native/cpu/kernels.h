@@ -90,6 +90,7 @@ const KernelSet& exact_kernels();
 const KernelSet& plain_kernels();
 #if defined(GLINT_ARM64)
 const KernelSet& neon_kernels();
+const KernelSet& neon_bf16_kernels();
 #endif
 #if defined(GLINT_X86)
 const KernelSet& avx2_kernels();

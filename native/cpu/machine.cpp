@@ -5,6 +5,9 @@
 #if defined(GLINT_X86)
 #include <cpuid.h>
 #include <sys/syscall.h>
+#else
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include <fstream>
@@ -106,7 +109,9 @@ bool processor_runs(int32_t kernels) {
 
 #else
 
-bool processor_runs(int32_t) { return true; }
+bool processor_runs(int32_t kernels) {
+  return kernels != GLINT_KERNELS_NEON_BF16 || (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
 
 #endif
 

@@ -17,7 +17,7 @@ std::vector<const KernelSet*> kernels_by_speed() {
   if (!prefers_bf16_dots()) std::swap(sets[1], sets[2]);
   return sets;
 #else
-  return {&neon_kernels(), &plain_kernels(), &exact_kernels()};
+  return {&neon_bf16_kernels(), &neon_kernels(), &plain_kernels(), &exact_kernels()};
 #endif
 }
 
@@ -32,7 +32,7 @@ int64_t scratch_bytes_per_thread(const cpu::WorkerOptions& options) {
 }
 
 const KernelSet& choose_kernels(int32_t requested) {
-  require_argument(requested >= GLINT_KERNELS_AUTO && requested <= GLINT_KERNELS_AVX512_BF16, "options.kernels is ",
+  require_argument(requested >= GLINT_KERNELS_AUTO && requested <= GLINT_KERNELS_NEON_BF16, "options.kernels is ",
                    requested, ", which names no kernels");
   for (const KernelSet* kernels : kernels_by_speed()) {
     const bool is_wanted = requested == GLINT_KERNELS_AUTO || requested == kernels->id;

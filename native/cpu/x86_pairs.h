@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/split_columns.h"
+
 namespace glint {
 
 namespace {
@@ -15,7 +17,6 @@ namespace {
 inline constexpr int64_t kTileEdge = 16;
 inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int64_t kTileBytes = kTileEdge * kTileRowBytes;
-inline constexpr int64_t kStepCols = 32;
 
 constexpr uint16_t kFp8Magnitude = 0x07f0;
 constexpr uint16_t kExponentShift = 120 << 7;

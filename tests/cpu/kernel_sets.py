@@ -7,10 +7,10 @@ import pytest
 from tests.cpu.operations import Operations
 
 IS_ARM = platform.machine() in ("aarch64", "arm64")
-FAST_KERNELS = ("plain", "neon") if IS_ARM else ("plain", "avx2", "avx512", "avx512_bf16", "amx")
+FAST_KERNELS = ("plain", "neon", "neon_bf16") if IS_ARM else ("plain", "avx2", "avx512", "avx512_bf16", "amx")
 KERNELS = ("exact", *FAST_KERNELS)
 _RUNS_ANYWHERE = ("exact", "plain", "neon")
-_ALL_KERNELS = ("exact", "plain", "neon", "avx2", "avx512", "avx512_bf16", "amx")
+_ALL_KERNELS = ("exact", "plain", "neon", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 def open_operations(kernels: str, threads: int) -> Operations:

@@ -7,12 +7,10 @@ static int32_t kernels_of(const char* name) {
   static const struct {
     const char* name;
     int32_t kernels;
-  } known[] = {{"plain", GLINT_KERNELS_PLAIN},
-               {"neon", GLINT_KERNELS_NEON},
-               {"avx2", GLINT_KERNELS_AVX2},
-               {"avx512", GLINT_KERNELS_AVX512},
-               {"avx512_bf16", GLINT_KERNELS_AVX512_BF16},
-               {"amx", GLINT_KERNELS_AMX}};
+  } known[] = {
+      {"plain", GLINT_KERNELS_PLAIN}, {"neon", GLINT_KERNELS_NEON},     {"neon_bf16", GLINT_KERNELS_NEON_BF16},
+      {"avx2", GLINT_KERNELS_AVX2},   {"avx512", GLINT_KERNELS_AVX512}, {"avx512_bf16", GLINT_KERNELS_AVX512_BF16},
+      {"amx", GLINT_KERNELS_AMX}};
   for (size_t index = 0; index < sizeof(known) / sizeof(known[0]); ++index) {
     if (strcmp(name, known[index].name) == 0) return known[index].kernels;
   }
@@ -20,14 +18,14 @@ static int32_t kernels_of(const char* name) {
 }
 
 static void finish_part(const char* name, const char* part, int64_t* made_before) {
-  printf("%-7s %-10s %9lld comparisons\n", name, part, (long long)(num_checks() - *made_before));
+  printf("%-11s %-10s %9lld comparisons\n", name, part, (long long)(num_checks() - *made_before));
   fflush(stdout);
   *made_before = num_checks();
 }
 
 int main(int argc, char** argv) {
   if (argc != 3 || kernels_of(argv[1]) == GLINT_KERNELS_AUTO) {
-    fprintf(stderr, "usage: instruction_sets plain|neon|avx2|avx512|avx512_bf16|amx MODEL_FILE\n");
+    fprintf(stderr, "usage: instruction_sets plain|neon|neon_bf16|avx2|avx512|avx512_bf16|amx MODEL_FILE\n");
     return 2;
   }
   const int32_t kernels = kernels_of(argv[1]);
