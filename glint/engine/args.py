@@ -13,7 +13,9 @@ from glint.checkpoint.layout import ExpertLayout
 
 Device = Literal["cpu", "cuda"]
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
-Kernels = Literal["auto", "exact", "plain", "neon", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx", "portable", "hopper"]
+Kernels = Literal[
+    "auto", "exact", "plain", "neon", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx", "portable", "hopper"
+]
 SequenceParallel = Literal["auto", "off", "on"]
 AllReduce = Literal["auto", "nccl", "custom"]
 NumDrafts = int | Literal["auto"]
