@@ -142,6 +142,7 @@ class EngineSettings(EngineChoices):
         """
         for name in ("device", "expert_layout"):
             _check_choice(name, getattr(args, name), get_args(_TYPES[name]))
+        _check_asked(model, args)
         device, tp = args.device, args.tp
         max_num_seqs = _given(args.max_num_seqs, DEFAULT_NUM_SEQS[device])
         adapts_drafts = args.num_speculative_tokens == "auto"
@@ -151,7 +152,6 @@ class EngineSettings(EngineChoices):
         check_split(model, tp, row_slices, args.expert_layout)
         page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[device])
         _check_count("page_tokens", page_tokens)
-        _check_asked(model, args)
         num_pages = _count_pages(model, args, page_tokens) if args.num_pages is None else args.num_pages
         return cls(
             model_dir=Path(model_dir),
@@ -209,7 +209,7 @@ def _check_asked(model: ModelConfig, args: EngineArgs) -> None:
             "kernels quantise with one scale per token; run it with --device cpu, or use a checkpoint with scales per "
             "channel and token, such as GLM-4.7-FP8"
         )
-    for name in ("num_pages", "max_model_len"):
+    for name in ("num_pages", "max_model_len", "max_step_tokens"):
         if getattr(args, name) is not None:
             _check_count(name, getattr(args, name))
     if args.max_model_len is not None and args.max_model_len > model.max_positions:

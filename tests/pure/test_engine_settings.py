@@ -169,6 +169,7 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"num_pages": 0}, "num_pages is 0"),
         ({"num_pages": 2**31}, "num_pages is 2147483648"),
         ({"max_step_tokens": 0}, "max_step_tokens is 0"),
+        ({"max_step_tokens": "64"}, "max_step_tokens is '64'; it must be an integer from 1"),
         ({"max_requests": 1}, "max_requests is 1, less than max_num_seqs 64"),
         ({"max_model_len": 8193}, "the model knows 8192 positions"),
         ({"max_model_len": 0}, "max_model_len is 0"),
@@ -179,9 +180,10 @@ def test_a_bf16_checkpoint_keeps_fp32_on_the_cpu_alone() -> None:
         ({"kv_cache_bytes": GIGABYTE, "num_pages": 2}, "both given"),
     ],
 )
-def test_what_cannot_be_is_refused(free_memory: int, options: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("has_mtp", [False, True])
+def test_what_cannot_be_is_refused(free_memory: int, options: dict[str, Any], message: str, has_mtp: bool) -> None:
     with pytest.raises(EngineError, match=message):
-        resolve(**options)
+        EngineSettings.resolve("folder", SAMPLE, EngineArgs(**options), has_mtp=has_mtp)
 
 
 def resolve_cuda(**options: Any) -> EngineSettings:
