@@ -87,6 +87,12 @@ void multiply_by_groups(const Workers& workers, const GemmTile& tile, std::byte*
   }
 }
 
+bool have_same_operand(const GemmCall& left, const GemmCall& right) {
+  return left.input.operand == right.input.operand && left.input.stride == right.input.stride &&
+         left.input_rows == right.input_rows && left.count == right.count && left.weight.cols == right.weight.cols &&
+         left.weight.dtype == right.weight.dtype;
+}
+
 }
 
 void gemm(Workers& workers, std::span<const GemmCall> calls) {
@@ -95,15 +101,21 @@ void gemm(Workers& workers, std::span<const GemmCall> calls) {
   int64_t num_tasks = 0;
   for (const GemmCall& call : calls) ends.push_back(num_tasks += num_tiles(call));
   const KernelSet& kernels = workers.kernels();
+  std::vector<const GemmCall*>& packed_calls = workers.packed_calls();
+  std::ranges::fill(packed_calls, nullptr);
   workers.team().run(num_tasks, [&](int64_t task, int thread) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const GemmCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
-    const GemmTile tile = tile_of(call, task - first);
+    GemmTile tile = tile_of(call, task - first);
+    const GemmCall*& packed = packed_calls[static_cast<size_t>(thread)];
     if (call.input.groups > 1 && !kernels.sums_groups) {
+      packed = nullptr;
       multiply_by_groups(workers, tile, workers.scratch(thread));
       return;
     }
+    tile.has_packed_inputs = packed != nullptr && have_same_operand(*packed, call);
+    packed = &call;
     const auto multiply = call.weight.dtype == GLINT_DTYPE_F8_E4M3 ? kernels.gemm_fp8 : kernels.gemm_floats;
     multiply(tile, workers.scratch(thread));
   });

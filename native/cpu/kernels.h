@@ -35,6 +35,7 @@ struct GemmTile {
   const float* bias;
   int64_t row_first;
   int64_t row_count;
+  bool has_packed_inputs = false;
 
   int64_t input_row(int64_t index) const { return input_rows == nullptr ? index : input_rows[index]; }
   float input_scale(int64_t index, int64_t group) const {

@@ -1,47 +1,24 @@
-#include "cpu/x86_broadcast_gemm.h"
+#include "cpu/x86_packed_gemm.h"
 
 namespace glint {
 
 namespace {
 
-constexpr int64_t kBlockTokens = 2 * kTileEdge;
 constexpr int64_t kStepBytes = 2 * kTileBytes;
-constexpr int64_t kReusedSlots = 4;
-constexpr int64_t kFewTokens = 4;
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  std::array<uint8_t, 14> reserved{};
-  std::array<uint16_t, 16> row_bytes{};
-  std::array<uint8_t, 16> rows{};
-};
-static_assert(sizeof(TileShapes) == 64);
 
 constexpr std::array<TileShapes, kBlockTokens> make_tile_shapes() {
   std::array<TileShapes, kBlockTokens> all{};
   for (int64_t tokens = 1; tokens <= kBlockTokens; ++tokens) {
     TileShapes& shapes = all[static_cast<size_t>(tokens - 1)];
-    const auto set = [&shapes](size_t tile, int64_t rows) {
-      shapes.rows[tile] = static_cast<uint8_t>(rows);
-      shapes.row_bytes[tile] = rows == 0 ? uint16_t{0} : static_cast<uint16_t>(kTileRowBytes);
-    };
     const int64_t first_group = tokens < kTileEdge ? tokens : kTileEdge;
-    for (const size_t tile : {0U, 1U, 4U}) set(tile, first_group);
-    for (const size_t tile : {2U, 3U, 5U}) set(tile, tokens - first_group);
-    for (const size_t tile : {6U, 7U}) set(tile, kTileEdge);
+    for (const size_t tile : {0U, 1U, 4U}) shapes.set(tile, first_group);
+    for (const size_t tile : {2U, 3U, 5U}) shapes.set(tile, tokens - first_group);
+    for (const size_t tile : {6U, 7U}) shapes.set(tile, kTileEdge);
   }
   return all;
 }
 
 constexpr std::array<TileShapes, kBlockTokens> kTileShapes = make_tile_shapes();
-
-inline __attribute__((always_inline)) void keep_memory_order() { asm volatile("" ::: "memory"); }
-
-struct TokenRows {
-  const std::byte* data;
-  int64_t stride;
-};
 
 struct Sums {
   alignas(64) float values[2][kBlockTokens][kTileEdge];
@@ -55,8 +32,7 @@ class TileGemm {
         columns_(*tile.weight),
         cols_(tile.weight->cols),
         gathered_(scratch),
-        panel_(scratch + kBlockTokens * gathered_stride()),
-        reuses_slots_(tile.count <= kBlockTokens) {}
+        panel_(scratch + kBlockTokens * gathered_stride()) {}
 
   void run() {
     for (int64_t token = 0; token < tile_.count; token += kBlockTokens) {
@@ -74,7 +50,7 @@ class TileGemm {
  private:
   template <int kGroups, int kHalves>
   void multiply_block(int64_t token, int64_t tokens) {
-    const TokenRows inputs[2] = {token_rows(token, 0, std::min(tokens, kTileEdge)),
+    const TileRows inputs[2] = {token_rows(token, 0, std::min(tokens, kTileEdge)),
                                  token_rows(token, kTileEdge, tokens - kTileEdge)};
     const bool converts = token == 0;
     Sums sums;
@@ -103,9 +79,9 @@ class TileGemm {
 
   int64_t gathered_stride() const { return 2 * round_up(cols_, kStepCols); }
 
-  std::byte* slot(int64_t index) const { return panel_ + (reuses_slots_ ? index % kReusedSlots : index) * kStepBytes; }
+  std::byte* slot(int64_t index) const { return panel_ + index * kStepBytes; }
 
-  TokenRows token_rows(int64_t block_first, int64_t group_first, int64_t count) const {
+  TileRows token_rows(int64_t block_first, int64_t group_first, int64_t count) const {
     const int64_t first = block_first + group_first;
     const int64_t row_bytes = 2 * tile_.operand_stride;
     if (count <= 0) return {nullptr, 0};
@@ -146,7 +122,7 @@ class TileGemm {
   }
 
   template <int kGroups, int kHalves>
-  static void add_step(const TokenRows (&inputs)[2], int64_t col, const std::byte* weights) {
+  static void add_step(const TileRows (&inputs)[2], int64_t col, const std::byte* weights) {
     keep_memory_order();
     _tile_loadd(6, weights, kTileRowBytes);
     if constexpr (kHalves == 2) _tile_loadd(7, weights + kTileBytes, kTileRowBytes);
@@ -177,31 +153,10 @@ class TileGemm {
   int64_t cols_;
   std::byte* gathered_;
   std::byte* panel_;
-  bool reuses_slots_;
 };
 
-void multiply_few(const GemmTile& tile, std::byte* scratch) {
-  float scales[kFewTokens];
-  GemmTile few = tile;
-  few.operand = scratch;
-  few.operand_stride = round_up(tile.weight->cols, kStepCols);
-  few.input_scales = scales;
-  few.input_groups = 1;
-  few.input_rows = nullptr;
-  for (int64_t token = 0; token < tile.count; ++token) {
-    const std::byte* source = tile.operand + 2 * tile.input_row(token) * tile.operand_stride;
-    float* target = reinterpret_cast<float*>(scratch) + token * few.operand_stride;
-    for (int64_t col = 0; col < few.operand_stride; col += Avx512Isa::kLanes) {
-      _mm512_store_ps(target + col, Avx512Isa::load_bf16(source + 2 * col));
-    }
-    scales[token] = tile.input_scale(token, 0);
-  }
-  static_assert(kFewTokens <= BroadcastGemm<Fp8Pairs>::kFewTokens);
-  BroadcastGemm<Fp8Pairs>::multiply(few, scratch);
-}
-
 void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
-  if (tile.count <= kFewTokens) return multiply_few(tile, scratch);
+  if (tile.count <= kBlockTokens) return PackedGemm<Fp8Weights>::multiply(tile, scratch);
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
     const BlockRows rows(tile, row, std::min(kBlockRows, row_last - row));
@@ -213,7 +168,7 @@ void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
 int64_t tile_multiply_adds(float* values, int64_t rounds) {
   static_assert(kPeakValues * sizeof(float) == kTileBytes);
   constexpr int64_t kTiles = 4;
-  _tile_loadconfig(&kTileShapes[kBlockTokens - 1]);
+  _tile_loadconfig(&kWholeTiles);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -240,7 +195,7 @@ const KernelSet& amx_kernels() {
                                      .id = GLINT_KERNELS_AMX,
                                      .fp8_form = OperandForm::kBf16,
                                      .gemm_fp8 = multiply_fp8,
-                                     .gemm_floats = BroadcastGemm<Bf16Pairs>::multiply,
+                                     .gemm_floats = PackedGemm<Bf16Weights>::multiply,
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_bf16,

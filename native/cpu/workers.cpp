@@ -43,7 +43,7 @@ const KernelSet& choose_kernels(int32_t requested) {
 }
 
 int64_t gemm_scratch_bytes(int64_t max_cols) {
-  constexpr int64_t kBytesPerColumn = 160;
+  constexpr int64_t kBytesPerColumn = 192;
   return std::max(kLeastGemmScratch, (max_cols + 2 * kOperandAlignment) * kBytesPerColumn);
 }
 
@@ -67,6 +67,7 @@ Workers::Workers(const WorkerOptions& options)
     : kernels_(choose_kernels(options.kernels)),
       scratch_bytes_(scratch_bytes_per_thread(options)),
       scratch_(static_cast<uint64_t>(scratch_bytes_) * static_cast<uint64_t>(options.num_threads)),
+      packed_calls_(static_cast<size_t>(options.num_threads)),
       team_(options.num_threads) {
   samplers_.reserve(static_cast<size_t>(options.num_threads));
   for (int thread = 0; thread < options.num_threads; ++thread) samplers_.emplace_back(options.vocab_size);

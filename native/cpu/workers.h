@@ -11,6 +11,8 @@
 
 namespace glint::cpu {
 
+struct GemmCall;
+
 struct WorkerOptions {
   int num_threads;
   int32_t kernels;
@@ -32,6 +34,7 @@ class Workers {
   const KernelSet& kernels() const { return kernels_; }
   std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
   std::vector<int64_t>& task_ends() { return task_ends_; }
+  std::vector<const GemmCall*>& packed_calls() { return packed_calls_; }
   SamplerScratch& sampler(int thread) { return samplers_[static_cast<size_t>(thread)]; }
 
  private:
@@ -39,6 +42,7 @@ class Workers {
   int64_t scratch_bytes_;
   ZeroedMemory scratch_;
   std::vector<int64_t> task_ends_;
+  std::vector<const GemmCall*> packed_calls_;
   std::vector<SamplerScratch> samplers_;
   ThreadTeam team_;
 };

@@ -34,15 +34,15 @@ alignas(64) constexpr std::array<uint16_t, 32> kSubnormalShifts = make_subnormal
 
 inline __m512i same_words(uint16_t value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); }
 
-inline __m512i bf16_from_doubled_fp8(__m512i doubled) {
+inline __m512i bf16_from_repeated_fp8(__m512i repeated) {
   constexpr int kFirstOrBothOthers = 0xf8;
-  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(doubled, 4), same_words(kFp8Magnitude));
-  const __mmask32 is_subnormal = _mm512_testn_epi16_mask(doubled, same_words(0x78));
+  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(repeated, 4), same_words(kFp8Magnitude));
+  const __mmask32 is_subnormal = _mm512_testn_epi16_mask(repeated, same_words(0x78));
   const __m512i subnormal_shifts = _mm512_load_si512(kSubnormalShifts.data());
   const __m512i shifts =
-      _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, doubled, subnormal_shifts);
+      _mm512_mask_permutexvar_epi16(same_words(kExponentShift), is_subnormal, repeated, subnormal_shifts);
   const __m512i shifted = _mm512_add_epi16(magnitude, shifts);
-  return _mm512_ternarylogic_epi32(shifted, doubled, same_words(0x8000), kFirstOrBothOthers);
+  return _mm512_ternarylogic_epi32(shifted, repeated, same_words(0x8000), kFirstOrBothOthers);
 }
 
 inline __m512i every_fourth_row(const std::byte* source, int64_t stride) {
@@ -55,12 +55,32 @@ inline __m512i every_fourth_row(const std::byte* source, int64_t stride) {
   return _mm512_mask_broadcast_i32x4(rows, 0xf000, load(12));
 }
 
+template <typename Write>
+inline void transpose_dwords(const std::byte* source, int64_t stride, const Write& write) {
+  for (int64_t column = 0; column < kTileEdge; column += 4, source += 16) {
+    const __m512i rows0 = every_fourth_row(source, stride);
+    const __m512i rows1 = every_fourth_row(source + stride, stride);
+    const __m512i rows2 = every_fourth_row(source + 2 * stride, stride);
+    const __m512i rows3 = every_fourth_row(source + 3 * stride, stride);
+    const __m512i low01 = _mm512_unpacklo_epi32(rows0, rows1);
+    const __m512i high01 = _mm512_unpackhi_epi32(rows0, rows1);
+    const __m512i low23 = _mm512_unpacklo_epi32(rows2, rows3);
+    const __m512i high23 = _mm512_unpackhi_epi32(rows2, rows3);
+    write(column, _mm512_unpacklo_epi64(low01, low23));
+    write(column + 1, _mm512_unpackhi_epi64(low01, low23));
+    write(column + 2, _mm512_unpacklo_epi64(high01, high23));
+    write(column + 3, _mm512_unpackhi_epi64(high01, high23));
+  }
+}
+
 struct Window {
   const std::byte* source;
   int64_t stride;
   int64_t rows;
   int64_t first;
   int64_t last;
+
+  bool is_whole() const { return rows == kTileEdge && first == 0 && last == kStepCols; }
 };
 
 inline void copy_window(std::byte* target, const Window& window, int64_t element_bytes) {
@@ -93,7 +113,7 @@ inline void transpose_pairs(const std::byte* source, int64_t stride, const Write
 
 template <typename Write>
 inline void transpose_pairs(const Window& window, const Write& write) {
-  if (window.rows == kTileEdge && window.first == 0 && window.last == kStepCols) {
+  if (window.is_whole()) {
     transpose_pairs(window.source, window.stride, write);
     return;
   }
@@ -102,11 +122,27 @@ inline void transpose_pairs(const Window& window, const Write& write) {
   transpose_pairs(values, kStepCols, write);
 }
 
+inline void write_fp8_rows(std::byte* target, const Window& window) {
+  alignas(64) std::byte values[kTileEdge * kStepCols];
+  const std::byte* source = window.source;
+  int64_t stride = window.stride;
+  if (!window.is_whole()) {
+    std::memset(values, 0, sizeof(values));
+    copy_window(values, window, 1);
+    source = values;
+    stride = kStepCols;
+  }
+  for (int64_t row = 0; row < kTileEdge; ++row) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + row * stride));
+    _mm512_store_si512(target + row * kTileRowBytes, bf16_from_repeated_fp8(_mm512_cvtepi8_epi16(bytes)));
+  }
+}
+
 inline void write_fp8_tile(std::byte* target, const Window& window) {
   transpose_pairs(window, [target](int64_t pair, __m512i pairs) {
     std::byte* rows = target + pair * kTileRowBytes;
-    _mm512_store_si512(rows, bf16_from_doubled_fp8(_mm512_unpacklo_epi8(pairs, pairs)));
-    _mm512_store_si512(rows + kTileRowBytes, bf16_from_doubled_fp8(_mm512_unpackhi_epi8(pairs, pairs)));
+    _mm512_store_si512(rows, bf16_from_repeated_fp8(_mm512_unpacklo_epi8(pairs, pairs)));
+    _mm512_store_si512(rows + kTileRowBytes, bf16_from_repeated_fp8(_mm512_unpackhi_epi8(pairs, pairs)));
   });
 }
 
@@ -179,31 +215,13 @@ struct Bf16Pairs {
 
   template <typename Write>
   static void transpose(const Window& window, const Write& write) {
-    if (window.rows == kTileEdge && window.first == 0 && window.last == kStepCols) {
-      transpose(window.source, window.stride, write);
+    if (window.is_whole()) {
+      transpose_dwords(window.source, window.stride, write);
       return;
     }
     alignas(64) std::byte values[kTileEdge * 2 * kStepCols] = {};
     copy_window(values, window, 2);
-    transpose(values, 2 * kStepCols, write);
-  }
-
-  template <typename Write>
-  static void transpose(const std::byte* source, int64_t stride, const Write& write) {
-    for (int64_t pair = 0; pair < kStepCols / 2; pair += 4, source += 16) {
-      const __m512i rows0 = every_fourth_row(source, stride);
-      const __m512i rows1 = every_fourth_row(source + stride, stride);
-      const __m512i rows2 = every_fourth_row(source + 2 * stride, stride);
-      const __m512i rows3 = every_fourth_row(source + 3 * stride, stride);
-      const __m512i low01 = _mm512_unpacklo_epi32(rows0, rows1);
-      const __m512i high01 = _mm512_unpackhi_epi32(rows0, rows1);
-      const __m512i low23 = _mm512_unpacklo_epi32(rows2, rows3);
-      const __m512i high23 = _mm512_unpackhi_epi32(rows2, rows3);
-      write(pair, _mm512_unpacklo_epi64(low01, low23));
-      write(pair + 1, _mm512_unpackhi_epi64(low01, low23));
-      write(pair + 2, _mm512_unpacklo_epi64(high01, high23));
-      write(pair + 3, _mm512_unpackhi_epi64(high01, high23));
-    }
+    transpose_dwords(values, 2 * kStepCols, write);
   }
 };
 

@@ -1,8 +1,9 @@
 """Rows whose sums round at nearly every step are the same at every row count; avx512 and amx sum in the order of tiles.
 
-The amx kernels multiply up to four rows without tiles, the avx512 kernels all rows. Each way must sum as TDPBF16PS is
-specified: 32 columns at a time, even and odd columns in chains of their own from zero, then both chains together onto
-the sum before.
+The amx kernels have the weights as the first tile at up to 32 rows, else the rows; the avx512 kernels have no tiles.
+Each way must sum as TDPBF16PS is specified: 32 columns at a time, even and odd columns in chains of their own from
+zero, then both chains together onto the sum before. At BF16 weights amx multiplies 32 columns of each row three times:
+by the high, the middle and the low 8 bits of their numbers.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.sanitize
 
 ROWS = 53
 INPUTS = 40
-COUNTS = (1, 2, 3, 4, 5, 8, 9, 17, INPUTS)
+COUNTS = (1, 2, 3, 4, 5, 8, 9, 17, 32, 33, INPUTS)
 COLUMNS = (7, 32, 130, 576)
 KINDS: tuple[ScaleKind, ...] = ("channel", "tensor", "tile")
 STEP = 32
@@ -74,14 +75,44 @@ def hard_rows(cols: int) -> FloatArray:
     return (numpy_ops.decode_e4m3(fp8) * np.exp2(exponents)).astype(np.float32)
 
 
+def bf16_weight(cols: int) -> StoredWeight:
+    """A BF16 weight whose exponents are far apart."""
+    generator = np.random.default_rng(cols + 3)
+    values = generator.standard_normal((ROWS, cols)) * np.exp2(generator.integers(-12, 12, (ROWS, cols)))
+    return StoredWeight((values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16))
+
+
+def float_rows(cols: int) -> FloatArray:
+    """Rows of numbers with 24 bits whose exponents are far apart."""
+    generator = np.random.default_rng(cols + 4)
+    exponents = generator.integers(-12, 12, (INPUTS, cols))
+    return (generator.standard_normal((INPUTS, cols)) * np.exp2(exponents)).astype(np.float32)
+
+
+def planes_of(rows: FloatArray) -> list[FloatArray]:
+    """Three arrays of BF16 numbers, largest first, whose sum is exactly the rows."""
+    planes = []
+    for _ in range(3):
+        planes.append((rows.view(np.uint32) & 0xFFFF0000).view(np.float32))
+        rows = rows - planes[-1]
+    assert not rows.any()
+    return planes
+
+
 def tile_sums(rows: FloatArray, weight: FloatArray) -> FloatArray:
     """Products of E4M3 numbers [inputs, cols] and [rows, cols] summed in float32 in the order of TDPBF16PS."""
-    sums = np.zeros((len(rows), len(weight)), np.float32)
-    for first in range(0, rows.shape[1], STEP):
-        chains = np.zeros((2, *sums.shape), np.float32)
-        for col in range(first, min(first + STEP, rows.shape[1])):
-            chains[col % 2] += np.outer(rows[:, col], weight[:, col])
-        sums += chains[0] + chains[1]
+    return plane_sums([rows], weight)
+
+
+def plane_sums(planes: list[FloatArray], weight: FloatArray) -> FloatArray:
+    """The same for numbers that are sums of planes: 32 columns of each plane in turn."""
+    sums = np.zeros((len(planes[0]), len(weight)), np.float32)
+    for first in range(0, weight.shape[1], STEP):
+        for rows in planes:
+            chains = np.zeros((2, *sums.shape), np.float32)
+            for col in range(first, min(first + STEP, weight.shape[1])):
+                chains[col % 2] += np.outer(rows[:, col], weight[:, col])
+            sums += chains[0] + chains[1]
     return sums
 
 
@@ -113,6 +144,27 @@ def test_hard_rows_are_the_same_at_every_row_count(operations: Operations, kind:
         for first in range(0, INPUTS - count + 1, count):
             got = operations.gemm(GemmCase(rows[first : first + count], weight, bias))
             np.testing.assert_array_equal(got, whole[first : first + count], err_msg=f"{count} rows from {first}")
+
+
+@pytest.mark.parametrize("cols", COLUMNS)
+def test_float_rows_are_the_same_at_every_row_count(operations: Operations, cols: int) -> None:
+    rows, weight, bias = float_rows(cols), bf16_weight(cols), hard_bias()
+    whole = operations.gemm(GemmCase(rows, weight, bias))
+    for count in COUNTS:
+        for first in range(0, INPUTS - count + 1, count):
+            got = operations.gemm(GemmCase(rows[first : first + count], weight, bias))
+            np.testing.assert_array_equal(got, whole[first : first + count], err_msg=f"{count} rows from {first}")
+
+
+@pytest.mark.parametrize("cols", COLUMNS)
+def test_float_rows_are_multiplied_in_three_planes(cols: int) -> None:
+    rows, weight, bias = float_rows(cols), bf16_weight(cols), hard_bias()
+    values = (weight.data.astype(np.uint32) << 16).view(np.float32)
+    want = plane_sums(planes_of(rows), values) + bias
+    with open_operations("amx", 2) as opened:
+        for count in COUNTS:
+            got = opened.gemm(GemmCase(rows[:count], weight, bias))
+            np.testing.assert_array_equal(got, want[:count], err_msg=f"{count} rows")
 
 
 @pytest.mark.parametrize("cols", COLUMNS)
