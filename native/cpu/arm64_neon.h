@@ -17,8 +17,9 @@
 #define GLINT_WIDE_PRODUCTS                                                                          \
   GLINT_WIDE_TOKEN("0", "0", "8")                                                                    \
   GLINT_WIDE_TOKEN("1", "1", "9")                                                                    \
-  GLINT_WIDE_TOKEN("2", "2", "10") GLINT_WIDE_TOKEN("3", "3", "11") GLINT_WIDE_TOKEN("4", "4", "12") \
-      GLINT_WIDE_TOKEN("5", "5", "13") GLINT_WIDE_TOKEN("6", "6", "14") GLINT_WIDE_TOKEN("7", "7", "15")
+  GLINT_WIDE_TOKEN("2", "2", "10")                                                                   \
+  GLINT_WIDE_TOKEN("3", "3", "11") GLINT_WIDE_TOKEN("4", "4", "12") GLINT_WIDE_TOKEN("5", "5", "13") \
+      GLINT_WIDE_TOKEN("6", "6", "14") GLINT_WIDE_TOKEN("7", "7", "15")
 #define GLINT_WIDE_OPERANDS                                                                               \
   [row0] "+r"(step.rows[0]), [row1] "+r"(step.rows[1]), [next] "+r"(step.next_rows), [steps] "+r"(steps), \
       [token0] "+r"(step.tokens[0]), [token1] "+r"(step.tokens[1]), [token2] "+r"(step.tokens[2]),        \

@@ -51,7 +51,7 @@ class TileGemm {
   template <int kGroups, int kHalves>
   void multiply_block(int64_t token, int64_t tokens) {
     const TileRows inputs[2] = {token_rows(token, 0, std::min(tokens, kTileEdge)),
-                                 token_rows(token, kTileEdge, tokens - kTileEdge)};
+                                token_rows(token, kTileEdge, tokens - kTileEdge)};
     const bool converts = token == 0;
     Sums sums;
     ColumnStep step = columns_.first();
