@@ -145,11 +145,25 @@ class PackedGemm {
           }
         }
         for (int64_t plane = 0; plane < kPlanes; ++plane) {
-          std::byte* target = packed_ + col / kStepCols * kStepBytes + (2 * plane + group) * kTileBytes;
-          transpose_dwords(rows[plane], kTileRowBytes, [target](int64_t pair, __m512i values) {
-            _mm512_store_si512(target + pair * kTileRowBytes, values);
-          });
+          pack_pairs(packed_ + col / kStepCols * kStepBytes + (2 * plane + group) * kTileBytes, rows[plane], count);
         }
+      }
+    }
+  }
+
+  static void pack_pairs(std::byte* target, const std::byte* rows, int64_t count) {
+    constexpr int64_t kFewTokens = 4;
+    constexpr int64_t kPairBytes = 4;
+    if (count > kFewTokens) {
+      transpose_dwords(rows, kTileRowBytes, [target](int64_t pair, __m512i values) {
+        _mm512_store_si512(target + pair * kTileRowBytes, values);
+      });
+      return;
+    }
+    for (int64_t t = 0; t < count; ++t) {
+      for (int64_t pair = 0; pair < kTileEdge; ++pair) {
+        std::memcpy(target + pair * kTileRowBytes + t * kPairBytes, rows + t * kTileRowBytes + pair * kPairBytes,
+                    kPairBytes);
       }
     }
   }
@@ -245,10 +259,11 @@ class PackedGemm {
 
   void write(const Sums& sums, int half, int group, int64_t token, int64_t tokens) const {
     const auto* source = reinterpret_cast<const std::byte*>(sums.values[half][group]);
-    transpose_dwords(source, kTileRowBytes, [&](int64_t index, __m512i values) {
+    const auto write_token = [&](int64_t index, __m512i values) {
       const int64_t t = group * kTileEdge + index;
       if (t < tokens) rows_.write(half, token + t, _mm512_castsi512_ps(values));
-    });
+    };
+    transpose_dwords(source, kTileRowBytes, write_token, std::min(kTileEdge, tokens - group * kTileEdge));
   }
 
   const GemmTile& tile_;

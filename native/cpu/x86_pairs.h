@@ -56,8 +56,9 @@ inline __m512i every_fourth_row(const std::byte* source, int64_t stride) {
 }
 
 template <typename Write>
-inline void transpose_dwords(const std::byte* source, int64_t stride, const Write& write) {
-  for (int64_t column = 0; column < kTileEdge; column += 4, source += 16) {
+inline void transpose_dwords(const std::byte* source, int64_t stride, const Write& write,
+                             int64_t columns = kTileEdge) {
+  for (int64_t column = 0; column < columns; column += 4, source += 16) {
     const __m512i rows0 = every_fourth_row(source, stride);
     const __m512i rows1 = every_fourth_row(source + stride, stride);
     const __m512i rows2 = every_fourth_row(source + 2 * stride, stride);
