@@ -32,6 +32,11 @@ struct Avx2Isa {
     return _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1));
   }
 
+  static __m256 in_register(__m256 value) {
+    asm("" : "+x"(value));
+    return value;
+  }
+
   static constexpr int direct_rows(int tokens) { return tokens <= 2 ? 4 : 2; }
 
   static __m256 load_bf16(const std::byte* source) {
@@ -39,18 +44,29 @@ struct Avx2Isa {
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   }
 
-  static std::array<Lanes<kLanes>::Floats, kBf16Vectors> decode_bf16(const std::byte* source) {
-    return {load_bf16(source), load_bf16(source + 2 * kLanes)};
-  }
+  struct Bf16Values {
+    const std::byte* source;
+    __m256 operator[](int vector) const { return load_bf16(source + 2 * kLanes * vector); }
+  };
 
-  static std::array<Lanes<kLanes>::Floats, kFp8Vectors> decode_fp8(const std::byte* source) {
+  struct Fp16Values {
+    __m128i halves[kFp8Vectors];
+    __m256 operator[](int vector) const {
+      __m256 floats;
+      asm("vcvtph2ps %1, %0" : "=x"(floats) : "m"(halves[vector]));
+      return floats;
+    }
+  };
+
+  static Bf16Values decode_bf16(const std::byte* source) { return {source}; }
+
+  static Fp16Values decode_fp8(const std::byte* source) {
     const __m256i clear_copied_sign = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
-    const __m256i nan_magnitude = _mm256_set1_epi16(static_cast<int16_t>(0xfe00));
     const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
-    const __m256i numbers = _mm256_and_si256(_mm256_slli_epi16(words, 7), clear_copied_sign);
-    const __m256i nans = _mm256_cmpeq_epi16(_mm256_slli_epi16(words, 9), nan_magnitude);
-    const __m256i halves = _mm256_or_si256(numbers, nans);
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+    Fp16Values values;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(values.halves),
+                        _mm256_and_si256(_mm256_slli_epi16(words, 7), clear_copied_sign));
+    return values;
   }
 };
 

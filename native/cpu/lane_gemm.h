@@ -39,7 +39,7 @@ class LaneGemm {
   struct Bf16Reader {
     static constexpr int kVectors = Isa::kBf16Vectors;
     static constexpr int64_t kElementBytes = 2;
-    static std::array<Floats, kVectors> read(const std::byte* source) { return Isa::decode_bf16(source); }
+    static auto read(const std::byte* source) { return Isa::decode_bf16(source); }
     template <typename Wide>
     static void add_wide(Wide& wide) {
       Isa::add_bf16(wide);
@@ -49,7 +49,7 @@ class LaneGemm {
   struct Fp8Reader {
     static constexpr int kVectors = Isa::kFp8Vectors;
     static constexpr int64_t kElementBytes = 1;
-    static std::array<Floats, kVectors> read(const std::byte* source) { return Isa::decode_fp8(source); }
+    static auto read(const std::byte* source) { return Isa::decode_fp8(source); }
     template <typename Wide>
     static void add_wide(Wide& wide) {
       Isa::add_fp8(wide);
@@ -147,7 +147,8 @@ class LaneGemm {
     }
 
     template <int kTokens>
-    void add(Sums<kTokens>& sums, const float* const* inputs, const Block& block) const {
+    inline __attribute__((always_inline)) void add(Sums<kTokens>& sums, const float* const* inputs,
+                                                   const Block& block) const {
       const int64_t first = block.first / kStep<Reader> * kStep<Reader>;
       const int64_t last = round_up(block.last, kStep<Reader>);
       const int64_t shift = block.index * kStep<Reader>;
@@ -158,12 +159,37 @@ class LaneGemm {
         for (int t = 0; t < kTokens; ++t) operands[t] = inputs[t] + first;
         Isa::sum_panel(sums, weights, operands, last - first);
       } else {
-        add_steps<kRows, kTokens, Reader>(sums, inputs, first, last, [&](int row, int64_t col) {
-          return read_floats<Reader>(rows[row] + col + shift);
-        });
+        add_panel<kTokens>(sums, inputs, first, last, shift);
       }
     }
+
+    template <int kTokens>
+    inline __attribute__((always_inline)) void add_panel(Sums<kTokens>& sums, const float* const* inputs, int64_t first,
+                                                         int64_t last, int64_t shift) const {
+      Floats parts[kRows][kTokens];
+      copy_sums<kRows, kTokens>(parts, sums);
+      for (int64_t col = first; col < last; col += Isa::kLanes) {
+        Floats operands[kTokens];
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) operands[t] = in_register(Lane::load(inputs[t] + col));
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Floats weights = in_register(Lane::load(rows[r] + col + shift));
+#pragma GCC unroll 8
+          for (int t = 0; t < kTokens; ++t) parts[r][t] = Isa::multiply_add(weights, operands[t], parts[r][t]);
+        }
+      }
+      copy_sums<kRows, kTokens>(sums, parts);
+    }
   };
+
+  static Floats in_register(Floats value) {
+    if constexpr (requires { Isa::in_register(value); }) {
+      return Isa::in_register(value);
+    } else {
+      return value;
+    }
+  }
 
   template <typename Reader>
   static std::array<Floats, Reader::kVectors> read_floats(const float* source) {
@@ -182,8 +208,8 @@ class LaneGemm {
     store<Reader>(out, Reader::read(bytes));
   }
 
-  template <typename Reader>
-  static void store(float* out, const std::array<Floats, Reader::kVectors>& values) {
+  template <typename Reader, typename Values>
+  static void store(float* out, const Values& values) {
     for (int v = 0; v < Reader::kVectors; ++v) Lane::store(out + v * Isa::kLanes, values[v]);
   }
 
@@ -205,17 +231,20 @@ class LaneGemm {
     for (int64_t col = first; col < last; col += kStep<Reader>) {
 #pragma GCC unroll 8
       for (int group = 0; group < kSomeRows; group += kTogether) {
-        std::array<Floats, Reader::kVectors> weights[kTogether];
+        decltype(read(0, 0)) weights[kTogether];
 #pragma GCC unroll 8
         for (int r = 0; r < kTogether; ++r) weights[r] = read(group + r, col);
 #pragma GCC unroll 8
         for (int v = 0; v < Reader::kVectors; ++v) {
+          Floats values[kTogether];
+#pragma GCC unroll 8
+          for (int r = 0; r < kTogether; ++r) values[r] = in_register(weights[r][v]);
 #pragma GCC unroll 8
           for (int t = 0; t < kTokens; ++t) {
             const Floats input = Lane::load(inputs[t] + col + v * Isa::kLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < kTogether; ++r) {
-              parts[group + r][t] = Isa::multiply_add(weights[r][v], input, parts[group + r][t]);
+              parts[group + r][t] = Isa::multiply_add(values[r], input, parts[group + r][t]);
             }
           }
         }
@@ -267,7 +296,8 @@ class LaneGemm {
     for (int64_t first = 0; first < tile.row_count; first += rows_at_once) {
       const Place part{tile.row_first + first, std::min(rows_at_once, tile.row_count - first), 0};
       for (int64_t row = 0; row < part.rows; ++row) {
-        fill_panel_row<Reader>(panel + row * stride, tile, tile.weight->row(part.row + row));
+        fill_panel_row<Reader>(panel + row * stride, tile, tile.weight->row(part.row + row),
+                               rows_at_once * tile.weight->stride * Reader::kElementBytes);
       }
       multiply_part<Reader>(tile, panel, stride, part);
     }
@@ -285,7 +315,7 @@ class LaneGemm {
   }
 
   template <typename Reader>
-  static void fill_panel_row(float* out, const GemmTile& tile, const std::byte* row) {
+  static void fill_panel_row(float* out, const GemmTile& tile, const std::byte* row, int64_t next_rows) {
     constexpr int64_t kCols = kStep<Reader>;
     for_each_block(tile, [&](const Block& block) {
       float* target = out + block.index * kCols;
@@ -296,6 +326,7 @@ class LaneGemm {
         decode_part<Reader>(target + whole_first - kCols, row, part);
       }
       for (int64_t col = whole_first; col < whole_last; col += kCols) {
+        __builtin_prefetch(row + next_rows + col * Reader::kElementBytes);
         store<Reader>(target + col, Reader::read(row + col * Reader::kElementBytes));
       }
       if (whole_first <= whole_last && whole_last < block.last) {
@@ -351,7 +382,8 @@ class LaneGemm {
   static float unit_of(const GemmTile& tile) { return tile.weight->dtype == GLINT_DTYPE_F8_E4M3 ? kFp8Unit : 1.0F; }
 
   template <int kTokens>
-  static void finish(const GemmTile& tile, const Sums<kTokens>& sums, const Place& place) {
+  static inline __attribute__((always_inline)) void finish(const GemmTile& tile, const Sums<kTokens>& sums,
+                                                           const Place& place) {
     const Weight& weight = *tile.weight;
     const float unit = has_blocks(tile) ? 1.0F : unit_of(tile);
     const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
@@ -361,6 +393,7 @@ class LaneGemm {
       row_scales[r] = has_row_scale ? weight.scale_at(place.row + r, 0) : 1.0F;
       biases[r] = tile.bias_at(place.row + r);
     }
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const float input_scale = tile.input_groups > 1 ? 1.0F : tile.input_scale(place.token + t, 0);
       const Quad sum = Isa::sum_rows(sums[0][t], sums[1][t], sums[2][t], sums[3][t]) * unit;
