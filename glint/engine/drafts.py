@@ -1,32 +1,37 @@
 """How many drafts each request makes in a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
 AUTO_DRAFTS = 4
 MAX_SPECULATIVE_TOKENS = 8
 FIRST_CHANCE = 0.6
-FIRST_COST = 0.25
+FIXED_ROWS = 12.0
+DRAFT_COST = 0.05
 LARGEST_COST = 4.0
-LEAST_GAIN = 1.08
+ANCHOR_COSTS = 2
+KEPT_COSTS = 15
+LEAST_GAIN = 1.03
+PART_GAIN = 1.05
 SHARED_RATE = 0.02
-TIME_RATE = 0.4
-OWN_MEMORY = 0.95
+OWN_MEMORY = 0.97
 IDLE_MEMORY = 0.995
-SHARED_WEIGHT = 4.0
-WARM_STEPS = 8
+SHARED_WEIGHT = 16.0
+WARM_STEPS = 10
 COLD_WEIGHT = 1 / 3
+COLD_CHANCE = 0.5
 RESTART_CHANCE = 0.9
 RESTART_TOKENS = 2.0
 TRIED_REQUESTS = 16
-TRIED_STEPS = 2
-COMPARED_STEPS = 4
-LONGEST_TRIAL = 16
-FIRST_TRIALS = 4
+TRIED_STEPS = 4
+COMPARED_STEPS = 2
+LONGEST_TRIAL = 8
+FIRST_TRIALS = 3
+FIRST_GAP = 16
 TRIAL_GAP = 32
 TRIAL_SHARE = 0.007
-NEAR = 0.25
+LEAST_DRAFTS = 0.25
 
 
 @dataclass(slots=True)
@@ -43,49 +48,72 @@ class _Request:
     tried_steps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Drafts per request of a step, the mean of those verified and made, and its seconds for its requests."""
+
+    num_drafts: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Trial:
-    """Steps in which every request makes `num_drafts`: how many there were, and the seconds of those that count."""
+    """Steps in which every request makes `num_drafts`, and the steps behind them; the first of both is a mixed one."""
 
     num_drafts: int
     num_steps: int = 0
-    seconds: list[float] = field(default_factory=list)
+    is_over: bool = False
+    steps: list[_Step] = field(default_factory=list)
+    after: list[_Step] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Size:
     """Measurements of decode steps of about one number of requests.
 
-    `times` has the time of a step by the drafts that every request makes, as multiples of one without drafts; those
-    that were not measured are not in it. `recent` has the drafts per request and the seconds of the last steps outside
-    of trials, `last_trials` the number of the last trial of each number of drafts.
+    `costs` has, by the drafts that every request makes, what each of them adds to the time of a step, as multiples of
+    the time without drafts; `times` follows from it. `recent` has the last steps outside of trials, `last_trials` the
+    number of the last trial of each number of drafts.
     """
 
-    times: dict[int, float] = field(default_factory=lambda: {0: 1.0})
-    recent: list[tuple[float, float]] = field(default_factory=list)
-    steps_to_trial: int = COMPARED_STEPS
+    first_cost: float
+    costs: dict[int, list[float]] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)
+    recent: list[_Step] = field(default_factory=list)
+    steps_to_trial: int = FIRST_GAP
     trial: _Trial | None = None
     num_trials: int = 0
     last_trials: dict[int, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._find_times()
+
     def time(self, num_drafts: float) -> float:
-        """The time of a step with this many drafts per request: on the line between those measured, or beyond them."""
-        if len(self.times) == 1:
-            return 1.0 + FIRST_COST * num_drafts
-        below = max(count for count in self.times if count <= num_drafts)
-        above = min((count for count in self.times if count > num_drafts), default=None)
-        if above is None:
-            return 1.0 + (self.times[below] - 1.0) * num_drafts / below
-        part = (num_drafts - below) / (above - below)
-        return self.times[below] + (self.times[above] - self.times[below]) * part
+        """The time of a step with this many drafts per request, as a multiple of one without."""
+        whole = int(num_drafts)
+        return self.times[whole] + (self.times[whole + 1] - self.times[whole]) * (num_drafts - whole)
 
     def learn(self, num_drafts: float, time: float) -> None:
         """Take in a measured time of a step, as that of the whole number of drafts next to its own."""
         count = max(1, round(num_drafts))
         cost = min(max(0.0, (time - 1.0) / num_drafts), LARGEST_COST)
-        before = self.times.get(count)
-        measured = 1.0 + cost * count
-        self.times[count] = measured if before is None else before + TIME_RATE * (measured - before)
+        self.costs[count] = [*self.costs.get(count, []), cost][-KEPT_COSTS:]
+        self._find_times()
+
+    def drop_trial(self) -> None:
+        """Give up a trial, and what it would have been compared with, where steps of another size came between."""
+        self.recent = []
+        if self.trial is not None:
+            self.trial = None
+            self.steps_to_trial = TRIAL_GAP
+
+    def _find_times(self) -> None:
+        """Medians of the costs of each number of drafts, beside that of all costs and the first."""
+        every = median([self.first_cost] + [cost for costs in self.costs.values() for cost in costs])
+        self.times = [1.0]
+        for count in range(1, MAX_SPECULATIVE_TOKENS + 2):
+            cost = median([every, *self.costs.get(count, [])])
+            self.times.append(max(self.times[-1], 1.0 + cost * count))
 
 
 @dataclass(slots=True)
@@ -94,21 +122,21 @@ class Drafts:
 
     The chance of a draft is the product of the shares of right drafts at its position and those before it. The shares
     of all requests are exponential averages; those of a request count beside them, the more the more drafts it had.
-    The drafts of a step are ordered, likeliest first, and as many of them are made as give the most tokens for the
-    time; none where that is less than 8% more than without, because prompts cost more where drafts are made and
-    times are measured on a machine that does other things too.
+    All requests of a step make the same number of drafts, the one with the most tokens for the time; only where it
+    gives 5% more do the likeliest of them make drafts and the others none.
 
     The MTP layer attends to the positions that it has seen. After steps without drafts these are few, and its drafts
-    are right less often for a while. So wrong drafts soon behind such a gap count for a third, and a request begins
-    again only where its drafts pay clearly. Every 16th request makes a draft in each of its first two steps in any
-    case.
+    are right less often for a while. So wrong drafts soon behind such a gap count for a third, and requests begin
+    again only where drafts pay clearly. Every 16th request makes a draft in each of its first steps in any case.
 
     The time of a step by its drafts per request is measured by trials, for each number of requests up to a power of
-    two: in a few steps every request makes the same other number of drafts, and the median of their seconds is
-    compared with that of the steps just before. So it does not matter that a machine is slower at one time than at
-    another. Where drafts are made, none, one fewer and one more are tried in turns; where none are made, one is. The
-    trials of a size begin at once and are frequent at first. Later the next one comes the later the more tokens the
-    last one has lost: trials cost about a hundredth of the tokens.
+    two. In a few steps every request makes the same other number of drafts, and their median is compared with that of
+    the steps just before and behind. So it does not matter that a machine is slower at one time than at another, and of
+    all these comparisons the median counts, so that some bad ones do not matter either. Before there are any, a step is
+    taken to cost as much as its rows and twelve more. Where drafts are made, none is tried until their time is known,
+    then none, one fewer and one more in turns; where none are made, one is. The trials of a size are frequent at first.
+    Later the next one comes the later the more tokens the last one has lost: trials cost about a hundredth of the
+    tokens.
 
     The choice depends on outcomes and measured times alone, and no answer depends on the choice.
     """
@@ -118,6 +146,7 @@ class Drafts:
     _shares: list[float] = field(init=False)
     _requests: dict[int, _Request] = field(init=False, default_factory=dict)
     _sizes: dict[int, _Size] = field(init=False, default_factory=dict)
+    _last_size: _Size | None = field(init=False, default=None)
     _num_added: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -139,9 +168,9 @@ class Drafts:
             return [self.max_drafts] * len(request_ids)
         size = self._size(len(request_ids))
         requests = [self._requests[request_id] for request_id in request_ids]
-        if size.trial is not None and is_decoding:
+        if size.trial is not None and not size.trial.is_over and is_decoding:
             return [size.trial.num_drafts] * len(requests)
-        counts = _most_tokens([self._chances(request) for request in requests], size)
+        counts = _most_tokens([self._chances(request) for request in requests], size.time)
         return [max(count, min(1, request.tried_steps)) for count, request in zip(counts, requests, strict=True)]
 
     def submitted(self, request_ids: Sequence[int], counts: Sequence[int]) -> None:
@@ -173,64 +202,79 @@ class Drafts:
                 request.right[position] = request.right[position] * OWN_MEMORY + is_right
 
     def observe_step(self, num_requests: int, num_verified: int, num_made: int, seconds: float) -> None:
-        """Take in the time of a step in which every request decoded, and the drafts that it verified and made."""
+        """Take in the time of a step in which every request decoded, the drafts that it verified and those it made.
+
+        The numbers of requests of one size are compared by the rows that a step costs as much as.
+        """
         if not self.is_adaptive or not self.max_drafts:
             return
         size = self._size(num_requests)
-        per_request = (num_verified + num_made) / (2 * num_requests)
+        if self._last_size is not None and self._last_size is not size:
+            self._last_size.drop_trial()
+        self._last_size = size
+        step = _Step((num_verified + num_made) / (2 * num_requests), seconds / (FIXED_ROWS + num_requests))
         trial = size.trial
         if trial is None:
-            size.recent = [*size.recent, (per_request, seconds)][-COMPARED_STEPS:]
+            size.recent = [*size.recent, step][-COMPARED_STEPS:]
             size.steps_to_trial -= 1
             if size.steps_to_trial <= 0 and len(size.recent) == COMPARED_STEPS:
                 size.trial = _Trial(self._choose_trial(size))
-            return
-        trial.num_steps += 1
-        if abs(per_request - trial.num_drafts) < NEAR:
-            trial.seconds.append(seconds)
-        if len(trial.seconds) == COMPARED_STEPS:
-            self._finish_trial(size, trial)
-        elif trial.num_steps == LONGEST_TRIAL:
-            self._end_trial(size, trial)
+        elif trial.is_over:
+            trial.after.append(step)
+            if len(trial.after) > COMPARED_STEPS:
+                self._finish_trial(size, trial)
+        else:
+            trial.num_steps += 1
+            if num_made == trial.num_drafts * num_requests:
+                trial.steps.append(step)
+            trial.is_over = len(trial.steps) > COMPARED_STEPS or trial.num_steps == LONGEST_TRIAL
 
     def _size(self, num_requests: int) -> _Size:
-        return self._sizes.setdefault((num_requests - 1).bit_length(), _Size())
+        key = (num_requests - 1).bit_length()
+        if key not in self._sizes:
+            self._sizes[key] = _Size(DRAFT_COST + num_requests / (num_requests + FIXED_ROWS))
+        return self._sizes[key]
 
     def _choose_trial(self, size: _Size) -> int:
-        """The number of drafts whose trial is the longest ago, of those beside what the last steps had."""
-        made = round(fmean(count for count, _ in size.recent))
+        """None until the time of the last steps is known; then, of the numbers beside theirs, the one longest ago."""
+        made = round(fmean(step.num_drafts for step in size.recent))
+        if made and len(size.costs.get(made, [])) < ANCHOR_COSTS:
+            return 0
         others = {0, made - 1, made + 1} - {made} if made else {1}
         return min((size.last_trials.get(count, 0), count) for count in others if 0 <= count <= self.max_drafts)[1]
 
     def _finish_trial(self, size: _Size, trial: _Trial) -> None:
-        """Compare a trial with the steps before it."""
-        num_drafts = fmean(count for count, _ in size.recent)
-        ratio = median(trial.seconds) / median(seconds for _, seconds in size.recent)
-        if trial.num_drafts:
-            size.learn(trial.num_drafts, size.time(num_drafts) * ratio)
-        elif num_drafts >= NEAR:
-            size.learn(num_drafts, 1.0 / ratio)
-        self._end_trial(size, trial)
-
-    def _end_trial(self, size: _Size, trial: _Trial) -> None:
-        """Go back to the best choice, and set when the next trial comes."""
+        """Compare a trial with the steps around it, and set when the next one comes."""
+        if len(trial.steps) > COMPARED_STEPS:
+            around = size.recent + trial.after[1:]
+            usual = fmean(step.num_drafts for step in around)
+            tried = fmean(step.num_drafts for step in trial.steps[1:])
+            ratio = median(step.seconds for step in trial.steps[1:]) / median(step.seconds for step in around)
+            if tried >= LEAST_DRAFTS:
+                size.learn(tried, size.time(usual) * ratio)
+            elif usual >= LEAST_DRAFTS:
+                size.learn(usual, 1.0 / ratio)
         size.trial = None
         size.recent = []
         size.num_trials += 1
         size.last_trials[trial.num_drafts] = size.num_trials
-        size.steps_to_trial = COMPARED_STEPS
+        size.steps_to_trial = FIRST_GAP
         if size.num_trials >= FIRST_TRIALS:
             size.steps_to_trial = max(TRIAL_GAP, round(self._lost_steps(size, trial) / TRIAL_SHARE))
 
     def _lost_steps(self, size: _Size, trial: _Trial) -> float:
-        """How many steps the tokens take that a trial has lost, beside the best equal number of drafts."""
+        """How many steps the tokens take that a trial has lost, beside the best equal number of drafts.
+
+        Where that is none, the drafts of the trial are right half as often, for want of context.
+        """
         chance, tokens = 1.0, [1.0]
         for share in self._shares:
             chance *= share
             tokens.append(tokens[-1] + chance)
-        speeds = [made / size.time(count) for count, made in enumerate(tokens)]
+        speeds = [number / size.time(count) for count, number in enumerate(tokens)]
         best = speeds.index(max(speeds))
-        lost = trial.num_steps * (speeds[best] * size.time(trial.num_drafts) - tokens[trial.num_drafts])
+        made = 1.0 + (tokens[trial.num_drafts] - 1.0) * (1.0 if best else COLD_CHANCE)
+        lost = trial.num_steps * (speeds[best] * size.time(trial.num_drafts) - made)
         if best and not trial.num_drafts:
             lost += RESTART_TOKENS
         return lost / tokens[best]
@@ -244,22 +288,26 @@ class Drafts:
         return chances
 
 
-def _most_tokens(chances: Sequence[Sequence[float]], size: _Size) -> list[int]:
-    """How many drafts of each request give the most tokens for the time of the step."""
+def _most_tokens(chances: Sequence[Sequence[float]], time: Callable[[float], float]) -> list[int]:
+    """How many drafts of each request give the most tokens for the time of the step.
+
+    All make as many, or the likeliest of them where that is clearly better.
+    """
     num_requests = len(chances)
-    likeliest_first = sorted(
-        ((chance, -index) for index, of_request in enumerate(chances) for chance in of_request), reverse=True
-    )
-    times = [size.time(count) for count in range(len(likeliest_first) // num_requests + 2)]
-    tokens = float(num_requests)
-    best_speed, num_made = LEAST_GAIN * tokens, 0
-    for count, (chance, _) in enumerate(likeliest_first, start=1):
-        whole, rest = divmod(count, num_requests)
-        tokens += chance
-        speed = tokens / (times[whole] + (times[whole + 1] - times[whole]) * rest / num_requests)
-        if speed > best_speed:
-            best_speed, num_made = speed, count
+    likeliest_first = sorted(range(num_requests), key=lambda index: (-sum(chances[index]), index))
+    best_speed, best_count, num_making = LEAST_GAIN * num_requests, 0, 0
+    gains = [0.0] * num_requests
+    for count in range(1, 1 + len(chances[0])):
+        tokens = float(num_requests)
+        for place, index in enumerate(likeliest_first, start=1):
+            gains[index] += chances[index][count - 1]
+            tokens += gains[index]
+            speed = tokens / time(count * place / num_requests)
+            if place < num_requests:
+                speed /= PART_GAIN
+            if speed > best_speed:
+                best_speed, best_count, num_making = speed, count, place
     counts = [0] * num_requests
-    for _, negative_index in likeliest_first[:num_made]:
-        counts[-negative_index] += 1
+    for index in likeliest_first[:num_making]:
+        counts[index] = best_count
     return counts
