@@ -175,10 +175,12 @@ _TYPES = value_types(EngineSettings)
 
 
 def _auto_drafts(args: EngineArgs, max_num_seqs: int) -> int:
-    """The most drafts of a request where the engine chooses: as many as every step has room for, none on a GPU."""
+    """The most drafts of a request where the engine chooses: those that fit with a page of a prompt, none on a GPU."""
     _check_count("max_num_seqs", max_num_seqs)
-    room = min(MAX_STEP_ROWS // max_num_seqs, _given(args.max_step_tokens, DEFAULT_STEP_TOKENS[args.device])) - 1
-    return max(0, min(AUTO_DRAFTS, room)) if args.device == "cpu" else 0
+    rows = MAX_STEP_ROWS
+    if args.max_step_tokens is not None:
+        rows = min(rows, args.max_step_tokens - _given(args.page_tokens, DEFAULT_PAGE_TOKENS[args.device]))
+    return max(0, min(AUTO_DRAFTS, rows // max_num_seqs - 1)) if args.device == "cpu" else 0
 
 
 def _default_step_tokens(args: EngineArgs, max_num_seqs: int) -> int:

@@ -12,6 +12,7 @@ from glint.checkpoint.quantisation import ScaleKind
 from glint.engine import settings as config
 from glint.engine.args import FLAGS, EngineArgs
 from glint.engine.native_options import native_options, refusing_in_public_words
+from glint.engine.scheduler import Scheduler
 from glint.engine.settings import EngineSettings, token_cache_bytes
 from glint.errors import EngineError
 from glint.native import abi
@@ -337,9 +338,11 @@ def test_drafts_that_no_step_has_room_for_are_refused_with_their_flags(
         ({"max_num_seqs": 4000}, 3),
         ({"max_num_seqs": 8192}, 1),
         ({"max_num_seqs": 8193}, 0),
-        ({"max_step_tokens": 5}, 4),
-        ({"max_step_tokens": 4}, 3),
+        ({"max_step_tokens": 16 + 64 * 5}, 4),
+        ({"max_step_tokens": 16 + 64 * 5 - 1}, 3),
+        ({"max_step_tokens": 16 + 64 * 2 - 1}, 0),
         ({"max_step_tokens": 1}, 0),
+        ({"max_step_tokens": 8 + 3 * 4, "max_num_seqs": 3, "page_tokens": 8}, 3),
     ],
 )
 def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: dict[str, int], num_drafts: int) -> None:
@@ -347,6 +350,14 @@ def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: d
     assert (settings.num_speculative_tokens, settings.adapts_drafts) == (num_drafts, True)
     most_items = native_options(settings, SAMPLE, ()).max_step_items
     assert most_items == settings.max_num_seqs * (1 + num_drafts) <= 2**14
+
+
+@pytest.mark.parametrize("max_step_tokens", [80, 143, 144, 200, 300, 512])
+def test_auto_drafts_leave_every_request_its_place(free_memory: int, max_step_tokens: int) -> None:
+    args = EngineArgs(max_step_tokens=max_step_tokens)
+    settings = EngineSettings.resolve("folder", SAMPLE, args, has_mtp=True)
+    sizes = settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens
+    assert Scheduler(*sizes, settings.num_speculative_tokens).max_running == Scheduler(*sizes).max_running == 64
 
 
 def test_every_native_option_is_set_or_of_the_bench_alone() -> None:
