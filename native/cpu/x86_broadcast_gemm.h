@@ -8,6 +8,7 @@ namespace glint {
 namespace {
 
 inline constexpr int64_t kBlockRows = 2 * kTileEdge;
+inline constexpr int64_t kPrefetchBytes = 256;
 
 class BlockRows {
  public:
@@ -24,22 +25,24 @@ class BlockRows {
   int64_t num_halves() const { return (rows_ + kTileEdge - 1) / kTileEdge; }
 
   Window window(const ColumnStep& step, int half) const {
-    constexpr int64_t kPrefetchBytes = 256;
-    const Weight& weight = *tile_.weight;
-    const int64_t row = half * kTileEdge;
-    const int64_t rows = std::min(kTileEdge, rows_ - row);
-    const int64_t bytes = weight.element_bytes();
-    const std::byte* source = weight.row(row_ + row) + step.col * bytes;
-    if (step.col * bytes % kTileRowBytes == 0) {
-      for (int64_t index = 0; index < rows; ++index) {
-        const std::byte* line = source + index * weight.stride * bytes;
+    const Window window = window_of(step, half);
+    if (step.col * tile_.weight->element_bytes() % kTileRowBytes == 0) {
+      for (int64_t index = 0; index < window.rows; ++index) {
+        const std::byte* line = window.source + index * window.stride;
         _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * weight.stride * bytes), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * window.stride), _MM_HINT_T1);
       }
     }
-    return {.source = source,
+    return window;
+  }
+
+  Window window_of(const ColumnStep& step, int half) const {
+    const Weight& weight = *tile_.weight;
+    const int64_t row = half * kTileEdge;
+    const int64_t bytes = weight.element_bytes();
+    return {.source = weight.row(row_ + row) + step.col * bytes,
             .stride = weight.stride * bytes,
-            .rows = rows,
+            .rows = std::min(kTileEdge, rows_ - row),
             .first = std::max<int64_t>(0, step.split_first - step.col),
             .last = std::min(kStepCols, step.split_last - step.col)};
   }
@@ -104,6 +107,36 @@ class BroadcastGemm {
     __m512 odd_at(int64_t pair) const { return _mm512_load_ps(odd[pair]); }
   };
 
+  struct NoRows {
+    void prefetch(int64_t) const {}
+  };
+
+  class LaterRows {
+   public:
+    LaterRows(const Window& window, const ColumnStep& step, int64_t cols) : stride_(window.stride) {
+      const int64_t place = step.col * Pairs::kElementBytes;
+      const int64_t row_bytes = cols * Pairs::kElementBytes;
+      const bool is_second_half = place % kTileRowBytes != 0;
+      const std::byte* source = window.source + (is_second_half ? kTileEdge / 2 * stride_ : 0);
+      const bool is_in_row = place + kPrefetchBytes < row_bytes;
+      soon_ = source + kPrefetchBytes + (is_in_row ? 0 : kTileEdge * stride_ - row_bytes);
+      later_ = source + kBlockRows * stride_;
+    }
+
+    inline __attribute__((always_inline)) void prefetch(int64_t pair) const {
+      constexpr int64_t kPairsPerRow = 2 / Pairs::kElementBytes;
+      if (pair % kPairsPerRow != 0) return;
+      const int64_t offset = pair / kPairsPerRow * stride_;
+      _mm_prefetch(reinterpret_cast<const char*>(soon_ + offset), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(later_ + offset), _MM_HINT_T1);
+    }
+
+   private:
+    int64_t stride_;
+    const std::byte* soon_;
+    const std::byte* later_;
+  };
+
   using Panel = FloatPairs[kPanelSteps][2];
   using ChunkSums = float[kChunkTokens][2][kTileEdge];
   static_assert(sizeof(Panel) + 2 * sizeof(ChunkSums) <= kLeastGemmScratch);
@@ -138,9 +171,10 @@ class BroadcastGemm {
         __m512 sums[1][kTokens] = {};
         for (; step.split_first == split_first; step = columns.after(step)) {
           Pairs weights[1];
-          weights[0].write(rows_.window(step, half));
+          const Window window = rows_.window_of(step, half);
+          weights[0].write(window);
           asm volatile("" ::: "memory");
-          add_step<1, kTokens>(sums, weights, inputs, step.col);
+          add_step<1, kTokens>(sums, weights, inputs, step.col, LaterRows(window, step, tile_.weight->cols));
         }
         const __m512 scales = rows_.split_scales(half, split_first);
         for (int t = 0; t < kTokens; ++t) totals[t] = add_split(totals[t], sums[0][t], scales);
@@ -205,7 +239,7 @@ class BroadcastGemm {
       }
     }
     for (int64_t step = 0; step < block.num_steps; ++step) {
-      add_step<2, kTokens>(sums, panel_[step], inputs, block.first_col + step * kStepCols);
+      add_step<2, kTokens>(sums, panel_[step], inputs, block.first_col + step * kStepCols, NoRows());
     }
     for (int half = 0; half < 2; ++half) {
       const __m512 scales = block.is_last ? rows_.split_scales(half, block.split_first) : _mm512_setzero_ps();
@@ -231,13 +265,15 @@ class BroadcastGemm {
     for (int t = 0; t < kTokens; ++t) inputs[t] = operand + tile_.input_row(token + t) * tile_.operand_stride;
   }
 
-  template <int kHalves, int kTokens, typename Weights>
+  template <int kHalves, int kTokens, typename Weights, typename Later>
   static inline __attribute__((always_inline)) void add_step(__m512 (&sums)[kHalves][kTokens], const Weights* weights,
-                                                             const float* const* inputs, int64_t col) {
+                                                             const float* const* inputs, int64_t col,
+                                                             const Later& later) {
     __m512 even[kHalves][kTokens] = {};
     __m512 odd[kHalves][kTokens] = {};
 #pragma GCC unroll 16
     for (int64_t pair = 0; pair < kStepCols / 2; ++pair) {
+      later.prefetch(pair);
       __m512 even_weights[kHalves];
       __m512 odd_weights[kHalves];
       for (int half = 0; half < kHalves; ++half) {

@@ -149,6 +149,7 @@ inline void write_fp8_tile(std::byte* target, const Window& window) {
 
 struct Fp8Pairs {
   static constexpr float kUnit = 0x1p8F;
+  static constexpr int64_t kElementBytes = 1;
 
   alignas(64) uint16_t even[kStepCols / 2][kTileEdge];
   alignas(64) uint16_t odd[kStepCols / 2][kTileEdge];
@@ -193,6 +194,7 @@ struct Fp8Pairs {
 
 struct Bf16Pairs {
   static constexpr float kUnit = 1.0F;
+  static constexpr int64_t kElementBytes = 2;
 
   alignas(64) uint32_t both[kStepCols / 2][kTileEdge];
 
