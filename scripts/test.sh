@@ -49,7 +49,7 @@ part() {
   local name="$1" start="$SECONDS" outcome=passed file="$work/part-${1//[^a-z]/-}"
   shift
   printf '\n== %s ==\n' "$name"
-  GLINT_TEST_COUNTS="$file.counts" "$@" 2>&1 | tee "$file.output"
+  GLINT_TEST_COUNTS="$file.counts" "$@" 2>&1 | tee -i "$file.output"
   ((PIPESTATUS[0] == 0)) || outcome=FAILED
   echo "$((SECONDS - start)) $outcome" >"$file"
   [[ "$outcome" == passed ]]

@@ -25,9 +25,10 @@ RESTART_CHANCE = 0.9
 RESTART_TOKENS = 2.0
 TRIED_REQUESTS = 16
 TRIED_STEPS = 4
-COMPARED_STEPS = 2
+COMPARED_STEPS = 3
 LONGEST_TRIAL = 8
-FIRST_TRIALS = 3
+LONGEST_PAUSE = 8
+FIRST_TRIALS = 4
 FIRST_GAP = 16
 TRIAL_GAP = 32
 TRIAL_SHARE = 0.007
@@ -73,7 +74,7 @@ class _Size:
 
     `costs` has, by the drafts that every request makes, what each of them adds to the time of a step, as multiples of
     the time without drafts; `times` follows from it. `recent` has the last steps outside of trials, `last_trials` the
-    number of the last trial of each number of drafts.
+    number of the last trial of each number of drafts. `paused_steps` counts the steps of other sizes since its last.
     """
 
     first_cost: float
@@ -83,6 +84,7 @@ class _Size:
     steps_to_trial: int = FIRST_GAP
     trial: _Trial | None = None
     num_trials: int = 0
+    paused_steps: int = 0
     last_trials: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class _Size:
         self._find_times()
 
     def drop_trial(self) -> None:
-        """Give up a trial, and what it would have been compared with, where steps of another size came between."""
+        """Give up a trial, and what it would have been compared with, where many steps of other sizes came between."""
         self.recent = []
         if self.trial is not None:
             self.trial = None
@@ -146,7 +148,6 @@ class Drafts:
     _shares: list[float] = field(init=False)
     _requests: dict[int, _Request] = field(init=False, default_factory=dict)
     _sizes: dict[int, _Size] = field(init=False, default_factory=dict)
-    _last_size: _Size | None = field(init=False, default=None)
     _num_added: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -209,9 +210,10 @@ class Drafts:
         if not self.is_adaptive or not self.max_drafts:
             return
         size = self._size(num_requests)
-        if self._last_size is not None and self._last_size is not size:
-            self._last_size.drop_trial()
-        self._last_size = size
+        for other in self._sizes.values():
+            other.paused_steps = 0 if other is size else other.paused_steps + 1
+            if other.paused_steps == LONGEST_PAUSE:
+                other.drop_trial()
         step = _Step((num_verified + num_made) / (2 * num_requests), seconds / (FIXED_ROWS + num_requests))
         trial = size.trial
         if trial is None:
@@ -232,7 +234,8 @@ class Drafts:
     def _size(self, num_requests: int) -> _Size:
         key = (num_requests - 1).bit_length()
         if key not in self._sizes:
-            self._sizes[key] = _Size(DRAFT_COST + num_requests / (num_requests + FIXED_ROWS))
+            largest = 1 << key
+            self._sizes[key] = _Size(DRAFT_COST + largest / (largest + FIXED_ROWS))
         return self._sizes[key]
 
     def _choose_trial(self, size: _Size) -> int:
@@ -247,8 +250,8 @@ class Drafts:
         """Compare a trial with the steps around it, and set when the next one comes."""
         if len(trial.steps) > COMPARED_STEPS:
             around = size.recent + trial.after[1:]
-            usual = fmean(step.num_drafts for step in around)
-            tried = fmean(step.num_drafts for step in trial.steps[1:])
+            usual = median(step.num_drafts for step in around)
+            tried = median(step.num_drafts for step in trial.steps[1:])
             ratio = median(step.seconds for step in trial.steps[1:]) / median(step.seconds for step in around)
             if tried >= LEAST_DRAFTS:
                 size.learn(tried, size.time(usual) * ratio)

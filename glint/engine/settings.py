@@ -144,14 +144,14 @@ class EngineSettings(EngineChoices):
             _check_choice(name, getattr(args, name), get_args(_TYPES[name]))
         _check_asked(model, args)
         device, tp = args.device, args.tp
+        page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[device])
+        _check_count("page_tokens", page_tokens)
         max_num_seqs = _given(args.max_num_seqs, DEFAULT_NUM_SEQS[device])
         adapts_drafts = args.num_speculative_tokens == "auto"
         if adapts_drafts:
             args = replace(args, num_speculative_tokens=_auto_drafts(args, max_num_seqs) if has_mtp else 0)
         row_slices = tp if args.row_slices is None else args.row_slices
         check_split(model, tp, row_slices, args.expert_layout)
-        page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[device])
-        _check_count("page_tokens", page_tokens)
         num_pages = _count_pages(model, args, page_tokens) if args.num_pages is None else args.num_pages
         return cls(
             model_dir=Path(model_dir),
@@ -175,11 +175,12 @@ _TYPES = value_types(EngineSettings)
 
 
 def _auto_drafts(args: EngineArgs, max_num_seqs: int) -> int:
-    """The most drafts of a request where the engine chooses: those that fit with a page of a prompt, none on a GPU."""
+    """The most drafts of a request where the engine chooses: none on a GPU; prompts keep a page and half of a step."""
     _check_count("max_num_seqs", max_num_seqs)
     rows = MAX_STEP_ROWS
     if args.max_step_tokens is not None:
-        rows = min(rows, args.max_step_tokens - _given(args.page_tokens, DEFAULT_PAGE_TOKENS[args.device]))
+        page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[args.device])
+        rows = min(rows, args.max_step_tokens - max(page_tokens, args.max_step_tokens // 2))
     return max(0, min(AUTO_DRAFTS, rows // max_num_seqs - 1)) if args.device == "cpu" else 0
 
 

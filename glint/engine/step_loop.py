@@ -2,7 +2,7 @@
 
 import time
 from ctypes import Array, c_uint32
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from glint.engine.drafts import Drafts
 from glint.engine.request import ActiveRequest, StepOutput
@@ -22,9 +22,8 @@ class StepSummary:
     the requests that were scheduled in it for the first time. `num_tokens` were computed for `num_items` requests,
     `new_tokens` given out. The prefix cache was asked for `prefix_tokens_queried` tokens of the started requests and
     had `prefix_tokens_hit`. The pages are those at the end of the call. `seconds` is the time from the step's submit,
-    or from the end of the step before it if that was later, to its own end. Of `draft_tokens` drafts of `num_drafts`
-    requests that were verified, `accepted_tokens` were right, `accepted_per_position` by their place among the drafts
-    of their request; the others count nowhere else.
+    or from the end of the step before it if that was later, to its own end. Of `draft_tokens`
+    drafts that were verified, `accepted_tokens` were right; the others count nowhere else.
     """
 
     serial: int
@@ -37,10 +36,8 @@ class StepSummary:
     new_tokens: int = 0
     prefix_tokens_queried: int = 0
     prefix_tokens_hit: int = 0
-    num_drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
     started_ids: tuple[int, ...] = ()
 
 
@@ -51,7 +48,7 @@ class _Step:
     `constrained` pairs the index of an item with the position up to which it computes. `draft_masks` has the masks of
     items that verify drafts. By request id, `given` has the number of drafts that there were, `verified` that of those
     which the grammar lets through. `made` drafts are made in it, at most, by the requests in `awaited`, which also has
-    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts by position.
+    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts.
     """
 
     plan: StepPlan
@@ -68,7 +65,7 @@ class _Step:
     num_tokens: int
     prefix_tokens_hit: int
     submitted_at: float
-    accepted: list[int] = field(default_factory=list)
+    accepted: int = 0
 
 
 class StepLoop:
@@ -172,9 +169,7 @@ class StepLoop:
     def _take_drafts(self, step: _Step, request: ActiveRequest, item: ItemOutcome) -> None:
         """Count the drafts of a request that were right, and keep those that were made for its next step."""
         num_right = len(item.tokens) - 1
-        step.accepted += [0] * (num_right - len(step.accepted))
-        for position in range(num_right):
-            step.accepted[position] += 1
+        step.accepted += num_right
         has_ended = item.finish_reason != abi.FINISH_NONE
         self._drafts.observe(request.request_id, step.given.get(request.request_id, 0), num_right, has_ended)
         request.drafts = item.drafts
@@ -302,7 +297,7 @@ class StepLoop:
             return
         now = time.perf_counter()
         draft_tokens = sum(step.verified.values())
-        accepted_tokens = sum(step.accepted)
+        accepted_tokens = step.accepted
         if step.is_decoding:
             began_at = self._collected_at if self._was_busy else step.submitted_at
             self._drafts.observe_step(len(step.requests), draft_tokens, step.made, now - began_at)
@@ -313,10 +308,8 @@ class StepLoop:
             seconds=now - max(step.submitted_at, self._collected_at),
             num_items=len(step.requests),
             num_tokens=step.num_tokens - draft_tokens + accepted_tokens,
-            num_drafts=len(step.verified),
             draft_tokens=draft_tokens,
             accepted_tokens=accepted_tokens,
-            accepted_per_position=tuple(step.accepted),
             new_tokens=sum(len(output.token_ids) for output in outputs),
             prefix_tokens_queried=sum(len(request.prompt_tokens) for request in step.started),
             prefix_tokens_hit=step.prefix_tokens_hit,
@@ -378,6 +371,7 @@ class StepLoop:
         """Forget a request everywhere: the one place where native requests are freed."""
         self._forget(request)
         del self.requests[request.request_id]
+        self._was_busy = self._was_busy and bool(self.requests)
         if request.native_id is not None:
             reusable_tokens = request.reusable_tokens(is_complete)
             if reusable_tokens is not None:

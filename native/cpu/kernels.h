@@ -16,6 +16,7 @@ inline constexpr int64_t kInputGroup = kScaleTile;
 inline constexpr int64_t kMaxQueriesPerTile = 16;
 inline constexpr int64_t kPeakValues = 256;
 inline constexpr int64_t kLeastGemmScratch = 96 << 10;
+inline constexpr int64_t kScratchBytesPerColumn = 192;
 
 struct ColumnRange {
   int64_t first;

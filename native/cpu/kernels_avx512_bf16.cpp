@@ -45,7 +45,8 @@ class DotGemm {
     __m512 totals[kHalves][kTokens] = {};
     __m512 sums[kHalves][kTokens] = {};
     std::byte* weights = panel_;
-    for (ColumnStep step = columns_.first(); columns_.contains(step); weights += kStepBytes) {
+    const int64_t slot_bytes = tile_.count > kGroupTokens ? kStepBytes : 0;
+    for (ColumnStep step = columns_.first(); columns_.contains(step); weights += slot_bytes) {
       if (token == 0) {
         for (int half = 0; half < kHalves; ++half)
           write_fp8_tile(weights + half * kTileBytes, rows_.window(step, half));

@@ -9,6 +9,7 @@ constexpr int kRowPairs = 4;
 constexpr int64_t kBlockRows = 2 * kRowPairs;
 constexpr int kTokenPairs = 4;
 constexpr int64_t kColsAtOnce = 8;
+constexpr int64_t kPrefetchBytes = 256;
 constexpr int64_t kStepValues = kBlockRows * kStepCols;
 
 struct MatrixIsa {
@@ -67,7 +68,8 @@ class MatrixGemm {
     Sums<kPairs> totals = {};
     Sums<kPairs> sums = {};
     uint16_t* weights = panel_;
-    for (ColumnStep step = columns_.first(); columns_.contains(step); weights += kStepValues) {
+    const int64_t slot_values = tile_.count > 2 * kTokenPairs ? kStepValues : 0;
+    for (ColumnStep step = columns_.first(); columns_.contains(step); weights += slot_values) {
       if (token == 0) convert(weights, step);
       add_step<kPairs>(sums, inputs, step.col, weights);
       const ColumnStep next = columns_.after(step);
@@ -84,6 +86,7 @@ class MatrixGemm {
       uint8x16_t bytes[2][2];
       for (int row = 0; row < 2; ++row) {
         const std::byte* source = tile_.weight->row(row_ + std::min<int64_t>(2 * pair + row, rows_ - 1)) + step.col;
+        __builtin_prefetch(source + kPrefetchBytes);
         std::byte window[kStepCols] = {};
         if (last - first < kStepCols) {
           std::memcpy(window + first, source + first, static_cast<size_t>(last - first));

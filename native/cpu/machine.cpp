@@ -15,6 +15,10 @@
 
 #include "include/glint.h"
 
+#if defined(GLINT_ARM64) && !defined(HWCAP2_BF16)
+#define HWCAP2_BF16 (1 << 14)
+#endif
+
 namespace glint::cpu {
 
 namespace {

@@ -43,8 +43,7 @@ const KernelSet& choose_kernels(int32_t requested) {
 }
 
 int64_t gemm_scratch_bytes(int64_t max_cols) {
-  constexpr int64_t kBytesPerColumn = 192;
-  return std::max(kLeastGemmScratch, (max_cols + 2 * kOperandAlignment) * kBytesPerColumn);
+  return std::max(kLeastGemmScratch, (max_cols + 2 * kOperandAlignment) * kScratchBytesPerColumn);
 }
 
 int64_t attention_scratch_bytes(int64_t queries, int64_t head_dim, int64_t page_tokens) {

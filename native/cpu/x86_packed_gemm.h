@@ -119,6 +119,8 @@ class PackedGemm {
   static constexpr int64_t kPlanes = Inputs::kPlanes;
   static constexpr int64_t kStepBytes = 2 * kPlanes * kTileBytes;
   static constexpr int64_t kSlots = 4;
+  static_assert(kStepBytes <= kStepCols * kScratchBytesPerColumn);
+  static_assert(kSlots * 2 * kTileBytes + kStepBytes <= 2 * kOperandAlignment * kScratchBytesPerColumn);
 
   struct Sums {
     alignas(64) float values[2][2][kTileEdge][kTileEdge];

@@ -247,7 +247,6 @@ def test_rejected_drafts_count_as_nothing_else(checkpoint: Checkpoint) -> None:
             sum(getattr(one, name) for one in summaries) for name in ("draft_tokens", "accepted_tokens")
         )
         assert (0 < accepted < drafts) == (num_drafts > 0)
-        assert sum(one.num_drafts for one in summaries) <= drafts
         assert num_drafts == 0 or computed == sum(one.num_tokens for one in summaries)
         sums.append(computed)
     assert sums[0] == sums[1]

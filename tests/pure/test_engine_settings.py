@@ -338,11 +338,11 @@ def test_drafts_that_no_step_has_room_for_are_refused_with_their_flags(
         ({"max_num_seqs": 4000}, 3),
         ({"max_num_seqs": 8192}, 1),
         ({"max_num_seqs": 8193}, 0),
-        ({"max_step_tokens": 16 + 64 * 5}, 4),
-        ({"max_step_tokens": 16 + 64 * 5 - 1}, 3),
+        ({"max_step_tokens": 2 * 64 * 5}, 4),
+        ({"max_step_tokens": 2 * 64 * 5 - 2}, 3),
         ({"max_step_tokens": 16 + 64 * 2 - 1}, 0),
         ({"max_step_tokens": 1}, 0),
-        ({"max_step_tokens": 8 + 3 * 4, "max_num_seqs": 3, "page_tokens": 8}, 3),
+        ({"max_step_tokens": 8 + 3 * 2, "max_num_seqs": 3, "page_tokens": 8}, 1),
     ],
 )
 def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: dict[str, int], num_drafts: int) -> None:
@@ -357,7 +357,9 @@ def test_auto_drafts_leave_every_request_its_place(free_memory: int, max_step_to
     args = EngineArgs(max_step_tokens=max_step_tokens)
     settings = EngineSettings.resolve("folder", SAMPLE, args, has_mtp=True)
     sizes = settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens
-    assert Scheduler(*sizes, settings.num_speculative_tokens).max_running == Scheduler(*sizes).max_running == 64
+    plain, drafting = Scheduler(*sizes), Scheduler(*sizes, settings.num_speculative_tokens)
+    assert drafting.max_running == plain.max_running == 64
+    assert drafting.chunk_tokens >= min(plain.chunk_tokens, max_step_tokens // 2 - settings.page_tokens)
 
 
 def test_every_native_option_is_set_or_of_the_bench_alone() -> None:
