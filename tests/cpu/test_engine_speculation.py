@@ -1,6 +1,7 @@
 """Speculation in the whole engine: the same outputs as without, for every kind of request, under want of pages too."""
 
 import random
+import time
 from collections.abc import Iterator
 from ctypes import Array, c_uint32
 from dataclasses import dataclass, field, replace
@@ -269,6 +270,27 @@ def test_a_request_that_is_aborted_among_drafts_leaves_nothing(checkpoint: Check
             assert_idle(engine)
             kept = {request_id: joined(outputs[request_id]) for request_id in ids if request_id not in aborted}
             assert kept == {request_id: expected[request_id] for request_id in kept}
+
+
+def test_a_pause_behind_an_abort_is_not_the_time_of_a_step(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = 0.5
+    times: list[float] = []
+
+    def note(drafts: Drafts, num_requests: int, num_verified: int, num_made: int, seconds: float) -> None:
+        times.append(seconds)
+
+    monkeypatch.setattr(Drafts, "observe_step", note)
+    with make_engine(checkpoint=checkpoint, num_speculative_tokens=2) as engine:
+        (request_id,) = engine.submit([1, 2], SamplingParams(max_tokens=9, ignore_eos=True))
+        engine.step()
+        engine.abort(request_id)
+        time.sleep(pause)
+        engine.submit([1], SamplingParams(max_tokens=2, ignore_eos=True))
+        while engine.has_work:
+            engine.step()
+    assert times and max(times) < pause
 
 
 def test_a_checkpoint_without_the_layer_is_refused() -> None:
