@@ -49,7 +49,7 @@ def assert_refused(outcome: tuple[int, str], status: int, words: str) -> None:
 
 
 OPTION_FAULTS: list[tuple[str, int, int]] = [
-    *(("kernels", value, INVALID) for value in (-1, 9, INT_MAX)),
+    *(("kernels", value, INVALID) for value in (-1, 11, INT_MAX)),
     *(("kernels", value, UNSUPPORTED) for value in (FOREIGN_KERNELS, abi.KERNELS_PORTABLE, abi.KERNELS_HOPPER)),
     *(("local_experts", value, UNSUPPORTED) for value in (-1, 1, 7, INT_MAX)),
     *(("num_threads", value, INVALID) for value in (0, -1, 1025, INT_MAX)),

@@ -65,7 +65,7 @@ def test_the_plan_names_the_processor_and_its_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("page_tokens", 3), ("max_step_tokens", 0), ("kernels", 9), ("num_pages", 2**26 + 1)]
+    ("name", "value"), [("page_tokens", 3), ("max_step_tokens", 0), ("kernels", 11), ("num_pages", 2**26 + 1)]
 )
 def test_the_plan_of_bad_options_is_refused(name: str, value: int) -> None:
     with pytest.raises(InvalidArgument, match=rf"options\.{name} is {value}"):
