@@ -101,14 +101,14 @@ void gemm(Workers& workers, std::span<const GemmCall> calls) {
   int64_t num_tasks = 0;
   for (const GemmCall& call : calls) ends.push_back(num_tasks += num_tiles(call));
   const KernelSet& kernels = workers.kernels();
-  std::vector<const GemmCall*>& packed_calls = workers.packed_calls();
-  std::ranges::fill(packed_calls, nullptr);
+  std::vector<PackedCall>& packed_calls = workers.packed_calls();
+  std::ranges::fill(packed_calls, PackedCall{});
   workers.team().run(num_tasks, [&](int64_t task, int thread) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const GemmCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
     GemmTile tile = tile_of(call, task - first);
-    const GemmCall*& packed = packed_calls[static_cast<size_t>(thread)];
+    const GemmCall*& packed = packed_calls[static_cast<size_t>(thread)].call;
     if (call.input.groups > 1 && !kernels.sums_groups) {
       packed = nullptr;
       multiply_by_groups(workers, tile, workers.scratch(thread));

@@ -13,6 +13,10 @@ namespace glint::cpu {
 
 struct GemmCall;
 
+struct alignas(64) PackedCall {
+  const GemmCall* call = nullptr;
+};
+
 struct WorkerOptions {
   int num_threads;
   int32_t kernels;
@@ -34,7 +38,7 @@ class Workers {
   const KernelSet& kernels() const { return kernels_; }
   std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
   std::vector<int64_t>& task_ends() { return task_ends_; }
-  std::vector<const GemmCall*>& packed_calls() { return packed_calls_; }
+  std::vector<PackedCall>& packed_calls() { return packed_calls_; }
   SamplerScratch& sampler(int thread) { return samplers_[static_cast<size_t>(thread)]; }
 
  private:
@@ -42,7 +46,7 @@ class Workers {
   int64_t scratch_bytes_;
   ZeroedMemory scratch_;
   std::vector<int64_t> task_ends_;
-  std::vector<const GemmCall*> packed_calls_;
+  std::vector<PackedCall> packed_calls_;
   std::vector<SamplerScratch> samplers_;
   ThreadTeam team_;
 };
