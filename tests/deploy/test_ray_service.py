@@ -29,6 +29,7 @@ NUM_SESSIONS = 16
 PATIENCE_SECONDS = 90.0
 NOTICE_SECONDS = 5.0
 END_SECONDS = 1.5
+REQUESTS_AFTER_A_FAILURE = 12
 FAULTY_STEP = 60
 TEST_LIBRARY = os.environ.get("GLINT_TEST_LIBRARY") or str(ROOT / "build" / "libglint_cpu_test.so")
 
@@ -259,7 +260,7 @@ def test_a_replica_whose_engine_fails_ends_at_once_and_draws_no_requests(
     failed_at = time.monotonic()
     assert "the engine failed" in failed.error and "InternalServerError" in failed.error
     later: list[Ended] = []
-    while time.monotonic() < failed_at + END_SECONDS:
+    while time.monotonic() < failed_at + END_SECONDS or len(later) < REQUESTS_AFTER_A_FAILURE:
         later.append(caller.ask(is_streaming=False, num_tokens=1))
         time.sleep(0.05)
     assert len(before & service.replicas()) == 1
