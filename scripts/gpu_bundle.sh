@@ -19,7 +19,7 @@ There, install with: pip install --no-index --find-links DIR/wheels DIR/wheels/*
   --glibc VERSION    newest C library that wheels may ask for there (default: 2.31, which llguidance needs)
   --model DIR        model folder to pack (default: the sample model, made if it is not there)
   --without NAMES    requirements which that machine already has, between commas
-                     (default: numpy,transformers)
+                     (default: numpy,transformers,tokenizers,huggingface_hub)
   --with NAMES       further packages, between commas (default: openai, the client that gpu_check.sh serve uses)
 TEXT
 }
@@ -34,7 +34,7 @@ out="$root/.carry/bundle"
 version=3.12
 glibc=2.31
 model=""
-without="numpy,transformers"
+without="numpy,transformers,tokenizers,huggingface_hub"
 further="openai"
 part_mib=56
 while (($# > 0)); do
