@@ -48,7 +48,7 @@ class _Step:
     `constrained` pairs the index of an item with the position up to which it computes. `draft_masks` has the masks of
     items that verify drafts. By request id, `given` has the number of drafts that there were, `verified` that of those
     which the grammar lets through. `made` drafts are made in it, at most, by the requests in `awaited`, which also has
-    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts.
+    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts. `seconds` is the time of the step once it is collected.
     """
 
     plan: StepPlan
@@ -65,6 +65,7 @@ class _Step:
     num_tokens: int
     prefix_tokens_hit: int
     submitted_at: float
+    seconds: float = 0.0
     accepted: int = 0
 
 
@@ -75,7 +76,8 @@ class StepLoop:
     the next is planned on what the one in flight will have done, and submitted before that one is collected. Its
     decodes take the tokens that the other samples from the native side; a request that ended there is skipped by it.
     What a step brings for a request that has ended meanwhile is dropped. Pages are taken from a request only while
-    nothing is in flight. A request for which drafts are made or verified is in one step at a time.
+    nothing is in flight. A request for which drafts are made or verified is in one step at a time: behind such a step
+    the next is submitted as soon as it is collected, and computes while the caller passes on what it brought.
     """
 
     def __init__(self, native: NativeEngine, settings: EngineSettings) -> None:
@@ -145,9 +147,7 @@ class StepLoop:
     def _step(self) -> list[StepOutput]:
         outputs: list[StepOutput] = []
         if self._in_flight is None:
-            self._in_flight = self._submit_next(outputs)
-            if self._in_flight is not None:
-                self._sample(self._in_flight)
+            self._in_flight = self._start_next(outputs)
         step = self._in_flight
         if step is not None:
             following = None if step.awaited else self._submit_next(outputs)
@@ -156,15 +156,35 @@ class StepLoop:
             for request, item in zip(step.requests, outcome.items, strict=True):
                 if request.request_id in step.awaited and item.tokens:
                     self._take_drafts(step, request, item)
+            self._observe_time(step)
             for item_index, _ in step.constrained:
                 step.requests[item_index].accept(outcome.items[item_index])
             if following is not None:
                 self._sample(following)
             self._in_flight = following
             outputs += self._take_in(step, outcome)
+            self._was_busy = bool(self.requests)
+            if step.awaited:
+                self._in_flight = self._start_next(outputs)
             self._drop_idle_step()
         self._summarise(step, outputs)
         return outputs
+
+    def _observe_time(self, step: _Step) -> None:
+        """Take in the time of a step that was collected just now; of a decode step the pause before it counts too."""
+        now = time.perf_counter()
+        step.seconds = now - max(step.submitted_at, self._collected_at)
+        if step.is_decoding:
+            began_at = self._collected_at if self._was_busy else step.submitted_at
+            self._drafts.observe_step(len(step.requests), sum(step.verified.values()), step.made, now - began_at)
+        self._collected_at = now
+
+    def _start_next(self, outputs: list[StepOutput]) -> _Step | None:
+        """Submit the next plan while nothing is in flight, and let it sample."""
+        step = self._submit_next(outputs)
+        if step is not None:
+            self._sample(step)
+        return step
 
     def _take_drafts(self, step: _Step, request: ActiveRequest, item: ItemOutcome) -> None:
         """Count the drafts of a request that were right, and keep those that were made for its next step."""
@@ -295,17 +315,12 @@ class StepLoop:
         if step is None:
             self._last_step = StepSummary(serial=self._last_step.serial, **pages)
             return
-        now = time.perf_counter()
         draft_tokens = sum(step.verified.values())
         accepted_tokens = step.accepted
-        if step.is_decoding:
-            began_at = self._collected_at if self._was_busy else step.submitted_at
-            self._drafts.observe_step(len(step.requests), draft_tokens, step.made, now - began_at)
-        self._was_busy = bool(self.requests)
         self._last_step = StepSummary(
             serial=self._last_step.serial + 1,
             **pages,
-            seconds=now - max(step.submitted_at, self._collected_at),
+            seconds=step.seconds,
             num_items=len(step.requests),
             num_tokens=step.num_tokens - draft_tokens + accepted_tokens,
             draft_tokens=draft_tokens,
@@ -315,7 +330,6 @@ class StepLoop:
             prefix_tokens_hit=step.prefix_tokens_hit,
             started_ids=tuple(request.request_id for request in step.started),
         )
-        self._collected_at = now
 
     def _drop_idle_step(self) -> None:
         """Bring the step in flight to its end where no request is left to read it."""

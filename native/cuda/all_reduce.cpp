@@ -118,7 +118,7 @@ namespace ops {
 void all_reduce_residual(Backend& backend, StepState& step) {
   const int64_t floats = step.num_rows * backend.model.hidden_size;
   const int32_t num_ranks = backend.limits.num_ranks;
-  if (backend.has_peers()) pass_fault_point(FaultPoint::kCollective, backend.slice.rank);
+  if (backend.has_peers() && !step.is_captured) pass_fault_point(FaultPoint::kCollective, backend.slice.rank);
   switch (step.all_reduce) {
     case cuda::AllReduce::kSingleRank:
       step.deferred = {.parts = backend.workspace.branch_output, .part_stride = 0, .num_parts = 1};

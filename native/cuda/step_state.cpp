@@ -158,6 +158,13 @@ cuda::CollectiveCounts counts_of(const Backend& backend) {
   return backend.has_peers() ? backend.collectives->counts() : cuda::CollectiveCounts{};
 }
 
+void count_replayed_collectives(Backend& backend, const cuda::CollectiveCounts& counts) {
+  for (uint64_t index = 0; index < counts.collectives; ++index) {
+    pass_fault_point(FaultPoint::kCollective, backend.slice.rank);
+  }
+  backend.collectives->add_counts(counts);
+}
+
 cuda::Graphs* graphs_of(Backend& backend, Pass pass) {
   if (pass == Pass::kMain) return &backend.graphs;
   return backend.draft_graphs.has_value() ? &*backend.draft_graphs : nullptr;
@@ -214,10 +221,8 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
 bool replay_step(Backend& backend, StepState& step, Pass pass) {
   const cuda::Graphs* graphs = graphs_of(backend, pass);
   if (!step.samples_all_rows || graphs == nullptr || !graphs->is_complete()) return false;
+  if (backend.has_peers()) count_replayed_collectives(backend, graphs->counts_of(step.num_rows));
   graphs->launch(step.num_rows, backend.stream);
-  if (backend.has_peers()) {
-    backend.collectives->add_counts(graphs->counts_of(step.num_rows));
-  }
   step.has_logits = true;
   if (pass == Pass::kMain) ++backend.steps_replayed;
   return true;

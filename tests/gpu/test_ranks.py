@@ -191,8 +191,9 @@ print("answered")
 """
 
 
-@pytest.mark.parametrize("fault", ["load:2:1", "step:1:3", "collective:3:9", "none"])
+@pytest.mark.parametrize("fault", ["load:2:1", "step:1:3", "collective:3:5", "collective:3:40", "none"])
 def test_a_fault_of_a_rank_ends_with_its_name(checkpoints: Any, fault: str) -> None:
+    """The fifth collective is one of the prompt's step, the fortieth one of a step that replays a captured graph."""
     folder = checkpoints("fp8_channel").files[0].path
     ended = subprocess.run(
         [sys.executable, "-c", FAULT_PROGRAM, str(Path(os.fsdecode(folder)).parent)],
