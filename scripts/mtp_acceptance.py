@@ -1,6 +1,6 @@
 """Measures how often the sample model's drafts are right: python scripts/mtp_acceptance.py.
 
-Each of the 200 prompts beside this script is answered greedily with three drafts a step. The training texts are the
+Each of the 200 questions of the benches is answered greedily with three drafts a step. The training texts are the
 model's own, so none of these prompts is among them. The shares are those of the first 1, 2 and 3 drafts that are all
 right.
 """
@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 
 from glint import LLM, SamplingParams
+from glint.bench.prompts import read_questions
 from glint.sample.model import make_sample_model
 
-PROMPTS = Path(__file__).with_name("acceptance_prompts.txt")
 NUM_DRAFTS = 3
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     args = parser.parse_args()
-    prompts = PROMPTS.read_text(encoding="utf-8").splitlines()
+    prompts = read_questions()
     with LLM(args.model or make_sample_model("fp8"), device=args.device, num_speculative_tokens=NUM_DRAFTS) as llm:
         counts = measure(llm, prompts, args.max_tokens)
     shares = [round(share(counts, place), 4) for place in range(1, 1 + NUM_DRAFTS)]

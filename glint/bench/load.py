@@ -15,7 +15,15 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Literal, TypeVar
 
-from glint.bench.prompts import OPENING, Encode, PromptKind, PromptMaker, encode_by_server, encode_locally
+from glint.bench.prompts import (
+    OPENING,
+    Encode,
+    PromptKind,
+    PromptMaker,
+    encode_by_server,
+    encode_locally,
+    read_questions,
+)
 from glint.bench.report import LoadReport, Measurement, ServerCounters, summarise
 from glint.bench.stream import Endpoint, Link, Reply, StreamedAnswer, connection_problem, error_message
 from glint.errors import RequestError
@@ -32,7 +40,8 @@ class LoadSettings:
     """One load: where, how many at once, for how long or how many, and of which lengths in tokens.
 
     Either `duration_seconds` or `num_prompts` is given. `request_rate` is in requests per second, None for no limit
-    but the concurrency. `label` numbers the run, so that another run of the same seed has other prompts.
+    but the concurrency. `label` numbers the run, so that another run of the same seed has other prompts. Questions have
+    lengths of their own: `prompt_tokens` is 0 then, and `output_tokens` the most of an answer.
     """
 
     base_url: str
@@ -55,6 +64,13 @@ class LoadSettings:
     percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
     goodput: tuple[tuple[str, float], ...] = ()
     timeout_seconds: float = 600.0
+
+    @property
+    def lengths(self) -> str:
+        """The lengths of the requests in words."""
+        if self.prompts == "questions":
+            return f"questions, answers of up to {self.output_tokens} tokens"
+        return f"{self.prompt_tokens} + {self.output_tokens} tokens each"
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,8 @@ async def measure(settings: LoadSettings) -> LoadReport:
 async def prepare(settings: LoadSettings, control: Link) -> Workload:
     """Asks for the model's name and makes what the prompts are taken from."""
     model = settings.model or await first_model(control)
+    if settings.prompts == "questions":
+        return prepare_questions(settings, model)
     if settings.tokenizer is not None:
         encode: Encode | None = encode_locally(settings.tokenizer)
     else:
@@ -131,6 +149,18 @@ async def prepare(settings: LoadSettings, control: Link) -> Workload:
 
     def make_body(label: str) -> bytes:
         return json.dumps({**fields, "prompt": maker.token_ids(label, settings.prompt_tokens)}).encode()
+
+    return Workload(model, make_body)
+
+
+def prepare_questions(settings: LoadSettings, model: str) -> Workload:
+    """Short questions in chat, each label another one of them, in an order that the seed gives."""
+    questions = read_questions()
+    fields = request_fields(settings, model)
+
+    def make_body(label: str) -> bytes:
+        draw = random.Random(f"{settings.seed}/{label}")
+        return json.dumps({**fields, "messages": messages(draw.choice(questions))}).encode()
 
     return Workload(model, make_body)
 

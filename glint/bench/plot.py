@@ -112,6 +112,8 @@ def describe(run: LoadReport) -> str:
     """One line on what a run was."""
     measured = run.measured
     lengths = f"{measured.prompt_tokens} tokens in, {measured.output_tokens} out"
+    if measured.prompts == "questions":
+        lengths = f"questions, up to {measured.output_tokens} tokens out"
     return (
         f"{measured.base_url}, {measured.model}, {measured.concurrency} at once, {lengths}: "
         f"{run.output_throughput:.1f} output tok/s"

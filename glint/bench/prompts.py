@@ -1,6 +1,7 @@
 """Prompts of an exact number of tokens, for any model: from a local tokenizer or from the server's own /tokenize.
 
-The text is the prose of Python's language reference, which every interpreter carries.
+The text is the prose of Python's language reference, which every interpreter carries. Beside it there are short
+questions, for answers that end where the model ends them.
 """
 
 import random
@@ -15,7 +16,7 @@ from typing import Literal
 from glint.bench.stream import Link
 from glint.errors import RequestError
 
-PromptKind = Literal["random", "text"]
+PromptKind = Literal["random", "text", "questions"]
 Encode = Callable[[str], Awaitable[list[int]]]
 
 SENTENCE = re.compile(r"(?<!\S)[A-Z][a-z]+(?: [A-Za-z][a-z]*(?:[,;]|'[a-z]+)?){7,39}\.(?=\s)")
@@ -40,6 +41,11 @@ def read_sentences() -> list[str]:
 
     text = " ".join("\n\n".join(topics.values()).split())
     return list(dict.fromkeys(SENTENCE.findall(text)))
+
+
+def read_questions() -> list[str]:
+    """200 short questions and tasks, one a line of the file beside this module."""
+    return Path(__file__).with_name("questions.txt").read_text(encoding="utf-8").splitlines()
 
 
 def common_words(sentences: Sequence[str]) -> list[str]:

@@ -23,6 +23,8 @@ COUNTERS = {
     "steps": ("steps",),
     "step_tokens": ("step_tokens",),
     "step_items": ("step_items",),
+    "draft_tokens": ("draft_tokens",),
+    "accepted_draft_tokens": ("accepted_draft_tokens",),
 }
 CPU_NAMES = ("server_cpu_seconds", "cpu_seconds")
 
@@ -39,6 +41,8 @@ class ServerCounters:
     step_tokens: float | None
     step_items: float | None
     cpu_seconds: Mapping[str, float]
+    draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
 
     @classmethod
     def read(cls, document: Any) -> "ServerCounters | None":
@@ -181,7 +185,7 @@ def summarise(measured: Measurement, percentiles: Sequence[float], goodput: Sequ
         failed=len(failed),
         cut=len(cut),
         errors=tuple(Counter(str(answer.failure) for answer in failed).most_common()),
-        input_tokens=sum(inputs) + begun * measured.prompt_tokens,
+        input_tokens=sum(inputs) + begun * (measured.prompt_tokens or round(_mean(inputs) or 0)),
         output_tokens=sum(counts) + of_cut,
         output_tokens_of_cut=of_cut,
         mean_input_tokens=_mean(inputs),

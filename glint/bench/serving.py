@@ -123,8 +123,7 @@ def measure(chosen: argparse.Namespace, base_url: str, alone: Mapping[int, StepL
     settings = settings_of(chosen, base_url)
     runs: list[LoadReport] = []
     for single in turns(settings, chosen):
-        lengths = f"{single.prompt_tokens} + {single.output_tokens} tokens each"
-        print(f"glint: {single.base_url}, {single.concurrency} at once, {lengths}", file=sys.stderr, flush=True)
+        print(f"glint: {single.base_url}, {single.concurrency} at once, {single.lengths}", file=sys.stderr, flush=True)
         report = run_load(single)
         runs.append(report)
         if len(runs) > 1:
@@ -163,24 +162,25 @@ def turns(settings: LoadSettings, chosen: argparse.Namespace) -> Iterator[LoadSe
 
 
 def settings_of(chosen: argparse.Namespace, base_url: str) -> LoadSettings:
-    """The load of the command line, at its first concurrency."""
+    """The load of the command line, at its first concurrency; questions are asked in chat, at their own lengths."""
+    asks_questions = chosen.prompts == "questions"
     return LoadSettings(
         base_url=base_url,
         api_key=chosen.api_key or os.environ.get(KEY_VARIABLE) or None,
         model=chosen.served_model_name,
-        endpoint=chosen.endpoint,
+        endpoint="chat" if asks_questions else chosen.endpoint,
         concurrency=chosen.concurrency[0],
         duration_seconds=chosen.duration,
         num_prompts=chosen.num_prompts,
         request_rate=chosen.request_rate,
-        prompt_tokens=chosen.prompt_len,
+        prompt_tokens=0 if asks_questions else chosen.prompt_len,
         output_tokens=chosen.gen_len,
         prompts=chosen.prompts,
         tokenizer=chosen.tokenizer,
         seed=chosen.seed,
         warmup=chosen.warmup,
         temperature=chosen.temperature,
-        ignores_eos=chosen.ignore_eos,
+        ignores_eos=chosen.ignore_eos and not asks_questions,
         percentiles=tuple(chosen.percentiles),
         goodput=tuple(chosen.goodput),
         timeout_seconds=chosen.timeout,

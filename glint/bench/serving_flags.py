@@ -126,9 +126,10 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=count, help=text)
     group.add_argument(
         "--prompts",
-        choices=["random", "text"],
+        choices=["random", "text", "questions"],
         default="random",
-        help="random tokens, or English sentences (default: random)",
+        help="random tokens, English sentences, or short questions in chat, whose answers end where the model ends "
+        "them or after --gen-len tokens; without a --prompt-len of their own (default: random)",
     )
     group.add_argument(
         "--tokenizer",

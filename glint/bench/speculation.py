@@ -1,24 +1,26 @@
-"""Decoding with drafts of the MTP layer beside decoding without, on English text."""
+"""Decoding with drafts of the MTP layer beside decoding without, on answers to questions."""
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from glint.bench.prompts import read_sentences
+from glint.bench.prompts import read_questions
 from glint.checkpoint.table import Checkpoint
 from glint.engine.args import EngineArgs
 from glint.engine.engine import Engine
 from glint.engine.settings import EngineSettings
 from glint.errors import EngineError
 from glint.sampling import SamplingParams
+from glint.text.chat import render_prompt
 from glint.text.tokenizer import Tokenizer
 
-PROMPT_SENTENCES = 3
-MAX_PROMPT_TOKENS = 128
+MAX_PROMPT_TOKENS = 256
 TURNS = 3
+FEWEST_ANSWERS = 4
 MAX_TURN_TOKENS = 2048
 
 
@@ -59,7 +61,7 @@ def measure_speculation(
 
     The engines take turns, so that a machine which is slower at one time than at another is so for both. Every turn
     has prompts of its own. Before them the engine with drafts has one alone, in which it learns what its drafts cost.
-    An answer has `answer_tokens`, or fewer where all of a turn together would have more than 2,048.
+    An answer has at most `answer_tokens`, or fewer where all of a turn together would have more than 2,048.
     """
     tokenizer = Tokenizer(folder)
     engines = []
@@ -80,7 +82,10 @@ def _measure_batch(engines: Sequence[Engine], tokenizer: Tokenizer, batch: int, 
     _time_answers(engines[1], tokenizer, batch, 0, answer_tokens)
     turns = []
     for turn in range(1, 1 + TURNS):
-        plain, drafted = (_time_answers(engine, tokenizer, batch, turn * batch, answer_tokens) for engine in engines)
+        plain, drafted = (
+            _time_answers(engine, tokenizer, batch, turn * max(batch, FEWEST_ANSWERS), answer_tokens)
+            for engine in engines
+        )
         if plain.answers != drafted.answers:
             raise EngineError(
                 "the answers with drafts are not those without; report this with the output of glint check"
@@ -96,31 +101,51 @@ def _measure_batch(engines: Sequence[Engine], tokenizer: Tokenizer, batch: int, 
     )
 
 
-def _time_answers(engine: Engine, tokenizer: Tokenizer, batch: int, first_prompt: int, answer_tokens: int) -> _Run:
-    """Answer some prompts at once."""
-    sentences = read_sentences()
-    num_prompts = len(sentences) // PROMPT_SENTENCES
-    params = SamplingParams(temperature=0.0, max_tokens=answer_tokens, ignore_eos=True)
-    places = {}
-    for place in range(batch):
-        first = (first_prompt + place) % num_prompts * PROMPT_SENTENCES
-        text = " ".join(sentences[first : first + PROMPT_SENTENCES])
-        (request_id,) = engine.submit(tokenizer.encode(text)[:MAX_PROMPT_TOKENS], params)
-        places[request_id] = place
-    answers: dict[int, list[int]] = {place: [] for place in range(batch)}
+def _time_answers(engine: Engine, tokenizer: Tokenizer, batch: int, first_question: int, answer_tokens: int) -> _Run:
+    """Answer questions, `batch` at once and at least four, each to the answer's own end or `answer_tokens`."""
+    params = SamplingParams(temperature=0.0, max_tokens=answer_tokens)
+    prompts = _encode_questions(tokenizer, first_question, max(batch, FEWEST_ANSWERS))
+    answers: dict[int, list[int]] = {place: [] for place in range(len(prompts))}
+    places: dict[int, int] = {}
+    waiting = iter(range(len(prompts)))
+
+    def submit_next() -> None:
+        for place in islice(waiting, 1):
+            (request_id,) = engine.submit(prompts[place], params)
+            places[request_id] = place
+
     drafts = accepted = 0
     began_at = time.perf_counter()
+    for _ in range(batch):
+        submit_next()
     while engine.has_work:
         for output in engine.step():
             answers[places[output.request_id]] += output.token_ids
+            if output.finish_reason is not None:
+                submit_next()
         drafts += engine.last_step.draft_tokens
         accepted += engine.last_step.accepted_tokens
-    return _Run(batch * answer_tokens / (time.perf_counter() - began_at), drafts, accepted, answers)
+    seconds = time.perf_counter() - began_at
+    return _Run(sum(map(len, answers.values())) / seconds, drafts, accepted, answers)
+
+
+def _encode_questions(tokenizer: Tokenizer, first: int, count: int) -> list[list[int]]:
+    """Questions as the chat template asks them; plainly, for a model without a template."""
+    questions = read_questions()
+    found = []
+    for place in range(count):
+        question = questions[(first + place) % len(questions)]
+        if tokenizer.has_chat_template:
+            prompt = render_prompt(tokenizer, [{"role": "user", "content": question}])
+            found.append(tokenizer.encode_prompt(prompt)[:MAX_PROMPT_TOKENS])
+        else:
+            found.append(tokenizer.encode(question)[:MAX_PROMPT_TOKENS])
+    return found
 
 
 def render_speculation(rows: Sequence[SpeculationRow], drafts: int | str) -> str:
     """The table that a person reads."""
-    lines = [f"speculation, {drafts} drafts; prompts of English text, their time included; medians of {TURNS} turns"]
+    lines = [f"speculation, {drafts} drafts; greedy answers to questions, prompts included; medians of {TURNS} turns"]
     lines.append(f"{'':22}{'off tok/s':>10}{'on tok/s':>10}{'ratio':>8}{'drafts':>9}{'right':>7}")
     for row in rows:
         right = f"{row.accepted_tokens / row.draft_tokens:.0%}" if row.draft_tokens else "-"

@@ -86,6 +86,8 @@ def _extra_keys(report: LoadReport) -> dict[str, Any]:
         "server_tokens_per_step": per_step(report, "step_tokens"),
         "server_requests_per_step": per_step(report, "step_items"),
         "server_generated_tokens_per_step": per_step(report, "generation_tokens"),
+        "server_drafts_per_step": per_step(report, "draft_tokens"),
+        "server_share_of_drafts_right": share_right(report),
         "errors": [{"message": message, "count": count} for message, count in report.errors],
     }
 
@@ -114,6 +116,14 @@ def per_step(report: LoadReport, name: str) -> float | None:
     server = report.measured.server
     value = None if server is None else getattr(server, name)
     return None if server is None or value is None or not server.steps else value / server.steps
+
+
+def share_right(report: LoadReport) -> float | None:
+    """The share of the server's drafts that were right; None where it made none or does not tell."""
+    server = report.measured.server
+    if server is None or not server.draft_tokens or server.accepted_draft_tokens is None:
+        return None
+    return server.accepted_draft_tokens / server.draft_tokens
 
 
 def compare(runs: Sequence[LoadReport]) -> list[dict[str, Any]]:
@@ -217,13 +227,18 @@ def _latency_rows(report: LoadReport, name: str, short: str) -> list[str]:
 
 
 def _length_rows(report: LoadReport) -> list[str]:
-    rows = [
-        _row("Asked input tokens of a request:", report.measured.prompt_tokens),
-        _row("Asked output tokens of a request:", report.measured.output_tokens),
+    measured = report.measured
+    has_lengths = measured.prompts != "questions"
+    rows = [_row("Asked input tokens of a request:", measured.prompt_tokens)] if has_lengths else []
+    rows += [
+        _row(f"{'Asked' if has_lengths else 'Most'} output tokens of a request:", measured.output_tokens),
         _row("Mean input tokens:", report.mean_input_tokens),
         _row("Mean output tokens:", report.mean_output_tokens),
-        _row(f"Requests not of {report.measured.prompt_tokens} input tokens:", report.off_input_length),
-        _row(f"Requests not of {report.measured.output_tokens} output tokens:", report.off_output_length),
+    ]
+    if has_lengths:
+        rows.append(_row(f"Requests not of {measured.prompt_tokens} input tokens:", report.off_input_length))
+        rows.append(_row(f"Requests not of {measured.output_tokens} output tokens:", report.off_output_length))
+    rows += [
         _row("Requests cut at the end:", report.cut),
         _row("Generated tokens of cut requests:", round(report.output_tokens_of_cut)),
     ]
@@ -243,4 +258,9 @@ def _cost_rows(report: LoadReport) -> list[str]:
         ("Mean requests per step:", per_step(report, "step_items")),
         ("Mean generated tokens per step:", per_step(report, "generation_tokens")),
     )
-    return rows + [_row(label, size) for label, size in sizes if size is not None]
+    rows += [_row(label, size) for label, size in sizes if size is not None]
+    share = share_right(report)
+    if share is not None:
+        rows.append(_row("Mean drafts per step:", per_step(report, "draft_tokens")))
+        rows.append(_row("Share of drafts that were right (%):", 100 * share))
+    return rows

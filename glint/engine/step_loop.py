@@ -48,7 +48,8 @@ class _Step:
     `constrained` pairs the index of an item with the position up to which it computes. `draft_masks` has the masks of
     items that verify drafts. By request id, `given` has the number of drafts that there were, `verified` that of those
     which the grammar lets through. `made` drafts are made in it, at most, by the requests in `awaited`, which also has
-    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts. `seconds` is the time of the step once it is collected.
+    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts. `seconds` is
+    its time once it is collected.
     """
 
     plan: StepPlan

@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from glint.bench.load import LoadSettings, run_load
+from glint.bench.prompts import read_questions
 from glint.bench.report import LoadReport
+from glint.bench.serving import settings_of
+from glint.bench.serving_flags import fill_defaults
 from glint.bench.stream import Endpoint
+from glint.bench.table import render
+from glint.cli import make_parser
 from glint.errors import RequestError
 from tests.pure.openai_endpoint import MODEL, TEMPLATE_TOKENS, Script, ScriptedServer, serving
 
@@ -127,6 +132,31 @@ def test_requests_ask_for_fixed_lengths_and_usage() -> None:
     assert first["ignore_eos"] is True and "ignore_eos" not in second
     assert first["stream_options"] == {"include_usage": True}
     assert (first["max_tokens"], first["temperature"], len(first["prompt"])) == (5, 0.5, 20)
+
+
+def test_questions_are_asked_in_chat_until_the_answer_ends() -> None:
+    chosen = make_parser().parse_args(["bench", "serve", "--prompts", "questions", "--gen-len", "7"])
+    fill_defaults(chosen)
+    settings = settings_of(chosen, "http://127.0.0.1:1")
+    assert (settings.endpoint, settings.ignores_eos, settings.prompt_tokens) == ("chat", False, 0)
+    asked: dict[int, list[str]] = {}
+    for seed in (0, 0, 1):
+        with serving(Script()) as server:
+            changes: dict[str, Any] = {
+                "num_prompts": 5,
+                "duration_seconds": None,
+                "warmup": 0,
+                "concurrency": 1,
+                "seed": seed,
+            }
+            report = run_load(replace(settings, base_url=server.url, **changes))
+            bodies = [one.body for one in server.seen]
+        found = [body["messages"][0]["content"] for body in bodies]
+        assert asked.setdefault(seed, found) == found and set(found) <= set(read_questions())
+        assert all("ignore_eos" not in body and body["max_tokens"] == 7 for body in bodies)
+        assert report.completed == 5 and "Most output tokens of a request:         7" in render(report)
+        assert "Requests not of" not in render(report)
+    assert asked[0] != asked[1]
 
 
 def test_lengths_that_were_missed_are_counted() -> None:

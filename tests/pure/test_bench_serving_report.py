@@ -194,6 +194,19 @@ def test_server_figures_are_printed_where_the_server_tells_them() -> None:
     assert ServerCounters.read({"steps": True}) is None and ServerCounters.read([]) is None
 
 
+def test_drafts_are_printed_where_the_server_made_some() -> None:
+    found = report(server=ServerCounters(20.0, 5.0, 60.0, None, {"loop": 0.1}, 10.0, 4.0))
+    text = render(found)
+    assert "Mean drafts per step:                    2.00" in text
+    assert "Share of drafts that were right (%):     40.00" in text
+    assert as_json(found)["server_share_of_drafts_right"] == pytest.approx(0.4)
+    silent = report(server=ServerCounters(20.0, 5.0, 60.0, None, {"loop": 0.1}, 0.0, 0.0))
+    assert "drafts" not in render(silent)
+    counted = {"steps": 2, "draft_tokens": 6, "accepted_draft_tokens": 3}
+    read = ServerCounters.read(counted)
+    assert read is not None and (read.draft_tokens, read.accepted_draft_tokens) == (6.0, 3.0)
+
+
 def test_peers_are_compared_by_medians_over_rounds() -> None:
     def run(url: str, concurrency: int, speed: float) -> LoadReport:
         found = answer(100.0, 0.5 / speed, [0.1 / speed] * int(3 * speed), int(3 * speed) + 1)
