@@ -104,18 +104,18 @@ class EngineArgs(EngineChoices):
 
     `tp` is the number of ranks. Rows that ranks sum up have `row_slices` parts with a scale of their own: answers are
     the same at every `tp` where `row_slices` is. `sequence_parallel` and `all_reduce` choose how ranks share rows and
-    sums, `num_speculative_tokens` how many drafts a step verifies; they change no answer. "auto" means no drafts where
-    the checkpoint has no MTP layer, and none on a GPU, where it was not measured. `num_pages`, `kv_cache_bytes` and
-    `gpu_memory_utilization` size the page cache, `page_tokens` one page. A step computes at most `max_step_tokens`
-    tokens of at most `max_num_seqs` requests. `max_model_len` bounds prompt and answer together.
+    sums, `num_speculative_tokens` how many drafts a step verifies; they change no answer. "auto" means no drafts
+    where the checkpoint has no MTP layer. `num_pages`, `kv_cache_bytes` and `gpu_memory_utilization` size the page
+    cache, `page_tokens` one page. A step computes at most `max_step_tokens` tokens of at most `max_num_seqs`
+    requests. `max_model_len` bounds prompt and answer together.
     """
 
     num_speculative_tokens: Annotated[
         NumDrafts,
         Flag(
             "--num-speculative-tokens --speculative-num-steps --speculative-config",
-            "tokens that the model's MTP layer drafts for each step to verify: 0 to 8; auto: on the CPU 0 to 4, as "
-            "measured acceptance and times suggest, on GPUs 0; vLLM's JSON is taken too; the answers are the same",
+            "tokens that the model's MTP layer drafts for each step to verify: 0 to 8; auto: 0 to 4, as measured "
+            "acceptance and times suggest; vLLM's JSON is taken too; the answers are the same",
             "N",
             "auto where the checkpoint has the layer",
             native="max_draft_tokens",

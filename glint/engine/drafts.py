@@ -33,6 +33,7 @@ FIRST_GAP = 16
 TRIAL_GAP = 32
 TRIAL_SHARE = 0.007
 LEAST_DRAFTS = 0.25
+MAX_STEP_DRAFTS = 2**14
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class _Trial:
 
 @dataclass(slots=True)
 class _Size:
-    """Measurements of decode steps of about one number of requests.
+    """Measurements of decode steps of about one number of requests, each of which makes at most `max_drafts`.
 
     `costs` has, by the drafts that every request makes, what each of them adds to the time of a step, as multiples of
     the time without drafts; `times` follows from it. `recent` has the last steps outside of trials, `last_trials` the
@@ -78,6 +79,7 @@ class _Size:
     """
 
     first_cost: float
+    max_drafts: int
     costs: dict[int, list[float]] = field(default_factory=dict)
     times: list[float] = field(default_factory=list)
     recent: list[_Step] = field(default_factory=list)
@@ -122,6 +124,8 @@ class _Size:
 class Drafts:
     """Chooses how many drafts each request makes; `max_drafts` where it does not adapt, else 0 to that many.
 
+    Where it adapts, all requests of a step together make at most `max_step_drafts`.
+
     The chance of a draft is the product of the shares of right drafts at its position and those before it. The shares
     of all requests are exponential averages; those of a request count beside them, the more the more drafts it had.
     All requests of a step make the same number of drafts, the one with the most tokens for the time; only where it
@@ -145,6 +149,7 @@ class Drafts:
 
     max_drafts: int
     is_adaptive: bool = False
+    max_step_drafts: int = MAX_STEP_DRAFTS
     _shares: list[float] = field(init=False)
     _requests: dict[int, _Request] = field(init=False, default_factory=dict)
     _sizes: dict[int, _Size] = field(init=False, default_factory=dict)
@@ -168,10 +173,12 @@ class Drafts:
         if not self.is_adaptive or not self.max_drafts:
             return [self.max_drafts] * len(request_ids)
         size = self._size(len(request_ids))
+        if not size.max_drafts:
+            return [0] * len(request_ids)
         requests = [self._requests[request_id] for request_id in request_ids]
         if size.trial is not None and not size.trial.is_over and is_decoding:
             return [size.trial.num_drafts] * len(requests)
-        counts = _most_tokens([self._chances(request) for request in requests], size.time)
+        counts = _most_tokens([self._chances(request)[: size.max_drafts] for request in requests], size.time)
         return [max(count, min(1, request.tried_steps)) for count, request in zip(counts, requests, strict=True)]
 
     def submitted(self, request_ids: Sequence[int], counts: Sequence[int]) -> None:
@@ -214,6 +221,8 @@ class Drafts:
             other.paused_steps = 0 if other is size else other.paused_steps + 1
             if other.paused_steps == LONGEST_PAUSE:
                 other.drop_trial()
+        if not size.max_drafts:
+            return
         step = _Step((num_verified + num_made) / (2 * num_requests), seconds / (FIXED_ROWS + num_requests))
         trial = size.trial
         if trial is None:
@@ -235,7 +244,8 @@ class Drafts:
         key = (num_requests - 1).bit_length()
         if key not in self._sizes:
             largest = 1 << key
-            self._sizes[key] = _Size(DRAFT_COST + largest / (largest + FIXED_ROWS))
+            most = min(self.max_drafts, self.max_step_drafts // largest)
+            self._sizes[key] = _Size(DRAFT_COST + largest / (largest + FIXED_ROWS), most)
         return self._sizes[key]
 
     def _choose_trial(self, size: _Size) -> int:
@@ -244,7 +254,7 @@ class Drafts:
         if made and len(size.costs.get(made, [])) < ANCHOR_COSTS:
             return 0
         others = {0, made - 1, made + 1} - {made} if made else {1}
-        return min((size.last_trials.get(count, 0), count) for count in others if 0 <= count <= self.max_drafts)[1]
+        return min((size.last_trials.get(count, 0), count) for count in others if 0 <= count <= size.max_drafts)[1]
 
     def _finish_trial(self, size: _Size, trial: _Trial) -> None:
         """Compare a trial with the steps around it, and set when the next one comes."""
@@ -271,7 +281,7 @@ class Drafts:
         Where that is none, the drafts of the trial are right half as often, for want of context.
         """
         chance, tokens = 1.0, [1.0]
-        for share in self._shares:
+        for share in self._shares[: size.max_drafts]:
             chance *= share
             tokens.append(tokens[-1] + chance)
         speeds = [number / size.time(count) for count, number in enumerate(tokens)]

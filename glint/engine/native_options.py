@@ -42,7 +42,7 @@ def native_options(settings: EngineSettings, model: ModelConfig, files: Sequence
         if (native := _RENAMED.get(name, name)) in _OPTION_FIELDS
     }
     values["max_requests"] += settings.max_num_seqs
-    values["max_step_items"] *= 1 + settings.num_speculative_tokens
+    values["max_step_items"] += settings.max_step_drafts
     return abi.sized(
         abi.EngineOptions, **values, file_count=len(files), model=pointer(native_model), files=native_files
     )

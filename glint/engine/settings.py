@@ -26,6 +26,7 @@ CACHE_SHARE_OF_MEMORY = 4
 MAX_COUNT = 2**31 - 1
 MAX_PAGES = 2**26
 MAX_STEP_ROWS = 2**14
+MAX_AUTO_STEP_DRAFTS: dict[Device, int] = {"cpu": MAX_STEP_ROWS, "cuda": 128}
 MAX_PAGE_TOKENS = 1024
 
 
@@ -35,7 +36,8 @@ class EngineSettings(EngineChoices):
 
     The names are those of `EngineArgs`. Each rank has at least one of the `threads` and a page cache of `num_pages`
     pages. `max_model_len` always fits in the page cache. `num_speculative_tokens` is the most drafts of a request;
-    with `adapts_drafts` every step chooses. With `shares_devices` ranks may have one GPU in common, for tests.
+    with `adapts_drafts` every step chooses, and `max_step_drafts` bounds those of all requests together. With
+    `shares_devices` ranks may have one GPU in common, for tests.
     """
 
     model_dir: Path
@@ -51,6 +53,11 @@ class EngineSettings(EngineChoices):
     num_speculative_tokens: int = 0
     adapts_drafts: bool = False
     shares_devices: bool = False
+
+    @property
+    def max_step_drafts(self) -> int:
+        """The most drafts that one step verifies; where the engine chooses, a GPU has room for few of them."""
+        return _step_drafts(self.device, self.max_num_seqs, self.num_speculative_tokens, self.adapts_drafts)
 
     def __post_init__(self) -> None:
         check_slices(self.tp, self.row_slices)
@@ -164,7 +171,7 @@ class EngineSettings(EngineChoices):
             row_slices=row_slices,
             page_tokens=page_tokens,
             num_pages=num_pages,
-            max_step_tokens=_given(args.max_step_tokens, _default_step_tokens(args, max_num_seqs)),
+            max_step_tokens=_given(args.max_step_tokens, _default_step_tokens(args, max_num_seqs, adapts_drafts)),
             max_num_seqs=max_num_seqs,
             max_requests=_given(args.max_requests, max_num_seqs),
             max_model_len=_given(args.max_model_len, min(model.max_positions, num_pages * page_tokens)),
@@ -175,19 +182,25 @@ _TYPES = value_types(EngineSettings)
 
 
 def _auto_drafts(args: EngineArgs, max_num_seqs: int) -> int:
-    """The most drafts of a request where the engine chooses: none on a GPU; prompts keep a page and half of a step."""
+    """The most drafts of a request where the engine chooses; prompts keep a page and half of a step."""
     _check_count("max_num_seqs", max_num_seqs)
     rows = MAX_STEP_ROWS
     if args.max_step_tokens is not None:
         page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[args.device])
         rows = min(rows, args.max_step_tokens - max(page_tokens, args.max_step_tokens // 2))
-    return max(0, min(AUTO_DRAFTS, rows // max_num_seqs - 1)) if args.device == "cpu" else 0
+    return max(0, min(AUTO_DRAFTS, rows // max_num_seqs - 1))
 
 
-def _default_step_tokens(args: EngineArgs, max_num_seqs: int) -> int:
+def _step_drafts(device: Device, max_num_seqs: int, num_drafts: int, adapts_drafts: bool) -> int:
+    """The most drafts of a step: those of every request, unless the engine chooses and the device has fewer."""
+    drafts = max_num_seqs * num_drafts
+    return min(drafts, MAX_AUTO_STEP_DRAFTS[device]) if adapts_drafts else drafts
+
+
+def _default_step_tokens(args: EngineArgs, max_num_seqs: int, adapts_drafts: bool) -> int:
     """The tokens of a step; where requests draft, their drafts come on top, so that prompts keep their room."""
     drafts = args.num_speculative_tokens if isinstance(args.num_speculative_tokens, int) else 0
-    return DEFAULT_STEP_TOKENS[args.device] + drafts * max_num_seqs
+    return DEFAULT_STEP_TOKENS[args.device] + _step_drafts(args.device, max_num_seqs, drafts, adapts_drafts)
 
 
 def _given(asked: int | None, default: int) -> int:

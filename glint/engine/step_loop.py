@@ -89,7 +89,7 @@ class StepLoop:
         self._scheduler = Scheduler(
             settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens, settings.num_speculative_tokens
         )
-        self._drafts = Drafts(settings.num_speculative_tokens, settings.adapts_drafts)
+        self._drafts = Drafts(settings.num_speculative_tokens, settings.adapts_drafts, settings.max_step_drafts)
         self._in_flight: _Step | None = None
         self._collected_at = 0.0
         self._was_busy = False

@@ -10,6 +10,7 @@
 #include "cuda/check.h"
 #include "cuda/comm/nccl.h"
 #include "cuda/kernels/router/router.h"
+#include "cuda/step_state.h"
 #include "cuda/weights/loader.h"
 #include "model/load_progress.h"
 
@@ -300,6 +301,7 @@ Backend::Backend(const RankSlice& the_slice, const glint_engine_options& options
   GLINT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GLINT_CHECK_CUDA(cudaDeviceSynchronize());
   if (limits.has_mtp()) draft_graphs.emplace(limits.max_items);
+  if (limits.has_mtp() && cuda::fits_fused_attention(*this)) verify_graphs.emplace(limits.max_items);
   if (limits.num_ranks > 1) communication.emplace();
   if (has_peers()) collectives.emplace(world.group, slice.rank);
   if (has_peers() && limits.peer_rows > 0) {

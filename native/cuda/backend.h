@@ -65,6 +65,7 @@ class Backend {
   std::optional<cuda::PeerSum> peers;
   std::optional<cuda::CommunicationStream> communication;
   cuda::Graphs graphs;
+  std::optional<cuda::Graphs> verify_graphs;
   std::optional<cuda::Graphs> draft_graphs;
   cudaStream_t stream = nullptr;
 

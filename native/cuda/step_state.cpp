@@ -65,6 +65,7 @@ struct StepWriter {
         add_prefill_tasks(request);
         continue;
       }
+      step.verifies_drafts = step.verifies_drafts || request.row_count > 1;
       for (int32_t row = 0; row < request.row_count; ++row) add_decode_tasks(request, row);
     }
   }
@@ -134,16 +135,11 @@ struct StepWriter {
   }
 };
 
-bool fits_fused_attention(const Backend& backend) {
-  const glint_model& model = backend.model;
-  return !backend.limits.has_mtp() && backend.is_fp8() && backend.page_element == cuda::PageElement::kBf16 &&
-         cuda::fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
-}
-
 void choose_operations(const Backend& backend, StepState& step) {
   step.all_reduce = cuda::choose_all_reduce(backend, step.num_rows);
   step.gathers_async = step.all_reduce == cuda::AllReduce::kSequenceParallel && !step.is_captured;
-  step.fuses_rope_and_attention = step.num_prefill_tasks == 0 && fits_fused_attention(backend);
+  step.fuses_rope_and_attention = step.num_prefill_tasks == 0 && !step.verifies_drafts && !step.hides_earlier &&
+                                  cuda::fits_fused_attention(backend);
   step.streams_gate_up = cuda::streams_gate_up(step.num_rows);
 }
 
@@ -165,9 +161,9 @@ void count_replayed_collectives(Backend& backend, const cuda::CollectiveCounts& 
   backend.collectives->add_counts(counts);
 }
 
-cuda::Graphs* graphs_of(Backend& backend, Pass pass) {
-  if (pass == Pass::kMain) return &backend.graphs;
-  return backend.draft_graphs.has_value() ? &*backend.draft_graphs : nullptr;
+cuda::Graphs* graphs_of(Backend& backend, Pass pass, bool verifies_drafts) {
+  if (pass == Pass::kDraft) return backend.draft_graphs.has_value() ? &*backend.draft_graphs : nullptr;
+  return verifies_drafts && backend.verify_graphs.has_value() ? &*backend.verify_graphs : &backend.graphs;
 }
 
 bool samples_every_row(const Backend& backend, const StepBatch& batch) {
@@ -177,6 +173,12 @@ bool samples_every_row(const Backend& backend, const StepBatch& batch) {
   return batch.logit_rows.size() == batch.tokens.size() && std::ranges::all_of(batch.requests, has_few_rows);
 }
 
+}
+
+bool cuda::fits_fused_attention(const Backend& backend) {
+  const glint_model& model = backend.model;
+  return backend.is_fp8() && backend.page_element == PageElement::kBf16 &&
+         fits_attention_step(model.num_heads, model.num_kv_heads, model.head_dim, model.rotary_dim);
 }
 
 void StepDeleter::operator()(StepState* step) const { delete step; }
@@ -219,7 +221,7 @@ void begin_step(Backend& backend, StepState& step, const StepBatch& batch, int32
 }
 
 bool replay_step(Backend& backend, StepState& step, Pass pass) {
-  const cuda::Graphs* graphs = graphs_of(backend, pass);
+  const cuda::Graphs* graphs = graphs_of(backend, pass, step.verifies_drafts);
   if (!step.samples_all_rows || graphs == nullptr || !graphs->is_complete()) return false;
   if (backend.has_peers()) count_replayed_collectives(backend, graphs->counts_of(step.num_rows));
   graphs->launch(step.num_rows, backend.stream);
@@ -229,9 +231,12 @@ bool replay_step(Backend& backend, StepState& step, Pass pass) {
 }
 
 bool capture_step(Backend& backend, StepState& step, Pass pass, const std::function<void()>& run) {
-  cuda::Graphs* graphs = graphs_of(backend, pass);
+  const bool verifies_drafts = pass == Pass::kMain && backend.graphs.is_complete();
+  cuda::Graphs* graphs = graphs_of(backend, pass, verifies_drafts);
   if (graphs == nullptr || graphs->is_complete()) return false;
   step = {};
+  step.verifies_drafts = verifies_drafts;
+  step.hides_earlier = pass == Pass::kDraft;
   step.num_rows = graphs->next_size();
   step.num_logit_rows = step.num_rows;
   step.is_captured = true;

@@ -17,6 +17,8 @@ struct DeferredResidual {
   bool is_in_peer_memory = false;
 };
 
+bool fits_fused_attention(const Backend& backend);
+
 }
 
 struct StepState {
@@ -28,6 +30,7 @@ struct StepState {
   int32_t slot = 0;
   bool is_captured = false;
   bool samples_all_rows = false;
+  bool verifies_drafts = false;
   bool has_logits = false;
   bool fuses_rope_and_attention = false;
   bool streams_gate_up = false;

@@ -135,6 +135,17 @@ def test_requests_without_drafts_run_ahead_as_ever(checkpoint: Checkpoint, monke
         gather(engine, {})
 
 
+def test_the_step_behind_a_drafting_step_computes_before_the_next_call(checkpoint: Checkpoint) -> None:
+    with make_engine(checkpoint=checkpoint, num_speculative_tokens=2) as engine:
+        engine.submit([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+        for _ in range(4):
+            engine.step()
+            step = engine._loop._in_flight
+            assert step is not None and step.awaited
+        gather(engine, {})
+        assert_idle(engine)
+
+
 def test_preempted_requests_go_on_as_if_nothing_had_been(checkpoint: Checkpoint) -> None:
     preemptions = 0
     for seed in range(4):

@@ -20,6 +20,7 @@ from glint.engine.drafts import (
     LEAST_GAIN,
     LONGEST_PAUSE,
     LONGEST_TRIAL,
+    MAX_STEP_DRAFTS,
     SHARED_RATE,
     TRIED_REQUESTS,
     TRIED_STEPS,
@@ -46,9 +47,15 @@ class Machine:
     """
 
     def __init__(
-        self, chance: float, cost: float, num_requests: int = 1, seed: int = 0, has_noise: bool = False
+        self,
+        chance: float,
+        cost: float,
+        num_requests: int = 1,
+        seed: int = 0,
+        has_noise: bool = False,
+        max_step_drafts: int = MAX_STEP_DRAFTS,
     ) -> None:
-        self.drafts = Drafts(AUTO_DRAFTS, is_adaptive=True)
+        self.drafts = Drafts(AUTO_DRAFTS, is_adaptive=True, max_step_drafts=max_step_drafts)
         self.chance, self.cost, self.has_noise = chance, cost, has_noise
         self.source, self.noise = random.Random(seed), random.Random(seed + 1)
         self.ids = list(range(num_requests))
@@ -310,8 +317,17 @@ def test_steps_of_one_size_are_compared_by_their_requests() -> None:
     assert drafts._size(8).costs == {1: [pytest.approx(0.0)]}
 
 
+@pytest.mark.parametrize(("num_requests", "most"), [(1, 4), (2, 4), (4, 3), (5, 1), (8, 1), (9, 0), (40, 0)])
+def test_the_drafts_of_a_step_have_a_bound(num_requests: int, most: int) -> None:
+    """Of 12 drafts in all, each of up to 8 requests has one, and none where there are more requests."""
+    load = Machine(chance=0.99, cost=0.01, num_requests=num_requests, max_step_drafts=12)
+    load.run(200)
+    assert max(map(max, load.choices)) == most
+    assert all(sum(counts) <= 12 for counts in load.choices)
+
+
 def test_times_are_on_lines_until_they_are_measured() -> None:
-    size = _Size(0.3)
+    size = _Size(0.3, AUTO_DRAFTS)
     assert [size.time(count) for count in (0, 0.5, 2)] == pytest.approx([1.0, 1.15, 1.6])
     size.learn(2, 1.4)
     assert [size.time(count) for count in (1, 2, 4)] == pytest.approx([1.25, 1.45, 2.0])
@@ -322,7 +338,7 @@ def test_times_are_on_lines_until_they_are_measured() -> None:
 
 
 def test_some_bad_measurements_change_nothing() -> None:
-    size = _Size(0.3)
+    size = _Size(0.3, AUTO_DRAFTS)
     for time in (1.2, 9.0, 1.2, 1.2, 0.1, 1.2, 9.0):
         size.learn(1, time)
     assert size.time(1) == pytest.approx(1.2)

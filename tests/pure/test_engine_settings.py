@@ -352,6 +352,25 @@ def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: d
     assert most_items == settings.max_num_seqs * (1 + num_drafts) <= 2**14
 
 
+@pytest.mark.parametrize(
+    ("options", "num_drafts", "step_drafts"),
+    [
+        ({}, 4, 128),
+        ({"max_num_seqs": 20}, 4, 80),
+        ({"num_speculative_tokens": 3}, 3, 768),
+        ({"num_speculative_tokens": 0}, 0, 0),
+        ({"max_step_tokens": 512}, 0, 0),
+    ],
+)
+def test_drafts_of_a_step_on_a_gpu(options: dict[str, Any], num_drafts: int, step_drafts: int) -> None:
+    args = EngineArgs(device="cuda", num_pages=200, **options)
+    settings = EngineSettings.resolve("folder", SAMPLE, args, has_mtp=True)
+    assert (settings.num_speculative_tokens, settings.max_step_drafts) == (num_drafts, step_drafts)
+    assert native_options(settings, SAMPLE, ()).max_step_items == settings.max_num_seqs + step_drafts
+    if "max_step_tokens" not in options:
+        assert settings.max_step_tokens == 4096 + step_drafts
+
+
 @pytest.mark.parametrize("max_step_tokens", [80, 143, 144, 200, 300, 512])
 def test_auto_drafts_leave_every_request_its_place(free_memory: int, max_step_tokens: int) -> None:
     args = EngineArgs(max_step_tokens=max_step_tokens)
