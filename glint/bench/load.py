@@ -154,9 +154,12 @@ async def prepare(settings: LoadSettings, control: Link) -> Workload:
 
 
 def prepare_questions(settings: LoadSettings, model: str) -> Workload:
-    """Short questions in chat, each label another one of them, in an order that the seed gives."""
+    """Short questions in chat, each label another one of them, in an order that the seed gives.
+
+    The model's own repetition penalty is off, so that the answers are greedy ones.
+    """
     questions = read_questions()
-    fields = request_fields(settings, model)
+    fields = {**request_fields(settings, model), "repetition_penalty": 1.0}
 
     def make_body(label: str) -> bytes:
         draw = random.Random(f"{settings.seed}/{label}")

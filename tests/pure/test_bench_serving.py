@@ -154,6 +154,7 @@ def test_questions_are_asked_in_chat_until_the_answer_ends() -> None:
         found = [body["messages"][0]["content"] for body in bodies]
         assert asked.setdefault(seed, found) == found and set(found) <= set(read_questions())
         assert all("ignore_eos" not in body and body["max_tokens"] == 7 for body in bodies)
+        assert all((body["temperature"], body["repetition_penalty"]) == (0.0, 1.0) for body in bodies)
         assert report.completed == 5 and "Most output tokens of a request:         7" in render(report)
         assert "Requests not of" not in render(report)
     assert asked[0] != asked[1]

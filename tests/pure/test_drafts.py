@@ -22,7 +22,7 @@ from glint.engine.drafts import (
     LONGEST_TRIAL,
     MAX_STEP_DRAFTS,
     SHARED_RATE,
-    TRIED_REQUESTS,
+    TRIED_GAP,
     TRIED_STEPS,
     WARM_STEPS,
     Drafts,
@@ -370,7 +370,7 @@ def test_every_so_many_requests_are_tried_in_any_case() -> None:
     for _ in range(400):
         drafts.observe(-1, 1, 0, has_ended=False)
     tried = []
-    for request_id in range(2 * TRIED_REQUESTS + 1):
+    for request_id in range(7 * TRIED_GAP + 1):
         drafts.add(request_id)
         count = 0
         for _ in range(2 * TRIED_STEPS):
@@ -380,8 +380,13 @@ def test_every_so_many_requests_are_tried_in_any_case() -> None:
             count += made
         tried.append(count)
         drafts.forget(request_id)
-    assert [place for place, count in enumerate(tried) if count] == [0, TRIED_REQUESTS, 2 * TRIED_REQUESTS]
+    assert [place for place, count in enumerate(tried) if count] == [0, TRIED_GAP, 3 * TRIED_GAP, 7 * TRIED_GAP]
     assert set(tried) == {0, TRIED_STEPS}
+    assert drafts._tried_gap == 16 * TRIED_GAP
+    for _ in range(400):
+        drafts.observe(-1, 1, 1, has_ended=False)
+    drafts.add(-2)
+    assert begin_step(drafts, [-2])[0] > 0 and drafts._tried_gap == TRIED_GAP
 
 
 def test_wrong_drafts_soon_behind_a_gap_count_for_a_third() -> None:
