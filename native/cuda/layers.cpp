@@ -122,6 +122,20 @@ KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pa
   return widened;
 }
 
+void run_attention(Backend& backend, const StepState& step, int64_t layer) {
+  const DecodeCall decode = decode_call(backend, layer);
+  if (step.is_captured || step.num_decode_tasks > 0) launch_attention_decode(decode, backend.stream);
+  if (step.num_prefill_tasks == 0) return;
+  AttendCall attend = decode.attend;
+  attend.pages = prefill_pages(backend, step, attend.pages);
+  launch_attention_prefill({.attend = attend,
+                            .tasks = backend.workspace.step.prefill_tasks,
+                            .num_tasks = backend.workspace.step.counts + kPrefillCount,
+                            .kernels = backend.device.kernels,
+                            .hides_earlier = step.hides_earlier},
+                           backend.stream);
+}
+
 }
 
 PortableWeight portable_weight(const PlacedWeight& weight) {
@@ -303,24 +317,15 @@ void rope_and_cache(Backend& backend, StepState& step, int64_t layer) {
 }
 
 void attention(Backend& backend, StepState& step, int64_t layer) {
-  const cuda::DecodeCall decode = cuda::decode_call(backend, layer);
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
   const cuda::Operand operand = backend.operand(width);
   if (step.fuses_rope_and_attention) {
-    return cuda::launch_attention_step(
-        {decode, cuda::rotate_call(backend, step, layer), operand.rows, operand.scales, operand.stride_bytes},
-        backend.stream);
-  }
-  if (step.is_captured || step.num_decode_tasks > 0) cuda::launch_attention_decode(decode, backend.stream);
-  if (step.num_prefill_tasks > 0) {
-    cuda::AttendCall attend = decode.attend;
-    attend.pages = cuda::prefill_pages(backend, step, attend.pages);
-    cuda::launch_attention_prefill({.attend = attend,
-                                    .tasks = backend.workspace.step.prefill_tasks,
-                                    .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount,
-                                    .kernels = backend.device.kernels,
-                                    .hides_earlier = step.hides_earlier},
-                                   backend.stream);
+    cuda::launch_attention_step({cuda::decode_call(backend, layer), cuda::rotate_call(backend, step, layer),
+                                 operand.rows, operand.scales, operand.stride_bytes},
+                                backend.stream);
+    if (cuda::attention_step_quantises(backend.model.num_kv_heads)) return;
+  } else {
+    cuda::run_attention(backend, step, layer);
   }
   cuda::prepare_rows(backend, backend.workspace.attention_output, width, operand, step.num_rows);
 }
