@@ -122,6 +122,20 @@ KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pa
   return widened;
 }
 
+void quantise_attention_step(Backend& backend, const StepState& step, const Operand& operand) {
+  const glint_model& model = backend.model;
+  if (attention_step_quantises(model.num_kv_heads)) return;
+  launch_quantise_parts({.fp8 = operand.rows,
+                         .scales = operand.scales,
+                         .in = backend.workspace.attention_output,
+                         .magnitudes = backend.workspace.attention_magnitudes,
+                         .count = step.num_rows,
+                         .part_width = int64_t{model.num_heads} / model.num_kv_heads * model.head_dim,
+                         .num_parts = model.num_kv_heads,
+                         .fp8_stride = operand.stride_bytes},
+                        backend.stream);
+}
+
 void run_attention(Backend& backend, const StepState& step, int64_t layer) {
   const DecodeCall decode = decode_call(backend, layer);
   if (step.is_captured || step.num_decode_tasks > 0) launch_attention_decode(decode, backend.stream);
@@ -321,12 +335,12 @@ void attention(Backend& backend, StepState& step, int64_t layer) {
   const cuda::Operand operand = backend.operand(width);
   if (step.fuses_rope_and_attention) {
     cuda::launch_attention_step({cuda::decode_call(backend, layer), cuda::rotate_call(backend, step, layer),
-                                 operand.rows, operand.scales, operand.stride_bytes},
+                                 operand.rows, operand.scales, operand.stride_bytes,
+                                 backend.workspace.attention_magnitudes},
                                 backend.stream);
-    if (cuda::attention_step_quantises(backend.model.num_kv_heads)) return;
-  } else {
-    cuda::run_attention(backend, step, layer);
+    return cuda::quantise_attention_step(backend, step, operand);
   }
+  cuda::run_attention(backend, step, layer);
   cuda::prepare_rows(backend, backend.workspace.attention_output, width, operand, step.num_rows);
 }
 

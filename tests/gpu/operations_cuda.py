@@ -274,7 +274,7 @@ class CudaOperations:
     ) -> tuple[FloatArray, FloatArray]:
         """Rotate, store, attend and quantise requests of one row each; FP8 [rows, width] and scales.
 
-        With one KV head that is one kernel; with several, the rows are quantised by a second one.
+        With one KV head that is one kernel; with several, the rows are quantised by a second kernel.
         """
         count, num_heads, head_dim = heads[0].shape
         fp8, scales = poisoned(count, num_heads * head_dim), poisoned(count)

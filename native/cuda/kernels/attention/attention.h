@@ -99,6 +99,7 @@ struct AttentionStepCall : DecodeCall {
   uint8_t* fp8;
   float* scales;
   int64_t fp8_stride;
+  float* magnitudes;
 };
 
 struct PrefillCall {

@@ -307,11 +307,28 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     }
   }
 
+  __device__ __forceinline__ void store_fp32(const StepCall& call, const DecodeItem& item) {
+    const int64_t place = int64_t{item.task.row} * call.attend.num_kv_heads + item.kv_head;
+    const float highest = share_magnitude(call.group_heads);
+    float* g_out = call.attend.out + place * call.group_heads * kMaxHeadDim;
+    if (thread() == 0) call.magnitudes[place] = highest;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= call.group_heads) continue;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<float2*>(g_out + row(half) * kMaxHeadDim + dim) =
+            make_float2(sums[tile].values[2 * half], sums[tile].values[2 * half + 1]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void store_out(const StepCall& call, const DecodeItem& item) {
     if constexpr (kHasOneKvHead) {
       store_quantised(call, item);
     } else {
-      DecodeLane::store_out(call, item);
+      store_fp32(call, item);
     }
   }
 };
