@@ -34,12 +34,12 @@ STEP_HEADS = {
     "air": Heads(96, 8, 128, 64, has_norms=False),
     "two of 14": Heads(28, 2, 128, 64, has_norms=True),
     "four of 2": Heads(8, 4, 128, 128, has_norms=True),
-    "three of 1": Heads(3, 3, 128, 32, has_norms=False),
+    "five of 1": Heads(5, 5, 128, 32, has_norms=False),
 }
 STEP_CASES = (
     *((name, count) for name in ("glm47", "glm45", "four of 2") for count in (1, 13, 64, 300)),
     *((name, count) for name in ("air", "two of 14") for count in (1, 13)),
-    ("three of 1", 100),
+    ("five of 1", 64),
 )
 DECODE = tuple((first, 1) for first in (0, 1, 62, 63, 64, 511, 1022, 1023, 1024, 1025, 2500, 4095, 4096))
 PREFILL = ((0, 2), (0, 37), (64, 5), (1000, 130), (2040, 65), (1023, 2), (0, 300))

@@ -236,7 +236,7 @@ def test_a_value_that_bfloat16_cannot_hold_makes_its_key_nan(rotary_dim: int) ->
     assert (values == expected_values).all()
 
 
-@pytest.mark.parametrize("name", ["glm47", "four of 2", "three of 1"])
+@pytest.mark.parametrize("name", ["glm47", "four of 2", "five of 1"])
 def test_a_step_with_values_that_bfloat16_cannot_hold(cpu: Operations, portable: CudaOperations, name: str) -> None:
     """One kernel and the separate ones give the same bits; only the heads of that row and KV head are NaN."""
     heads, count = STEP_HEADS[name], 300
