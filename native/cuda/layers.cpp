@@ -122,6 +122,34 @@ KvPages prefill_pages(Backend& backend, const StepState& step, const KvPages& pa
   return widened;
 }
 
+void quantise_attention_step(Backend& backend, const StepState& step, const Operand& operand) {
+  const glint_model& model = backend.model;
+  if (attention_step_quantises(model.num_kv_heads)) return;
+  launch_quantise_parts({.fp8 = operand.rows,
+                         .scales = operand.scales,
+                         .in = backend.workspace.attention_output,
+                         .magnitudes = backend.workspace.attention_magnitudes,
+                         .count = step.num_rows,
+                         .part_width = int64_t{model.num_heads} / model.num_kv_heads * model.head_dim,
+                         .num_parts = model.num_kv_heads,
+                         .fp8_stride = operand.stride_bytes},
+                        backend.stream);
+}
+
+void run_attention(Backend& backend, const StepState& step, int64_t layer) {
+  const DecodeCall decode = decode_call(backend, layer);
+  if (step.is_captured || step.num_decode_tasks > 0) launch_attention_decode(decode, backend.stream);
+  if (step.num_prefill_tasks == 0) return;
+  AttendCall attend = decode.attend;
+  attend.pages = prefill_pages(backend, step, attend.pages);
+  launch_attention_prefill({.attend = attend,
+                            .tasks = backend.workspace.step.prefill_tasks,
+                            .num_tasks = backend.workspace.step.counts + kPrefillCount,
+                            .kernels = backend.device.kernels,
+                            .hides_earlier = step.hides_earlier},
+                           backend.stream);
+}
+
 }
 
 PortableWeight portable_weight(const PlacedWeight& weight) {
@@ -303,25 +331,16 @@ void rope_and_cache(Backend& backend, StepState& step, int64_t layer) {
 }
 
 void attention(Backend& backend, StepState& step, int64_t layer) {
-  const cuda::DecodeCall decode = cuda::decode_call(backend, layer);
   const int64_t width = int64_t{backend.model.num_heads} * backend.model.head_dim;
   const cuda::Operand operand = backend.operand(width);
   if (step.fuses_rope_and_attention) {
-    return cuda::launch_attention_step(
-        {decode, cuda::rotate_call(backend, step, layer), operand.rows, operand.scales, operand.stride_bytes},
-        backend.stream);
+    cuda::launch_attention_step({cuda::decode_call(backend, layer), cuda::rotate_call(backend, step, layer),
+                                 operand.rows, operand.scales, operand.stride_bytes,
+                                 backend.workspace.attention_magnitudes},
+                                backend.stream);
+    return cuda::quantise_attention_step(backend, step, operand);
   }
-  if (step.is_captured || step.num_decode_tasks > 0) cuda::launch_attention_decode(decode, backend.stream);
-  if (step.num_prefill_tasks > 0) {
-    cuda::AttendCall attend = decode.attend;
-    attend.pages = cuda::prefill_pages(backend, step, attend.pages);
-    cuda::launch_attention_prefill({.attend = attend,
-                                    .tasks = backend.workspace.step.prefill_tasks,
-                                    .num_tasks = backend.workspace.step.counts + cuda::kPrefillCount,
-                                    .kernels = backend.device.kernels,
-                                    .hides_earlier = step.hides_earlier},
-                                   backend.stream);
-  }
+  cuda::run_attention(backend, step, layer);
   cuda::prepare_rows(backend, backend.workspace.attention_output, width, operand, step.num_rows);
 }
 

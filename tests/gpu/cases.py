@@ -2,7 +2,8 @@
 
 Besides the small families of the CPU tests there are `rank` and `rank_air`: models with the matrix shapes of one of
 eight ranks of GLM-4.7 (hidden 5120, 12 heads on one KV head, experts of width 192) and of GLM-4.5-Air (hidden 4096,
-experts of width 176, no norms of query and key), few layers and experts, on which the tiled kernels run.
+experts of width 176, no norms of query and key), few layers and experts, on which the tiled kernels run. `rank_air_kv`
+has three KV heads instead.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tests.reference.checkpoints import FAMILIES, Family, Weights, make_checkpoi
 from tests.reference.shapes import TOKEN_WEIGHTS
 from tests.reference.transformers_reference import Reference
 
-Shape = Literal["glm47", "air", "tied", "rank", "rank_air"]
+Shape = Literal["glm47", "air", "tied", "rank", "rank_air", "rank_air_kv"]
 Key = tuple[Shape, Weights]
 
 NUM_TOKENS = 192
@@ -52,6 +53,7 @@ FAMILY_AND_CHANGES: dict[Shape, tuple[Family, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
     "rank": ("glm47", RANK_SHAPE),
     "rank_air": ("air", AIR_RANK_SHAPE),
+    "rank_air_kv": ("air", AIR_RANK_SHAPE | {"num_key_value_heads": 3}),
 }
 SMALL_KEYS: list[Key] = [(family, weights) for family in FAMILIES for weights in TOKEN_WEIGHTS]
 RANK_KEYS: list[Key] = [("rank", "fp8_channel"), ("rank", "fp8_tensor"), ("rank", "bf16"), ("rank_air", "fp8_channel")]

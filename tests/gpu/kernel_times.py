@@ -26,10 +26,10 @@ from glint.engine.args import Kernels
 from tests.cpu.operations import GemmCase, PageCache, PagedRequest
 from tests.cpu.sampling_rows import Row
 from tests.cpu.testing_library import declare
-from tests.gpu.operations_cases import HEADS, RULES
+from tests.gpu.operations_cases import HEADS, RULES, STEP_HEADS
 from tests.gpu.operations_cuda import CudaOperations, Family, NormCase, RouteCase
 from tests.gpu.operations_experts import make_case, make_choices, make_weights, new_grouping, run_experts
-from tests.gpu.operations_inputs import PAGE_TOKENS, normal_rows
+from tests.gpu.operations_inputs import PAGE_TOKENS, Heads, normal_rows
 from tests.gpu.product_cases import GEMMS, TILED_LAYOUTS
 from tests.reference.numpy_ops import FloatArray, bf16_bits, round_bf16
 
@@ -50,6 +50,7 @@ ROW_COUNTS = (1, 8, 64, 256, 4096)
 DECODE = ((1, 128), (1, 512), (1, 1024), (1, 8192), (64, 512), (1, 32768), (64, 4096), (8, 32768), (256, 4096))
 DECODE_E4M3 = ((1, 4096), (64, 512), (64, 4096))
 DECODE_STEP = ((1, 512), (64, 512), (64, 4096))
+DECODE_STEP_AIR = ((1, 512), (16, 512), (64, 512))
 PREFILL = ((0, 4096), (28672, 4096))
 SAMPLERS = {
     "greedy": {"temperature": 0.0},
@@ -209,10 +210,9 @@ def time_rows(cuda: TimedOperations) -> Iterator[Timing]:
         yield Timing(f"router, {count} rows", cuda.time(), rows.nbytes + weight.nbytes, flops)
 
 
-def full_pages(spans: list[tuple[int, int]]) -> tuple[PageCache, list[PagedRequest]]:
+def full_pages(spans: list[tuple[int, int]], heads: Heads = HEADS["glm47"]) -> tuple[PageCache, list[PagedRequest]]:
     """Pages of random numbers and a step whose requests compute (first position, count)."""
     page_counts = [-(-(first + count) // PAGE_TOKENS) for first, count in spans]
-    heads = HEADS["glm47"]
     data = np.zeros((2, 2, sum(page_counts), heads.num_kv_heads, PAGE_TOKENS, heads.head_dim), np.uint16)
     block = bf16_bits(numbers().standard_normal((BLOCK_PAGES, PAGE_TOKENS, heads.head_dim), np.float32))
     for part in data[1]:
@@ -223,9 +223,8 @@ def full_pages(spans: list[tuple[int, int]]) -> tuple[PageCache, list[PagedReque
     return PageCache(data, heads.num_heads, heads.rotary_dim), step
 
 
-def head_rows(num_rows: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def head_rows(num_rows: int, heads: Heads = HEADS["glm47"]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Query, key and value rows [rows, heads, head_dim]."""
-    heads = HEADS["glm47"]
     shapes = [(num_rows, count, heads.head_dim) for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)]
     query, key, value = (numbers().standard_normal(shape, np.float32) for shape in shapes)
     return round_bf16(query), key, value
@@ -256,6 +255,23 @@ def time_decode(cuda: TimedOperations) -> Iterator[Timing]:
         norms, table = norms_and_table(cuda, np.full(requests, context - 1, np.int32))
         cuda.attention_step(head_rows(requests), norms, table, cache, step)
         yield Timing(f"attention step, {requests} of {context}", cuda.time(), requests * context * 512)
+    yield from time_decode_air(cuda)
+
+
+def time_decode_air(cuda: TimedOperations) -> Iterator[Timing]:
+    """The whole GLM-4.5-Air: the attention of a step with its quantise, and its parts but quantise."""
+    heads = STEP_HEADS["air"]
+    for requests, context in DECODE_STEP_AIR:
+        name, byte_count = f"GLM-4.5-Air, {requests} of {context}", requests * context * 512 * heads.num_kv_heads
+        cache, step = full_pages([(context - 1, 1)] * requests, heads)
+        _, table = norms_and_table(cuda, np.full(requests, context - 1, np.int32))
+        rows = head_rows(requests, heads)
+        cuda.attention_step(rows, None, table, cache, step)
+        yield Timing(f"attention step, {name}", cuda.time(), byte_count)
+        cuda.rope_and_cache(rows, None, table, cache, step)
+        yield Timing(f"rotation and page store, {name}", cuda.time())
+        cuda.attend(rows[0], cache, step)
+        yield Timing(f"attention decode, {name}", cuda.time(), byte_count)
 
 
 def time_prefill(cuda: TimedOperations, kernels: Kernels) -> Iterator[Timing]:

@@ -28,6 +28,19 @@ HEADS = {
     "odd rotary": Heads(5, 1, 98, 70, has_norms=True),
     "sixteen": Heads(16, 1, 80, 40, has_norms=True),
 }
+STEP_HEADS = {
+    "glm47": HEADS["glm47"],
+    "glm45": HEADS["glm45"],
+    "air": Heads(96, 8, 128, 64, has_norms=False),
+    "two of 14": Heads(28, 2, 128, 64, has_norms=True),
+    "four of 2": Heads(8, 4, 128, 128, has_norms=True),
+    "five of 1": Heads(5, 5, 128, 32, has_norms=False),
+}
+STEP_CASES = (
+    *((name, count) for name in ("glm47", "glm45", "four of 2") for count in (1, 13, 64, 300)),
+    *((name, count) for name in ("air", "two of 14") for count in (1, 13)),
+    ("five of 1", 64),
+)
 DECODE = tuple((first, 1) for first in (0, 1, 62, 63, 64, 511, 1022, 1023, 1024, 1025, 2500, 4095, 4096))
 PREFILL = ((0, 2), (0, 37), (64, 5), (1000, 130), (2040, 65), (1023, 2), (0, 300))
 MIXED = ((0, 65), (700, 1), (129, 3), (0, 1), (1100, 18), (200, 1))

@@ -272,7 +272,10 @@ class CudaOperations:
         requests: list[PagedRequest],
         epsilon: float = 1e-5,
     ) -> tuple[FloatArray, FloatArray]:
-        """Rotate, store, attend and quantise requests of one row each in one kernel; FP8 [rows, width] and scales."""
+        """Rotate, store, attend and quantise requests of one row each; FP8 [rows, width] and scales.
+
+        With one KV head that is one kernel; with several, the rows are quantised by a second kernel.
+        """
         count, num_heads, head_dim = heads[0].shape
         fp8, scales = poisoned(count, num_heads * head_dim), poisoned(count)
         result = OperandCall(pointer(fp8), pointer(scales), None, count, num_heads * head_dim, 1, 1)

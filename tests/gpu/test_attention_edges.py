@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from glint.engine.args import Kernels
 from tests.cpu.operations import Operations, PageCache, PagedRequest, Rounding
-from tests.gpu.operations_cases import HEADS
+from tests.gpu.operations_cases import HEADS, STEP_HEADS
 from tests.gpu.operations_cuda import CudaOperations
 from tests.gpu.operations_inputs import PAGE_TOKENS, Heads, make_scene, poisoned_cache, row_errors, source
 from tests.reference.numpy_ops import E4M3_VALUES, FloatArray, bf16_bits, round_bf16
@@ -234,6 +234,48 @@ def test_a_value_that_bfloat16_cannot_hold_makes_its_key_nan(rotary_dim: int) ->
     is_nan[spoiled, -1] = True
     assert (np.isnan(keys).all(axis=2) == is_nan).all() and (np.isnan(keys).any(axis=2) == is_nan).all()
     assert (values == expected_values).all()
+
+
+@pytest.mark.parametrize("name", ["glm47", "four of 2", "five of 1"])
+def test_a_step_with_values_that_bfloat16_cannot_hold(cpu: Operations, portable: CudaOperations, name: str) -> None:
+    """One kernel and the separate ones give the same bits; only the heads of that row and KV head are NaN."""
+    heads, count = STEP_HEADS[name], 300
+    positions = (index * 7 % 200 + (1000 if index % 50 == 7 else 0) for index in range(count))
+    scene = make_scene(cpu, heads, tuple((first, 1) for first in positions))
+    step, apart = scene.newest(), scene.newest()
+    is_spoiled = np.zeros((count, heads.num_kv_heads), np.bool_)
+    is_spoiled[::3, -1] = True
+    for rows in (step, apart):
+        rows.heads[2][is_spoiled, -1] = np.finfo(np.float32).max
+    fp8, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
+    query = portable.rope_and_cache(apart.heads, scene.norms, apart.table, apart.cache, scene.step)
+    attended = portable.attend(query, apart.cache, scene.step)
+    expected_fp8, expected_scales = portable.prepare(attended.reshape(fp8.shape), 1, True)
+    assert same_bits(fp8, expected_fp8[:, 0, : fp8.shape[1]])
+    assert same_bits(scales, expected_scales[:, 0])
+    assert (step.cache.data == apart.cache.data).all()
+    is_nan = np.isnan(fp8.reshape(attended.shape))
+    assert (is_nan == np.repeat(is_spoiled, heads.num_heads // heads.num_kv_heads, axis=1)[:, :, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        (Heads(15, 1, 128, 64, has_norms=False), "15 heads over 1 KV heads of 128"),
+        (Heads(30, 2, 128, 64, has_norms=False), "30 heads over 2 KV heads of 128"),
+        (Heads(7, 2, 128, 64, has_norms=False), "7 heads over 2 KV heads of 128"),
+        (Heads(4, 2, 64, 32, has_norms=False), "4 heads over 2 KV heads of 64"),
+        (Heads(4, 2, 128, 60, has_norms=False), "60 of them rotated"),
+    ],
+)
+def test_heads_that_the_step_kernel_does_not_take_are_refused(
+    portable: CudaOperations, heads: Heads, said: str
+) -> None:
+    query, key = (np.ones((1, count, heads.head_dim), np.float32) for count in (heads.num_heads, heads.num_kv_heads))
+    table = portable.fill_rotary(np.zeros(1, np.int32), heads.rotary_dim, heads.theta)
+    with pytest.raises(AssertionError, match=said):
+        request = PagedRequest(0, 1, 0, np.zeros(1, np.int32))
+        portable.attention_step((query, key, key), None, table, poisoned_cache(heads, 1), [request])
 
 
 def test_rotary_table_at_far_positions(cpu: Operations, portable: CudaOperations) -> None:

@@ -28,6 +28,8 @@ PATHS = [
     "rank-bf16-portable",
     "rank_air-fp8_channel-hopper",
     "rank_air-fp8_channel-portable",
+    "rank_air_kv-fp8_channel-hopper",
+    "rank_air_kv-fp8_channel-portable",
 ]
 
 

@@ -24,6 +24,8 @@ from tests.gpu.operations_cases import (
     PREFILL,
     REPEATS,
     RULES,
+    STEP_CASES,
+    STEP_HEADS,
     is_close_call,
     open_for,
     sampler_rows,
@@ -202,7 +204,7 @@ def compare_attention(record: ErrorRecord, cpu: Operations, cuda: CudaOperations
 
 
 def step_positions(count: int) -> list[int]:
-    """Positions of a decode step. 300 requests are more tasks than an H200 has teams, 264: some teams have two."""
+    """Positions of a decode step. 300 requests are more tasks than an H200 has warp groups, 264: some have two."""
     if count == len(DECODE):
         return [first for first, _ in DECODE]
     if count < 300:
@@ -212,11 +214,10 @@ def step_positions(count: int) -> list[int]:
     return positions
 
 
-@pytest.mark.parametrize("name", ["glm47", "glm45"])
-@pytest.mark.parametrize("count", [1, 13, 64, 300])
+@pytest.mark.parametrize(("name", "count"), STEP_CASES)
 def test_attention_step(record: ErrorRecord, cpu: Operations, portable: CudaOperations, name: str, count: int) -> None:
     """One kernel and the separate ones give the same bits, in the pages too; both are near the CPU."""
-    scene = make_scene(cpu, HEADS[name], tuple((first, 1) for first in step_positions(count)))
+    scene = make_scene(cpu, STEP_HEADS[name], tuple((first, 1) for first in step_positions(count)))
     step = scene.newest()
     fp8, scales = portable.attention_step(step.heads, scene.norms, step.table, step.cache, scene.step)
     apart = scene.newest()

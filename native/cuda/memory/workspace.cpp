@@ -147,6 +147,7 @@ Workspace lay_out_workspace(const glint_model& model, const StepLimits& limits, 
   workspace.qkv = arena.take<float>(tokens * (query_width + 2 * kv_width));
   workspace.query = arena.take<uint16_t>(tokens * model.num_heads * page_head_dim);
   workspace.attention_output = arena.take<float>(tokens * query_width);
+  workspace.attention_magnitudes = arena.take<float>(tokens * model.num_kv_heads);
   workspace.cosines = arena.take<float>(tokens * model.rotary_dim / 2);
   workspace.sines = arena.take<float>(tokens * model.rotary_dim / 2);
   workspace.partials =

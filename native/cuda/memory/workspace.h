@@ -118,6 +118,7 @@ struct Workspace {
   float* qkv = nullptr;
   uint16_t* query = nullptr;
   float* attention_output = nullptr;
+  float* attention_magnitudes = nullptr;
   float* cosines = nullptr;
   float* sines = nullptr;
   float* partials = nullptr;

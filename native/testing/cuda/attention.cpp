@@ -4,6 +4,7 @@
 #include "base/contract.h"
 #include "base/fp8.h"
 #include "cuda/check.h"
+#include "cuda/kernels/gemm/quantise.h"
 #include "testing/cuda/operand.h"
 #include "testing/cuda/pages.h"
 
@@ -298,16 +299,29 @@ void attention_step(Runner& runner, const TestOperand& result, const TestRotatio
   const DevicePages device_pages(pages);
   const Rotation rotation(test, pages, kVectorPadding);
   const Decode decode(tasks.decode, pages);
+  const DeviceArray<float> out(result.count * result.width);
+  const DeviceArray<float> magnitudes(result.count * pages.num_kv_heads);
   const DeviceArray<uint8_t> fp8(result.count * result.width);
   const DeviceArray<float> scales(result.count);
+  glint::cuda::AttendCall attend = attend_call(pages, device_pages);
+  attend.out = out.data();
   runner.run(
       [&] {
-        glint::cuda::launch_attention_step(
-            {decode.call(attend_call(pages, device_pages)), rotation.call(nullptr, device_pages.pool()), fp8.data(),
-             scales.data(), result.width},
-            nullptr);
+        glint::cuda::launch_attention_step({decode.call(attend), rotation.call(nullptr, device_pages.pool()),
+                                            fp8.data(), scales.data(), result.width, magnitudes.data()},
+                                           nullptr);
+        if (glint::cuda::attention_step_quantises(pages.num_kv_heads)) return;
+        glint::cuda::launch_quantise_parts({.fp8 = fp8.data(),
+                                            .scales = scales.data(),
+                                            .in = out.data(),
+                                            .magnitudes = magnitudes.data(),
+                                            .count = result.count,
+                                            .part_width = result.width / pages.num_kv_heads,
+                                            .num_parts = pages.num_kv_heads,
+                                            .fp8_stride = result.width},
+                                           nullptr);
       },
-      {&fp8, &scales, &device_pages.keys(), &device_pages.values()});
+      {&out, &magnitudes, &fp8, &scales, &device_pages.keys(), &device_pages.values()});
   std::ranges::copy(glint::testing::fp8_values(fp8), result.out);
   scales.download(result.scales);
   device_pages.download();

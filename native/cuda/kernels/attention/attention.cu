@@ -78,6 +78,12 @@ void start_decode_of(const DecodeCall& call, cudaStream_t stream) {
   start_decode<Tile<kSlabDims>, false>(call, stream);
 }
 
+template <bool kHasOneKvHead>
+void start_step(const StepCall& call, cudaStream_t stream) {
+  start_persistent<StepStorage[kDecodeWarpGroups]>(attention_step_kernel<kHasOneKvHead>, call,
+                                                   {kWarpGroupThreads, kDecodeWarpGroups}, stream);
+}
+
 template <int kPaddedDim>
 void start_dequantise(const DequantiseKvCall& call, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(call.num_pages), static_cast<unsigned>(2 * call.num_kv_heads), 1);
@@ -130,8 +136,8 @@ void launch_attention_step(const AttentionStepCall& call, cudaStream_t stream) {
                    call.rope.rotary_dim,
                    " of them rotated, do not fit the attention of a whole step; launch its parts one by one");
   check_vectors(call.rope);
-  start_persistent<StepStorage[kDecodeWarpGroups]>(attention_step_kernel, call, {kWarpGroupThreads, kDecodeWarpGroups},
-                                                   stream);
+  const StepCall step{call, attend.num_heads / attend.num_kv_heads};
+  attention_step_quantises(attend.num_kv_heads) ? start_step<true>(step, stream) : start_step<false>(step, stream);
 }
 
 void launch_attention_prefill(const PrefillCall& call, cudaStream_t stream) {

@@ -99,6 +99,7 @@ struct AttentionStepCall : DecodeCall {
   uint8_t* fp8;
   float* scales;
   int64_t fp8_stride;
+  float* magnitudes;
 };
 
 struct PrefillCall {
@@ -125,8 +126,11 @@ inline constexpr int kPrefillTileQueries = 128;
 constexpr int64_t partial_floats(int64_t head_dim) { return kMaxGroupHeads * (padded_head_dim(head_dim) + 2); }
 
 constexpr bool fits_attention_step(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t rotary_dim) {
-  return num_kv_heads == 1 && num_heads + 2 <= kMaxGroupHeads && head_dim == kMaxHeadDim && rotary_dim % 8 == 0;
+  return num_kv_heads > 0 && num_heads % num_kv_heads == 0 && num_heads / num_kv_heads + 2 <= kMaxGroupHeads &&
+         head_dim == kMaxHeadDim && rotary_dim % 8 == 0;
 }
+
+constexpr bool attention_step_quantises(int32_t num_kv_heads) { return num_kv_heads == 1; }
 
 void launch_rotary_table(const RotaryTableCall& call, cudaStream_t stream);
 void launch_rope_and_cache(const RopeCall& call, cudaStream_t stream);

@@ -12,6 +12,17 @@ inline constexpr int kEarlyTiles = 4;
 inline constexpr int kStepRowDims = kMaxHeadDim + kChunkDims;
 inline constexpr uint32_t kNanPair = 0x7fff7fffU;
 
+struct StepCall : AttentionStepCall {
+  int32_t group_heads;
+};
+
+struct StepPlace {
+  int row = -1;
+  int kv_head = 0;
+
+  bool operator==(const StepPlace&) const = default;
+};
+
 struct RareDivision {
   float divisor;
 
@@ -78,18 +89,21 @@ struct StepRows {
   const float* g_units[kStepUnits];
   StepRotary rotary;
 
-  __device__ static int unit(const RopeCall& call, int index) {
-    return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.num_heads;
+  __device__ static int unit(const StepCall& call, int index) {
+    return index * kDecodeWarps + static_cast<int>(threadIdx.x) / kWarpLanes - call.group_heads;
   }
 
-  __device__ __forceinline__ void find(const RopeCall& call, int64_t row) {
-    const float* g_query = call.query + row * call.query_stride;
-    const float* g_key = call.key + row * call.key_stride;
-    const float* g_value = call.value + row * call.key_stride;
+  __device__ __forceinline__ void find(const StepCall& call, const StepPlace& place) {
+    const RopeCall& rope = call.rope;
+    const int64_t row = place.row;
+    const int key_first = place.kv_head * kMaxHeadDim;
+    const float* g_query = rope.query + row * rope.query_stride + key_first * call.group_heads;
+    const float* g_key = rope.key + row * rope.key_stride + key_first;
+    const float* g_value = rope.value + row * rope.key_stride + key_first;
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
-      const int place = unit(call, index);
-      g_units[index] = place < 0 ? g_query + (place + call.num_heads) * kMaxHeadDim : place == 0 ? g_key : g_value;
+      const int own = unit(call, index);
+      g_units[index] = own < 0 ? g_query + (own + call.group_heads) * kMaxHeadDim : own == 0 ? g_key : g_value;
     }
   }
 
@@ -116,13 +130,14 @@ struct StepRows {
     return sum;
   }
 
-  __device__ __forceinline__ void normalise(const RopeCall& call, const Head& query_norm, const Head& key_norm) {
+  __device__ __forceinline__ void normalise(const StepCall& call, const Head& query_norm, const Head& key_norm) {
+    const RopeCall& rope = call.rope;
     const float lane_factor =
-        Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)), call.epsilon);
+        Head::norm_factor(sum_of_lane_unit(), __frcp_rn(static_cast<float>(kMaxHeadDim)), rope.epsilon);
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const bool is_query = unit(call, index) < 0;
-      const bool has_norm = is_query ? call.query_norm != nullptr : unit(call, index) == 0 && call.key_norm != nullptr;
+      const bool has_norm = is_query ? rope.query_norm != nullptr : unit(call, index) == 0 && rope.key_norm != nullptr;
       const float factor = __shfl_sync(kWholeWarp, lane_factor, index * kUnitLanes);
 #pragma unroll
       for (int dim = 0; dim < Head::kDims; ++dim) {
@@ -133,7 +148,7 @@ struct StepRows {
     }
   }
 
-  __device__ __forceinline__ void rotate(const RopeCall& call) {
+  __device__ __forceinline__ void rotate(const StepCall& call) {
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
 #pragma unroll
@@ -154,19 +169,21 @@ struct StepInputs {
   StepRows rows;
   Head query_norm = {};
   Head key_norm = {};
-  int row = -1;
+  StepPlace place;
 
-  __device__ __forceinline__ void load(const RopeCall& call, int wanted) {
-    row = wanted;
-    if (call.query_norm != nullptr) query_norm.load_vector(call.query_norm);
-    if (call.key_norm != nullptr) key_norm.load_vector(call.key_norm);
-    rows.rotary.load(call, row);
-    rows.find(call, row);
+  __device__ __forceinline__ void load(const StepCall& call, const StepPlace& wanted) {
+    const RopeCall& rope = call.rope;
+    place = wanted;
+    if (rope.query_norm != nullptr) query_norm.load_vector(rope.query_norm);
+    if (rope.key_norm != nullptr) key_norm.load_vector(rope.key_norm);
+    rows.rotary.load(rope, place.row);
+    rows.find(call, place);
     ptx::griddepcontrol_wait();
     rows.load();
   }
 };
 
+template <bool kHasOneKvHead>
 struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   using Head = HeadLane<kMaxHeadDim>;
   static constexpr bool kHidesEarlier = false;
@@ -175,28 +192,29 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
   StepInputs inputs;
   uint4 newest = {};
   bool has_newest = false;
-  int prepared_row = -1;
+  StepPlace prepared;
 
   __device__ explicit StepLane(StepStorage& shared) : DecodeLane(shared), s_rows(shared) {}
 
-  __device__ __forceinline__ void start(const AttentionStepCall& call, const DecodeItem& item) {
+  __device__ __forceinline__ void start(const StepCall& call, const DecodeItem& item) {
     const int64_t slot = call.rope.slots[item.task.row];
+    const StepPlace place{item.task.row, item.kv_head};
     has_newest = item.has_newest();
     clear();
-    if (item.task.row != prepared_row) prepare(call.rope, item.task.row);
-    if (has_newest && warp() == 0) publish_newest(call.rope, slot);
+    if (place != prepared) prepare(call, place);
+    if (has_newest && warp() == 0) publish_newest(call.rope.pages, slot, place.kv_head);
   }
 
-  __device__ __forceinline__ void load_likely_row(const RopeCall& call) {
-    if (warp_group_place() < call.count) inputs.load(call, warp_group_place());
+  __device__ __forceinline__ void load_likely_row(const StepCall& call, const StepPlace& place) {
+    if (place.row < call.rope.count) inputs.load(call, place);
   }
 
-  __device__ __forceinline__ void prepare(const RopeCall& call, int row) {
-    if (inputs.row != row) inputs.load(call, row);
+  __device__ __forceinline__ void prepare(const StepCall& call, const StepPlace& place) {
+    if (inputs.place != place) inputs.load(call, place);
     inputs.rows.normalise(call, inputs.query_norm, inputs.key_norm);
     inputs.rows.rotate(call);
     store_rows(inputs.rows, call);
-    prepared_row = row;
+    prepared = place;
     sync_consumers<kDecodeConsumers>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -204,27 +222,28 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     }
   }
 
-  __device__ __forceinline__ void store_rows(const StepRows& prepared, const RopeCall& call) {
+  __device__ __forceinline__ void store_rows(const StepRows& loaded, const StepCall& call) {
 #pragma unroll
     for (int index = 0; index < kStepUnits; ++index) {
       const int unit = StepRows::unit(call, index);
-      if (unit >= 0) *reinterpret_cast<uint2*>(s_rows.query[unit + call.num_heads] + Head::first_dim()) = {};
+      if (unit >= 0) *reinterpret_cast<uint2*>(s_rows.query[unit + call.group_heads] + Head::first_dim()) = {};
       if (unit >= 2) continue;
       if (unit == 1) {
-        const bool is_finite = prepared.units[index].is_finite_in_bf16();
+        const bool is_finite = loaded.units[index].is_finite_in_bf16();
         if (lane() == 0) s_rows.has_finite_value = is_finite;
       }
-      uint16_t* s_row = unit < 0 ? s_rows.query[unit + call.num_heads] : s_rows.newest[unit];
-      prepared.units[index].store(reinterpret_cast<std::byte*>(s_row + Head::first_dim()));
+      uint16_t* s_row = unit < 0 ? s_rows.query[unit + call.group_heads] : s_rows.newest[unit];
+      loaded.units[index].store(reinterpret_cast<std::byte*>(s_row + Head::first_dim()));
     }
   }
 
-  __device__ __forceinline__ void publish_newest(const RopeCall& call, int64_t slot) {
+  __device__ __forceinline__ void publish_newest(const KvPages& pages, int64_t slot, int kv_head) {
     const bool is_key = lane() < 16;
     const int dim = lane() % 16 * kChunkDims;
     newest = *reinterpret_cast<const uint4*>(&s_rows.newest[is_key ? 0 : 1][dim]);
     if (!s_rows.has_finite_value) newest = is_key ? make_uint4(kNanPair, kNanPair, kNanPair, kNanPair) : uint4{};
-    std::byte* g_page = (is_key ? call.pages.keys : call.pages.values) + slot / kPageTokens * call.pages.page_bytes;
+    const int64_t offset = slot / kPageTokens * pages.page_bytes + kv_head * pages.head_bytes;
+    std::byte* g_page = (is_key ? pages.keys : pages.values) + offset;
     *reinterpret_cast<uint4*>(g_page + swizzled_offset(static_cast<int>(slot % kPageTokens), dim)) = newest;
   }
 
@@ -276,8 +295,8 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
     }
   }
 
-  __device__ __forceinline__ void store_out(const AttentionStepCall& call, const DecodeItem& item) {
-    const int num_heads = call.attend.num_heads;
+  __device__ __forceinline__ void store_quantised(const StepCall& call, const DecodeItem& item) {
+    const int num_heads = call.group_heads;
     const float scale = fp8_scale(share_magnitude(num_heads));
     uint8_t* g_fp8 = call.fp8 + item.task.row * call.fp8_stride;
     if (thread() == 0) call.scales[item.task.row] = scale;
@@ -287,23 +306,48 @@ struct StepLane : DecodeLane<Bf16Tile<kMaxHeadDim>, true> {
       store_fp8(g_fp8, num_heads, RareDivision{scale});
     }
   }
+
+  __device__ __forceinline__ void store_fp32(const StepCall& call, const DecodeItem& item) {
+    const int64_t place = int64_t{item.task.row} * call.attend.num_kv_heads + item.kv_head;
+    const float highest = share_magnitude(call.group_heads);
+    float* g_out = call.attend.out + place * call.group_heads * kMaxHeadDim;
+    if (thread() == 0) call.magnitudes[place] = highest;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= call.group_heads) continue;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        const int dim = warp() * kWarpDims + tile * 8 + lane() % 4 * 2;
+        *reinterpret_cast<float2*>(g_out + row(half) * kMaxHeadDim + dim) =
+            make_float2(sums[tile].values[2 * half], sums[tile].values[2 * half + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_out(const StepCall& call, const DecodeItem& item) {
+    if constexpr (kHasOneKvHead) {
+      store_quantised(call, item);
+    } else {
+      store_fp32(call, item);
+    }
+  }
 };
 
-__global__ void __launch_bounds__(kDecodeThreads, 1)
-    attention_step_kernel(const __grid_constant__ AttentionStepCall call) {
+template <bool kHasOneKvHead>
+__global__ void __launch_bounds__(kDecodeThreads, 1) attention_step_kernel(const __grid_constant__ StepCall call) {
   extern __shared__ std::byte s_memory[];
   auto& storage = reinterpret_cast<StepStorage*>(aligned_storage(s_memory))[threadIdx.y];
   ptx::griddepcontrol_launch_dependents();
   storage.ring.prepare<kDecodeWarps>();
   if (threadIdx.x < kDecodeConsumers) {
-    StepLane work(storage);
-    const DecodeScheduler<true> scheduler(call);
-    work.load_likely_row(call.rope);
+    StepLane<kHasOneKvHead> work(storage);
+    const DecodeScheduler<kHasOneKvHead> scheduler(call);
+    work.load_likely_row(call, {scheduler.task_index(), scheduler.kv_head()});
     attend_decode_pages(work, call, scheduler);
     ptx::griddepcontrol_wait();
   } else if (threadIdx.x == kDecodeConsumers) {
     StepRing ring{storage.ring};
-    load_decode_pages<StoredItem>(DecodeScheduler<true>(call), ring);
+    load_decode_pages<StoredItem>(DecodeScheduler<kHasOneKvHead>(call), ring);
   }
 }
 

@@ -36,6 +36,31 @@ __global__ void __launch_bounds__(kRowThreads) quantise_kernel(const QuantiseCal
                  call.scales + slice * call.count + row, width, call.slice_stride);
 }
 
+constexpr int kPartVectors = 2;
+constexpr int64_t kMaxPartWidth = kPartVectors * kRowThreads * kVectorFloats;
+
+__device__ __forceinline__ float highest_of_parts(const float* g_magnitudes, int num_parts) {
+  float highest = 0.0F;
+  for (int part = static_cast<int>(threadIdx.x) % kWarpLanes; part < num_parts; part += kWarpLanes) {
+    highest = fmaxf(highest, g_magnitudes[part]);
+  }
+  return reduce_warp(highest, MaxOf());
+}
+
+__global__ void __launch_bounds__(kRowThreads) quantise_parts_kernel(const QuantisePartsCall call) {
+  const int64_t row = blockIdx.x;
+  const int64_t first = blockIdx.y * call.part_width;
+  const bool is_last = blockIdx.y + 1 == gridDim.y;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  RowTile<kPartVectors> tile;
+  tile.load(call.in + row * call.num_parts * call.part_width + first, call.part_width, true);
+  const float scale = fp8_scale(highest_of_parts(call.magnitudes + row * call.num_parts, call.num_parts));
+  if (blockIdx.y == 0 && threadIdx.x == 0) call.scales[row] = scale;
+  tile.store_fp8(call.fp8 + row * call.fp8_stride + first, call.part_width,
+                 is_last ? call.fp8_stride - first : call.part_width, scale, true);
+}
+
 template <int kVectors>
 __global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluCall call) {
   const int64_t row = blockIdx.x;
@@ -92,6 +117,17 @@ void launch_quantise(const QuantiseCall& call, cudaStream_t stream) {
   choose_vectors(call, [&](auto vectors) {
     launch_dependent(quantise_kernel<decltype(vectors)::value>, {slice_grid(call), kRowThreads, 0}, stream, call);
   });
+}
+
+void launch_quantise_parts(const QuantisePartsCall& call, cudaStream_t stream) {
+  if (call.count == 0) return;
+  require_argument(call.part_width % kVectorFloats == 0 && call.part_width <= kMaxPartWidth &&
+                       call.fp8_stride % kVectorFloats == 0 && call.fp8_stride >= call.num_parts * call.part_width,
+                   "rows of ", call.num_parts, " parts of ", call.part_width, " are ", call.fp8_stride,
+                   " bytes apart; a part has a multiple of ", kVectorFloats, ", at most ", kMaxPartWidth,
+                   ", and rows lie such a multiple apart that holds all parts");
+  const dim3 grid(static_cast<unsigned>(call.count), static_cast<unsigned>(call.num_parts), 1);
+  launch_dependent(quantise_parts_kernel, {grid, kRowThreads, 0}, stream, call);
 }
 
 void launch_swiglu(const SwigluCall& call, cudaStream_t stream) {

@@ -17,6 +17,17 @@ struct QuantiseCall {
   int64_t slice_stride;
 };
 
+struct QuantisePartsCall {
+  uint8_t* fp8;
+  float* scales;
+  const float* in;
+  const float* magnitudes;
+  int64_t count;
+  int64_t part_width;
+  int32_t num_parts;
+  int64_t fp8_stride;
+};
+
 struct SwigluCall {
   float* out;
   uint8_t* fp8;
@@ -31,6 +42,7 @@ struct SwigluCall {
 };
 
 void launch_quantise(const QuantiseCall& call, cudaStream_t stream);
+void launch_quantise_parts(const QuantisePartsCall& call, cudaStream_t stream);
 void launch_swiglu(const SwigluCall& call, cudaStream_t stream);
 
 }
