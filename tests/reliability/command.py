@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from glint.bench.machine import processor_name
-from tests.reliability.faults import faults
+from tests.reliability.faults import FAULTS, faults
 from tests.reliability.fuzz import fuzz
 from tests.reliability.idle import idle
 from tests.reliability.kill import kill
@@ -133,6 +133,15 @@ def read_options(chosen: argparse.Namespace, folder: Path) -> Options:
     )
 
 
+def fault_places(text: str) -> tuple[str, ...]:
+    """Places of faults between commas."""
+    places = tuple(text.split(","))
+    unknown = set(places) - {fault.place for fault in FAULTS}
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no fault at {', '.join(sorted(unknown))}")
+    return places
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -159,6 +168,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--fault-ranks-share-gpu",
         action="store_true",
         help="put all ranks of the rank faults on one GPU; needs NCCL 2.32.3 ($GLINT_NCCL)",
+    )
+    parser.add_argument(
+        "--fault-places",
+        type=fault_places,
+        default=(),
+        metavar="PLACE[,PLACE]",
+        help=f"only these faults: {', '.join(fault.place for fault in FAULTS)} (default: all)",
     )
     parser.add_argument("--processes", type=int, help="client processes (default: half of the processors, up to 8)")
     parser.add_argument("--seed", type=int, default=1, help="draws other requests (1)")

@@ -102,6 +102,8 @@ def faults(options: Options) -> PartReport:
     for fault in FAULTS:
         if options.short and fault.place not in IN_SHORT:
             continue
+        if options.fault_places and fault.place not in options.fault_places:
+            continue
         library = options.fault_library or TEST_LIBRARY
         if fault.rank_fault is not None and not library.is_file():
             report.promise(f"{fault.place}: not run, {library.name} is not there (scripts/build.sh --tests)", None)

@@ -45,6 +45,7 @@ class Options:
     fault_library: Path | None = None
     fault_ranks: int = 2
     fault_ranks_share_gpu: bool = False
+    fault_places: tuple[str, ...] = ()
     only: int | None = None
 
     def pick(self, name: str, short: float, long: float) -> float:
