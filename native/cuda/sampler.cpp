@@ -119,7 +119,7 @@ namespace ops {
 
 void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> rows) {
   SampleResult* results = device_results(backend, slot);
-  if (slot == kPromptSlot) backend.wait_for_stream();
+  if (slot == kPromptSlot) backend.wait_for_event(backend.staging.sampled[backend.staging.last_sampled_slot]);
   if (backend.slice.is_first()) start_sampling(backend, results, rows);
   if (slot != kPromptSlot) {
     broadcast_results(backend, results, static_cast<int64_t>(rows.size() * sizeof(SampleResult)));
@@ -129,6 +129,7 @@ void sample_rows(Backend& backend, int32_t slot, std::span<const SamplingRow> ro
   downloads.add(backend.staging.experts_touched[slot], backend.workspace.moe.experts_touched, 1);
   downloads.send();
   GLINT_CHECK_CUDA(cudaEventRecord(backend.staging.sampled[slot], backend.stream));
+  backend.staging.last_sampled_slot = slot;
 }
 
 void collect_rows(Backend& backend, int32_t slot, std::span<SampledRow> out) {

@@ -21,6 +21,7 @@ struct Staging {
   SampleBuffers sampling;
   uint64_t* experts_touched[kSampleSlots] = {};
   cudaEvent_t sampled[kSampleSlots] = {};
+  int32_t last_sampled_slot = 0;
 };
 
 }
