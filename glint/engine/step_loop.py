@@ -78,7 +78,7 @@ class StepLoop:
     decodes take the tokens that the other samples from the native side; a request that ended there is skipped by it.
     What a step brings for a request that has ended meanwhile is dropped. Pages are taken from a request only while
     nothing is in flight. A request for which drafts are made or verified is in one step at a time: behind such a step
-    the next is submitted as soon as it is collected, and computes while the caller passes on what it brought.
+    the next is submitted as soon as it is collected, and computes while what it brought is taken in and passed on.
     """
 
     def __init__(self, native: NativeEngine, settings: EngineSettings) -> None:
@@ -162,10 +162,12 @@ class StepLoop:
                 step.requests[item_index].accept(outcome.items[item_index])
             if following is not None:
                 self._sample(following)
+            elif step.awaited and all(item.finish_reason == abi.FINISH_NONE for item in outcome.items):
+                following = self._start_next(outputs)
             self._in_flight = following
             outputs += self._take_in(step, outcome)
             self._was_busy = bool(self.requests)
-            if step.awaited:
+            if step.awaited and following is None:
                 self._in_flight = self._start_next(outputs)
             self._drop_idle_step()
         self._summarise(step, outputs)
@@ -181,7 +183,10 @@ class StepLoop:
         self._collected_at = now
 
     def _start_next(self, outputs: list[StepOutput]) -> _Step | None:
-        """Submit the next plan while nothing is in flight, and let it sample."""
+        """Submit the next plan behind a step that was collected, and let it sample.
+
+        While that step is still the one in flight, its tokens are not taken in and no request is preempted.
+        """
         step = self._submit_next(outputs)
         if step is not None:
             self._sample(step)
