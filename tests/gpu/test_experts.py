@@ -14,6 +14,7 @@ from tests.gpu.operations_experts import (
     FEW_TOKENS,
     ExpertCase,
     ExpertResult,
+    IntArray,
     expect_experts,
     make_case,
     make_choices,
@@ -32,6 +33,8 @@ BOUNDS = {
     "experts down, combine, portable": 1e-6,
     "experts down, combine, fallback": 1e-6,
 }
+SPLIT_K_TOKENS = 256
+TILE_SIZES = np.array([32, 64, 96, 112, 128])
 FEW_COUNTS = {"glm-4.7": (1, 2, 16, 17, 31, 32, 33, 63), "glm-4.5-air": (1, 17, 33)}
 RUNS = {f"{name}, {family}": (name, family, counts) for name, family, counts in expert_runs()}
 
@@ -56,9 +59,23 @@ def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
             order = np.concatenate(rows) if rows else np.empty(0, np.int64)
             assert (np.sort(order) == np.arange(num_rows)).all()
             assert (expected.experts[order] == experts).all()
+        if count > SPLIT_K_TOKENS:
+            assert_sorted_and_even(room.gate_up_tiles[:num_tiles])
         if count <= FEW_TOKENS:
             places = [(tile << 16) + (slot << 8) + size for _, _, size, tile in tiles.tolist() for slot in range(size)]
             assert room.row_places[:num_rows].tolist() == places
+
+
+def assert_sorted_and_even(tiles: IntArray) -> None:
+    """Tiles go by falling padded size; the last two of an expert share its tokens, the first in a multiple of 16."""
+    sizes = TILE_SIZES[np.searchsorted(TILE_SIZES, tiles[:, 2])]
+    assert (np.diff(sizes) <= 0).all()
+    assert (tiles[:, 3] == np.arange(len(tiles))).all()
+    for expert in np.unique(tiles[:, 0]):
+        counts = [size for _, _, size, _ in sorted(tiles[tiles[:, 0] == expert].tolist(), key=lambda tile: tile[1])]
+        assert counts[:-2] == [TILE_SIZES[-1]] * len(counts[:-2])
+        assert all(size % 16 == 0 for size in counts[:-1])
+        assert all(0 <= first - second < 32 for first, second in zip(counts[-2:], counts[-1:], strict=False))
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -196,8 +196,7 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
   }
 
   template <class Loader>
-  __device__ __forceinline__ void add_stage(float (&r_split)[Tile::kRegisters], Loader& loader, bool has_next) {
-    float r_stage[Tile::kRegisters];
+  __device__ __forceinline__ void multiply_stage(float (&r_stage)[Tile::kRegisters], Loader& loader, bool has_next) {
     clear_registers(r_stage);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
@@ -208,6 +207,12 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
         r_pairs[pair % 2].add_step(r_stage, step);
       }
     }
+  }
+
+  template <class Loader>
+  __device__ __forceinline__ void add_stage(float (&r_split)[Tile::kRegisters], Loader& loader, bool has_next) {
+    float r_stage[Tile::kRegisters];
+    multiply_stage(r_stage, loader, has_next);
     add_registers(r_split, r_stage);
   }
 
@@ -242,8 +247,8 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
     int num_left = inputs.split_steps * inputs.num_splits;
     begin_stage();
     for (int split = 0;; ++split) {
-      clear_registers(r_total);
-      for (int k_step = 0; k_step < inputs.split_steps; ++k_step) add_stage(r_total, loader, --num_left > 0);
+      multiply_stage(r_total, loader, --num_left > 0);
+      for (int k_step = 1; k_step < inputs.split_steps; ++k_step) add_stage(r_total, loader, --num_left > 0);
       if (split > 0) add_kept_total(r_total);
       if (num_left == 0) return;
       if (Shape::kIsStaged && split == 0) wait_until_boxes_are_stored<Shape>();

@@ -117,9 +117,9 @@ struct PersistentExpertScheduler {
   __device__ __forceinline__ int num_tiles() const { return num_row_tiles * __ldcg(num_token_tiles); }
 
   __device__ __forceinline__ GemmTile tile(int index, int num_tiles) const {
-    const int last = num_tiles / num_row_tiles - 1;
-    const int place = last - index / num_row_tiles;
-    return {even_tile(load(place), load(max(place - 1, 0)), load(min(place + 1, last))), index % num_row_tiles};
+    const int place = in_serpentine_order(index, num_tiles);
+    const int4 tile = __ldcg(reinterpret_cast<const int4*>(token_tiles) + place / num_row_tiles);
+    return {{tile.x, tile.y, tile.z, tile.w}, place % num_row_tiles};
   }
 
   __device__ __forceinline__ int64_t weight_tile(const GemmTile& tile) const {
@@ -127,23 +127,9 @@ struct PersistentExpertScheduler {
   }
 
  private:
-  __device__ __forceinline__ TokenTile load(int place) const {
-    const int4 tile = __ldcg(reinterpret_cast<const int4*>(token_tiles) + place);
-    return {tile.x, tile.y, tile.z, tile.w};
-  }
-
-  static __device__ __forceinline__ int first_share(int count) { return ((count + 1) / 2 + 15) / 16 * 16; }
-
-  static __device__ __forceinline__ TokenTile even_tile(TokenTile tile, const TokenTile& before,
-                                                        const TokenTile& after) {
-    const int last = tile.row_first + tile.row_count;
-    if (before.expert == tile.expert && before.row_first < tile.row_first && tile.row_count < kPersistentTokens) {
-      tile.row_first = before.row_first + first_share(last - before.row_first);
-      tile.row_count = last - tile.row_first;
-    } else if (after.expert == tile.expert && after.row_first > tile.row_first && after.row_count < kPersistentTokens) {
-      tile.row_count = first_share(tile.row_count + after.row_count);
-    }
-    return tile;
+  static __device__ __forceinline__ int in_serpentine_order(int index, int num_tiles) {
+    const auto rounds_left = (static_cast<uint32_t>(num_tiles - 1 - index) + blockIdx.x) / gridDim.x;
+    return rounds_left % 2 == 0 ? index : index + static_cast<int>(gridDim.x - 1 - 2 * blockIdx.x);
   }
 };
 

@@ -359,7 +359,7 @@ template <int kRows, int kBytesOfK>
 struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK> {
   using Steps = WgmmaSteps<kBytesOfK>;
 
-  template <class Released>
+  template <bool kIsWholeK, class Released>
   static __device__ __forceinline__ void run(float (&r_sum)[kRows / 2], bool is_first, bool,
                                              const uint4 (&r_tokens)[Steps::kSteps], uint32_t s_rows,
                                              const Released& when_released) {
@@ -389,23 +389,14 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
   static constexpr int kChunkStride = kRows * kChunkBytes;
   static_assert(kPartSteps % 2 == 0, "a part is made of quads of chunks");
 
-  template <int kFirst>
-  static __device__ __forceinline__ void add_quad(float (&r_sum)[kRows / 2], float (&r_part)[kRows / 2],
-                                                  const uint4 (&r_tokens)[kSteps], uint32_t s_rows) {
-    constexpr int kQuadSteps = kSteps - kFirst < 2 ? 1 : 2;
-    constexpr int kNext = kFirst + kQuadSteps;
-    if constexpr (kFirst % kPartSteps == 0) clear_registers(r_part);
+  template <int kFirst, int kQuadSteps>
+  static __device__ __forceinline__ uint32_t add_products(float (&r_part)[kRows / 2],
+                                                          const ptx::FragmentA (&r_fragments)[2 * kQuadSteps],
+                                                          uint32_t s_rows) {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t columns =
         s_rows + (kFirst * 2 + lane / 8 % (2 * kQuadSteps)) * kChunkStride + lane % 8 * kChunkBytes;
-    ptx::FragmentA r_fragments[2 * kQuadSteps];
     uint32_t loaded = 0;
-#pragma unroll
-    for (int step = 0; step < kQuadSteps; ++step) {
-      const uint4& words = r_tokens[kFirst + step];
-      r_fragments[step * 2] = fragment_of_fp8(words.x, words.y);
-      r_fragments[step * 2 + 1] = fragment_of_fp8(words.z, words.w);
-    }
 #pragma unroll
     for (int group = 0; group < kRows / 8; ++group) {
       uint32_t r_weights[4];
@@ -416,21 +407,40 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
         add_fp8_product(r_part + group * 4, r_fragments[chunk], r_weights[chunk]);
       }
     }
-    if constexpr (kNext % kPartSteps == 0 || kNext == kSteps) add_registers(r_sum, r_part);
+    return loaded;
+  }
+
+  template <bool kIsWholeK, int kFirst>
+  static __device__ __forceinline__ void add_quad(float (&r_sum)[kRows / 2], float (&r_part)[kRows / 2],
+                                                  const uint4 (&r_tokens)[kSteps], uint32_t s_rows) {
+    constexpr int kQuadSteps = kSteps - kFirst < 2 ? 1 : 2;
+    constexpr int kNext = kFirst + kQuadSteps;
+    constexpr bool kIsSum = kIsWholeK && kFirst < kPartSteps;
+    float(&r_target)[kRows / 2] = kIsSum ? r_sum : r_part;
+    if constexpr (kFirst % kPartSteps == 0) clear_registers(r_target);
+    ptx::FragmentA r_fragments[2 * kQuadSteps];
+#pragma unroll
+    for (int step = 0; step < kQuadSteps; ++step) {
+      const uint4& words = r_tokens[kFirst + step];
+      r_fragments[step * 2] = fragment_of_fp8(words.x, words.y);
+      r_fragments[step * 2 + 1] = fragment_of_fp8(words.z, words.w);
+    }
+    const uint32_t loaded = add_products<kFirst, kQuadSteps>(r_target, r_fragments, s_rows);
+    if constexpr (!kIsSum && (kNext % kPartSteps == 0 || kNext == kSteps)) add_registers(r_sum, r_part);
     if constexpr (kNext < kSteps) {
-      add_quad<kNext>(r_sum, r_part, r_tokens, s_rows);
+      add_quad<kIsWholeK, kNext>(r_sum, r_part, r_tokens, s_rows);
     } else {
       ptx::wait_for_bits(loaded);
     }
   }
 
-  template <class Released>
+  template <bool kIsWholeK, class Released>
   static __device__ __forceinline__ void run(float (&r_sum)[kRows / 2], bool is_first, bool has_tokens,
                                              const uint4 (&r_tokens)[kSteps], uint32_t s_rows,
                                              const Released& when_released) {
-    if (is_first) clear_registers(r_sum);
     float r_part[kRows / 2];
-    if (has_tokens) add_quad<0>(r_sum, r_part, r_tokens, s_rows);
+    if (is_first && !(kIsWholeK && has_tokens)) clear_registers(r_sum);
+    if (has_tokens) add_quad<kIsWholeK, 0>(r_sum, r_part, r_tokens, s_rows);
     __syncwarp();
     when_released();
   }

@@ -83,6 +83,7 @@ struct ManyDownShape {
   static constexpr int kRowsAtOnce = kIsOneStep ? 4 : 1;
   static constexpr int kRegisters = Tile::kRows / 2;
   static constexpr int kFragments = Tile::kK / 32;
+  static constexpr bool kHasShortTurn = kMultiply == Multiply::kMmaSync && kIsOneStep;
 };
 
 template <class Shape>
@@ -217,8 +218,16 @@ class Fp8Stream {
     }
   }
 
+  __device__ __forceinline__ int index() const { return cursor_.index - Shape::kGroups; }
+
+  __device__ __forceinline__ bool is_used(int half) const { return slot_ + half * 8 < count; }
+
   __device__ __forceinline__ int place(int half) const {
-    return slot_ + half * 8 < count ? static_cast<int>(r_places[half]) : TokenSums<Tile>::kUnusedPlace;
+    return is_used(half) ? static_cast<int>(r_places[half]) : TokenSums<Tile>::kUnusedPlace;
+  }
+
+  __device__ __forceinline__ float weight(int half) const {
+    return !Shape::kHasShortTurn || is_used(half) ? r_weights[half] : 0.0F;
   }
 
  private:
@@ -250,7 +259,7 @@ struct TokenAdd {
 
   template <class Stream>
   __device__ __forceinline__ TokenAdd(const Stream& stream, uint32_t s_sums, int thread)
-      : is_odd(thread / 4 % 2 != 0), r_weights{stream.r_weights[0], stream.r_weights[1]} {
+      : is_odd(thread / 4 % 2 != 0), r_weights{stream.weight(0), stream.weight(1)} {
     const uint32_t first = s_sums + thread % 4 * 16 + (is_odd ? kChunkBytes : 0);
     const uint32_t narrow_first = s_sums + TokenSums<Tile>::kPlaces * kWideFloats * 4 + thread % 4 * 8;
 #pragma unroll
@@ -274,6 +283,14 @@ struct TokenAdd {
       first = is_odd ? second : first;
       second = is_odd ? kept : second;
     }
+  }
+
+  __device__ __forceinline__ void prepare(float (&r_values)[kRegisters]) {
+    swap_chunks_of_odd_quads(r_values);
+    ptx::pin_registers(r_values);
+    ptx::pin_registers(r_weights);
+    ptx::pin_registers(wide);
+    if constexpr (kNarrowFloats > 0) ptx::pin_registers(narrow);
   }
 
   __device__ __forceinline__ void add(const float (&r)[kRegisters]) const {
@@ -331,9 +348,14 @@ class ManyDown {
   }
 
   __device__ __forceinline__ void add_tiles(const DownUnit& unit) {
-    int index = unit.tile_first + tiles_to_turn_;
-    for (; index < unit.tile_end; index += Shape::kGroups) add_tile(unit.owner);
-    tiles_to_turn_ = index - unit.tile_end;
+    if constexpr (Shape::kHasShortTurn) {
+      while (fp8_.index() < unit.tile_end) add_tile(unit.owner);
+      tiles_to_turn_ = fp8_.index() - unit.tile_end;
+    } else {
+      int index = unit.tile_first + tiles_to_turn_;
+      for (; index < unit.tile_end; index += Shape::kGroups) add_tile(unit.owner);
+      tiles_to_turn_ = index - unit.tile_end;
+    }
   }
 
  private:
@@ -358,13 +380,15 @@ class ManyDown {
   __device__ __forceinline__ void multiply_and_load(float (&r_sum)[Shape::kRegisters], bool is_first, int owner) {
     ptx::mbarrier_wait_suspended(s_storage_.arrived[group_][ring_.stage], ring_.phase);
     const uint32_t s_tile = s_weights_ + ring_.stage * Tile::kBytes;
-    TokenFragmentsMultiply<Shape::kMultiply, Tile::kRows, Tile::kK>::run(r_sum, is_first, has_rows(), fp8_.r_fp8,
-                                                                         s_tile, [&] {
-                                                                           fp8_.load_fp8();
-                                                                           ptx::bar_sync(kFirstGroup + group_, 128);
-                                                                           load_weights(ring_.stage, owner);
-                                                                           ring_.advance();
-                                                                         });
+    using Fragments = TokenFragmentsMultiply<Shape::kMultiply, Tile::kRows, Tile::kK>;
+    Fragments::template run<Shape::kIsOneStep>(r_sum, is_first, has_rows(), fp8_.r_fp8, s_tile, [&] {
+      fp8_.load_fp8();
+      if constexpr (!Shape::kHasShortTurn) {
+        ptx::bar_sync(kFirstGroup + group_, 128);
+        load_weights(ring_.stage, owner);
+      }
+      ring_.advance();
+    });
   }
 
   __device__ __forceinline__ void add_tile(int owner) {
@@ -375,14 +399,16 @@ class ManyDown {
       multiply_and_load(r_sum, false, owner);
     }
     fp8_.scale(r_sum);
-    const TokenAdd<Tile> tokens(fp8_, s_sums_, thread_);
+    TokenAdd<Tile> tokens(fp8_, s_sums_, thread_);
     const bool is_added = has_rows();
+    if constexpr (Shape::kHasShortTurn) tokens.prepare(r_sum);
     fp8_.load_metadata();
     fp8_.advance();
-    tokens.swap_chunks_of_odd_quads(r_sum);
+    if constexpr (!Shape::kHasShortTurn) tokens.swap_chunks_of_odd_quads(r_sum);
     ptx::bar_sync(kFirstTurn + group_, 256);
     if (is_added) tokens.add(r_sum);
     ptx::bar_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
+    if constexpr (Shape::kHasShortTurn) load_weights(ring_.stage ^ 1, owner);
   }
 
   ManyDownStorage<Shape>& s_storage_;

@@ -166,11 +166,41 @@ constexpr int kTokensPerThreadBlock = 256;
 constexpr int kLists = kGroupThreads / kMaxLocalExperts;
 constexpr int kWordBatch = 8;
 constexpr int kFixedSharedBytes = 6 * 1024;
+constexpr int kSortedTileTokens = 128;
+constexpr int kShareTokens = 16;
+constexpr int kListWarps = kMaxLocalExperts / 32;
 
 __host__ __device__ int words_for(int num_tokens) { return (num_tokens + kWordTokens - 1) / kWordTokens | 1; }
 
+struct SizeCounts {
+  static constexpr int kSizes = 5;
+  static constexpr int kBits = 12;
+  static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+
+  uint64_t packed;
+
+  static __device__ int size_of(int rows) { return rows > 112 ? 0 : rows > 96 ? 1 : rows > 64 ? 2 : rows > 32 ? 3 : 4; }
+  static __device__ int shift(int size) { return (kSizes - 1 - size) * kBits; }
+
+  __device__ void add(int size, int count) { packed += static_cast<uint64_t>(count) << shift(size); }
+
+  __device__ int of(int size) const {
+    const uint64_t shifted = packed >> shift(size);
+    return static_cast<int>(size == 0 ? shifted : shifted & kMask);
+  }
+
+  __device__ int of_larger(int size) const {
+    int count = 0;
+    for (int larger = 0; larger < size; ++larger) count += of(larger);
+    return count;
+  }
+};
+
+static_assert(2 * kMaxLocalExperts < SizeCounts::kMask, "an expert has at most two tiles that are not full");
+
 struct ListStorage {
   int32_t tile_first[kMaxLocalExperts];
+  uint64_t warp_sizes[kListWarps];
   int32_t num_tiles;
   int32_t num_before;
 };
@@ -342,6 +372,26 @@ struct ExpertTiles {
     count = rank_of_word(storage, expert, min(word_last, storage.num_words)) - rank_first;
     num_tiles = (count + tile_tokens - 1) / tile_tokens;
   }
+
+  __device__ int end_of_sorted(int tile) const {
+    const int first = tile * kSortedTileTokens;
+    const int left = count - first;
+    const bool is_shared = left > kSortedTileTokens && left < 2 * kSortedTileTokens;
+    const int share = ((left + 1) / 2 + kShareTokens - 1) / kShareTokens * kShareTokens;
+    return first + (is_shared ? share : left > kSortedTileTokens ? kSortedTileTokens : left);
+  }
+
+  __device__ int first_of_sorted(int tile) const { return tile == 0 ? 0 : end_of_sorted(tile - 1); }
+
+  __device__ SizeCounts sizes() const {
+    SizeCounts sizes = {0};
+    const int num_full = num_tiles > 2 ? num_tiles - 2 : 0;
+    sizes.add(0, num_full);
+    for (int tile = num_full; tile < num_tiles; ++tile) {
+      sizes.add(SizeCounts::size_of(end_of_sorted(tile) - first_of_sorted(tile)), 1);
+    }
+    return sizes;
+  }
 };
 
 struct TileList {
@@ -367,6 +417,35 @@ struct TileList {
   }
 };
 
+__device__ SizeCounts count_sizes_before(ListStorage& s_list, SizeCounts own) {
+  const int lane = threadIdx.x % 32;
+  uint64_t before = own.packed;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const uint64_t other = __shfl_up_sync(~0U, before, distance);
+    if (lane >= distance) before += other;
+  }
+  if (lane == 31) s_list.warp_sizes[threadIdx.x % kMaxLocalExperts / 32] = before;
+  return {before - own.packed};
+}
+
+__device__ void store_sorted_tiles(TokenTile* g_tiles, const ListStorage& s_list, const ExpertTiles& mine, int expert,
+                                   int row_first, SizeCounts before) {
+  SizeCounts all = {0};
+  for (int warp = 0; warp < kListWarps; ++warp) {
+    if (warp < expert / 32) before.packed += s_list.warp_sizes[warp];
+    all.packed += s_list.warp_sizes[warp];
+  }
+  for (int tile = 0; tile < mine.num_tiles; ++tile) {
+    const int first = mine.first_of_sorted(tile);
+    const int rows = mine.end_of_sorted(tile) - first;
+    const int size = SizeCounts::size_of(rows);
+    const int index = all.of_larger(size) + before.of(size);
+    g_tiles[index] = {expert, row_first + first, rows, index};
+    before.add(size, 1);
+  }
+}
+
 __device__ void store_tiles(const GroupCall& call, const GroupStorage& storage, const TilePlan& tiles) {
   const int num_lists = 1 + (call.num_tokens + tiles.block_tokens - 1) / tiles.block_tokens;
   const int list = static_cast<int>(blockIdx.x) * kLists + static_cast<int>(threadIdx.x) / kMaxLocalExperts;
@@ -374,9 +453,12 @@ __device__ void store_tiles(const GroupCall& call, const GroupStorage& storage, 
   if (static_cast<int>(blockIdx.x) * kLists >= num_lists) return;
   ListStorage& s_list = storage.s_lists[threadIdx.x / kMaxLocalExperts];
   const bool is_used = list < num_lists && expert < storage.num_experts;
+  const bool is_sorted = list == 0 && tiles.gate_up_tokens == kSortedTileTokens;
   const TileList bounds(storage, tiles, list);
   const ExpertTiles mine(storage, is_used ? expert : 0, bounds.word_first, bounds.word_last, bounds.tile_tokens);
   s_list.tile_first[expert] = is_used ? mine.num_tiles : 0;
+  SizeCounts sizes_before = {0};
+  if (is_sorted) sizes_before = count_sizes_before(s_list, is_used ? mine.sizes() : SizeCounts{0});
   const int before = __reduce_add_sync(~0U, is_used ? bounds.tiles_before(storage, expert) : 0);
   if (threadIdx.x % 32 == 0 && before > 0) atomicAdd(&s_list.num_before, before);
   __syncthreads();
@@ -386,7 +468,8 @@ __device__ void store_tiles(const GroupCall& call, const GroupStorage& storage, 
   TokenTile* g_tiles = list == 0 ? call.grouped.gate_up_tiles : call.grouped.down_tiles;
   int index = s_list.num_before + s_list.tile_first[expert];
   const int row_first = storage.s_row_first[expert] + mine.rank_first;
-  for (int done = 0; done < mine.count; done += bounds.tile_tokens, ++index) {
+  if (is_sorted) store_sorted_tiles(g_tiles, s_list, mine, expert, row_first, sizes_before);
+  for (int done = 0; !is_sorted && done < mine.count; done += bounds.tile_tokens, ++index) {
     g_tiles[index] = {expert, row_first + done, min(bounds.tile_tokens, mine.count - done), index};
   }
   if (expert > 0) return;
@@ -437,7 +520,7 @@ TilePlan plan_tiles(int64_t num_tokens) {
   if (num_tokens <= kSplitKTokens) return {32, 32, kSplitKTokens};
   const int64_t num_blocks = (num_tokens + kDownBlockTokens - 1) / kDownBlockTokens;
   const int64_t block_words = (num_tokens + num_blocks * kWordTokens - 1) / (num_blocks * kWordTokens);
-  return {128, 64, static_cast<int32_t>(block_words * kWordTokens)};
+  return {kSortedTileTokens, 64, static_cast<int32_t>(block_words * kWordTokens)};
 }
 
 int64_t max_grouped_tokens(int64_t num_experts) {
