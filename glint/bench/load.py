@@ -154,7 +154,7 @@ async def prepare(settings: LoadSettings, control: Link) -> Workload:
 
 
 def prepare_questions(settings: LoadSettings, model: str) -> Workload:
-    """Short questions in chat, each label another one of them, in an order that the seed gives.
+    """Short questions in chat, drawn by seed and label.
 
     The model's own repetition penalty is off, so that the answers are greedy ones.
     """

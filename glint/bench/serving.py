@@ -76,6 +76,11 @@ def check_server(chosen: argparse.Namespace) -> None:
         raise RequestError(
             f"{wanted} is of a server that the bench starts, not of --base-url {chosen.base_url}; leave one out"
         )
+    if chosen.prompts == "questions" and (chosen.engine_alone or chosen.synthetic is not None):
+        raise RequestError(
+            f"--prompts questions with {wanted}: answers have no fixed length to measure the engine alone by, and "
+            "random weights have no chat; use --prompts random or text"
+        )
     if chosen.without_speculation and (chosen.base_url is not None or chosen.synthetic is not None):
         raise RequestError(
             "--without-speculation is of a server that the bench starts on a real model; leave it out beside "

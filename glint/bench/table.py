@@ -69,13 +69,14 @@ def as_json(report: LoadReport) -> dict[str, Any]:
 
 def _extra_keys(report: LoadReport) -> dict[str, Any]:
     measured = report.measured
+    has_lengths = measured.prompts != "questions"
     return {
-        "asked_input_tokens": measured.prompt_tokens,
+        "asked_input_tokens": measured.prompt_tokens if has_lengths else None,
         "asked_output_tokens": measured.output_tokens,
         "mean_input_tokens": report.mean_input_tokens,
         "mean_output_tokens": report.mean_output_tokens,
-        "requests_off_input_length": report.off_input_length,
-        "requests_off_output_length": report.off_output_length,
+        "requests_off_input_length": report.off_input_length if has_lengths else None,
+        "requests_off_output_length": report.off_output_length if has_lengths else None,
         "requests_without_usage": report.without_usage,
         "requests_cut_at_the_end": report.cut,
         "output_tokens_of_cut_requests": report.output_tokens_of_cut,

@@ -125,7 +125,7 @@ class _Size:
 class Drafts:
     """Chooses how many drafts each request makes; `max_drafts` where it does not adapt, else 0 to that many.
 
-    Where it adapts, all requests of a step together make at most `max_step_drafts`.
+    Where it adapts, all requests of a step, at most `max_num_seqs`, together make at most `max_step_drafts`.
 
     The chance of a draft is the product of the shares of right drafts at its position and those before it. The shares
     of all requests are exponential averages; those of a request count beside them, the more the more drafts it had.
@@ -152,6 +152,7 @@ class Drafts:
     max_drafts: int
     is_adaptive: bool = False
     max_step_drafts: int = MAX_STEP_DRAFTS
+    max_num_seqs: int = MAX_STEP_DRAFTS
     _shares: list[float] = field(init=False)
     _requests: dict[int, _Request] = field(init=False, default_factory=dict)
     _sizes: dict[int, _Size] = field(init=False, default_factory=dict)
@@ -252,7 +253,7 @@ class Drafts:
         key = (num_requests - 1).bit_length()
         if key not in self._sizes:
             largest = 1 << key
-            most = min(self.max_drafts, self.max_step_drafts // largest)
+            most = min(self.max_drafts, self.max_step_drafts // min(largest, self.max_num_seqs))
             self._sizes[key] = _Size(DRAFT_COST + largest / (largest + FIXED_ROWS), most)
         return self._sizes[key]
 

@@ -194,7 +194,7 @@ def size_engine(
     draft = EngineSettings.resolve(model_dir, model, replace(args, num_pages=longest, kv_cache_bytes=None), has_mtp)
     library = open_library(args.device, library_path)
     plan = plan_gpu(library, draft, native_options(draft, model, files), utilization)
-    chosen = choose_pages(plan, args)
+    chosen = choose_pages(plan, args, has_drafts=draft.num_speculative_tokens > 0)
     fitting_context = min(draft.max_model_len, chosen * page_tokens)
     return SizedEngine(replace(draft, num_pages=chosen, max_model_len=fitting_context), plan)
 
@@ -222,7 +222,7 @@ def plan_gpu(library: ctypes.CDLL, settings: EngineSettings, options: abi.Engine
     )
 
 
-def choose_pages(plan: GpuPlan, args: EngineArgs) -> int:
+def choose_pages(plan: GpuPlan, args: EngineArgs, has_drafts: bool = False) -> int:
     """The pages of the cache: as many as asked for, else as many as the plan takes; refused where they do not fit."""
     num_pages, cache_bytes = args.num_pages, args.kv_cache_bytes
     if num_pages is not None and cache_bytes is not None:
@@ -234,6 +234,8 @@ def choose_pages(plan: GpuPlan, args: EngineArgs) -> int:
                 f"kv_cache_bytes is {cache_bytes}, less than one page of {plan.bytes_per_page}; ask for more"
             )
     smaller = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, which size the workspace"
+    if has_drafts:
+        smaller += ", or leave the MTP layer out with --num-speculative-tokens 0"
     if plan.fitting_pages == 0:
         raise plan.refuse("the model does not fit into the memory of the GPU with one page of cache:", smaller)
     if num_pages is not None and num_pages > plan.fitting_pages:

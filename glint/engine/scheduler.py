@@ -35,8 +35,9 @@ class Scheduler:
     Within a key the lower priority goes first, then the shorter prompt, then the older. A key that was served without
     its oldest prompt begins its next turn with the oldest, whatever its priority and size.
 
-    At most `max_running` requests run, such that every decode, which verifies up to `max_drafts` drafts, and one whole
-    chunk fit into each step: `(max_running - 1) * (1 + max_drafts) + chunk_tokens <= max_step_tokens`. Each key with
+    At most `max_running` requests run, such that every decode, which verifies up to `max_drafts` drafts, all of them
+    together `max_step_drafts`, and one whole chunk fit into each step: with d the lesser of `(max_running - 1) *
+    max_drafts` and `max_step_drafts`, `max_running - 1 + d + chunk_tokens <= max_step_tokens`. Each key with
     requests is entitled to its share of these slots by weight, and to one at least. A key may take more while the free
     slots are enough for all that keys below their entitlement wait for. Where no slot is free and a key below its
     entitlement waits, a key above its own gives one back (`find_yielding`). Afterwards neither is on the other side of
@@ -58,7 +59,14 @@ class Scheduler:
     depends on what was there before it and on the weights, not on what comes later; then the next one is the oldest.
     """
 
-    def __init__(self, max_step_tokens: int, max_num_seqs: int, page_tokens: int, max_drafts: int = 0) -> None:
+    def __init__(
+        self,
+        max_step_tokens: int,
+        max_num_seqs: int,
+        page_tokens: int,
+        max_drafts: int = 0,
+        max_step_drafts: int | None = None,
+    ) -> None:
         for name, value in (
             ("max_step_tokens", max_step_tokens),
             ("max_num_seqs", max_num_seqs),
@@ -66,9 +74,10 @@ class Scheduler:
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        decode_tokens = 1 + max_drafts
-        self.chunk_tokens = _choose_chunk(max_step_tokens, max_num_seqs * decode_tokens, page_tokens)
-        self.max_running = min(max_num_seqs, (max_step_tokens - self.chunk_tokens) // decode_tokens + 1)
+        drafts = max_num_seqs * max_drafts if max_step_drafts is None else max_step_drafts
+        self.chunk_tokens = _choose_chunk(max_step_tokens, max_num_seqs + drafts, page_tokens)
+        room = max_step_tokens - self.chunk_tokens
+        self.max_running = min(max_num_seqs, max(room - drafts, room // (1 + max_drafts)) + 1)
         self._max_step_tokens = max_step_tokens
         self._page_tokens = page_tokens
         self._requests: dict[int, ScheduledRequest] = {}

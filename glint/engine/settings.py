@@ -188,7 +188,9 @@ def _auto_drafts(args: EngineArgs, max_num_seqs: int) -> int:
     if args.max_step_tokens is not None:
         page_tokens = _given(args.page_tokens, DEFAULT_PAGE_TOKENS[args.device])
         rows = min(rows, args.max_step_tokens - max(page_tokens, args.max_step_tokens // 2))
-    return max(0, min(AUTO_DRAFTS, rows // max_num_seqs - 1))
+    fitting = rows // max_num_seqs - 1
+    has_room = rows - max_num_seqs >= _step_drafts(args.device, max_num_seqs, AUTO_DRAFTS, adapts_drafts=True)
+    return AUTO_DRAFTS if has_room else max(0, min(AUTO_DRAFTS, fitting))
 
 
 def _step_drafts(device: Device, max_num_seqs: int, num_drafts: int, adapts_drafts: bool) -> int:

@@ -22,8 +22,8 @@ class StepSummary:
     the requests that were scheduled in it for the first time. `num_tokens` were computed for `num_items` requests,
     `new_tokens` given out. The prefix cache was asked for `prefix_tokens_queried` tokens of the started requests and
     had `prefix_tokens_hit`. The pages are those at the end of the call. `seconds` is the time from the step's submit,
-    or from the end of the step before it if that was later, to its own end. Of `draft_tokens`
-    drafts that were verified, `accepted_tokens` were right; the others count nowhere else.
+    or from the end of the step before it if that was later, to its own end, `seconds_ago` the time since then. Of
+    `draft_tokens` drafts that were verified, `accepted_tokens` were right; the others count nowhere else.
     """
 
     serial: int
@@ -31,6 +31,7 @@ class StepSummary:
     pages_held: int
     pages_cached: int
     seconds: float = 0.0
+    seconds_ago: float = 0.0
     num_items: int = 0
     num_tokens: int = 0
     new_tokens: int = 0
@@ -86,10 +87,10 @@ class StepLoop:
         self.num_preemptions = 0
         self._native = native
         self._num_pages = settings.num_pages
-        self._scheduler = Scheduler(
-            settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens, settings.num_speculative_tokens
-        )
-        self._drafts = Drafts(settings.num_speculative_tokens, settings.adapts_drafts, settings.max_step_drafts)
+        drafts = settings.num_speculative_tokens
+        sizes = settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens
+        self._scheduler = Scheduler(*sizes, drafts, settings.max_step_drafts)
+        self._drafts = Drafts(drafts, settings.adapts_drafts, settings.max_step_drafts, settings.max_num_seqs)
         self._in_flight: _Step | None = None
         self._collected_at = 0.0
         self._was_busy = False
@@ -162,7 +163,7 @@ class StepLoop:
                 step.requests[item_index].accept(outcome.items[item_index])
             if following is not None:
                 self._sample(following)
-            elif step.awaited and all(item.finish_reason == abi.FINISH_NONE for item in outcome.items):
+            elif step.awaited and not any(map(_is_known_to_end, step.requests, outcome.items)):
                 following = self._start_next(outputs)
             self._in_flight = following
             outputs += self._take_in(step, outcome)
@@ -327,6 +328,7 @@ class StepLoop:
             serial=self._last_step.serial + 1,
             **pages,
             seconds=step.seconds,
+            seconds_ago=time.perf_counter() - self._collected_at,
             num_items=len(step.requests),
             num_tokens=step.num_tokens - draft_tokens + accepted_tokens,
             draft_tokens=draft_tokens,
@@ -403,6 +405,11 @@ class StepLoop:
         request.constraint = None
         self._drafts.forget(request.request_id)
         self._scheduler.remove(request.request_id)
+
+
+def _is_known_to_end(request: ActiveRequest, item: ItemOutcome) -> bool:
+    """Whether a request ends with what a step brought, as far as is known before its text is."""
+    return item.finish_reason != abi.FINISH_NONE or (request.constraint is not None and request.constraint.is_over)
 
 
 class _Refused(Exception):

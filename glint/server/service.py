@@ -302,7 +302,7 @@ class EngineService:
         for request_id in summary.started_ids:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.start(request_id, now - summary.seconds)
+                stream.start(request_id, now - summary.seconds_ago - summary.seconds)
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:

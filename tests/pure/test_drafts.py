@@ -326,6 +326,12 @@ def test_the_drafts_of_a_step_have_a_bound(num_requests: int, most: int) -> None
     assert all(sum(counts) <= 12 for counts in load.choices)
 
 
+@pytest.mark.parametrize("max_num_seqs", [3, 5, 8, 20, 33, 48])
+def test_a_bound_of_four_drafts_a_request_is_none(max_num_seqs: int) -> None:
+    drafts = Drafts(AUTO_DRAFTS, True, max_num_seqs * AUTO_DRAFTS, max_num_seqs)
+    assert all(drafts._size(count).max_drafts == AUTO_DRAFTS for count in range(1, max_num_seqs + 1))
+
+
 def test_times_are_on_lines_until_they_are_measured() -> None:
     size = _Size(0.3, AUTO_DRAFTS)
     assert [size.time(count) for count in (0, 0.5, 2)] == pytest.approx([1.0, 1.15, 1.6])

@@ -360,6 +360,9 @@ def test_auto_drafts_as_many_as_a_step_has_room_for(free_memory: int, options: d
         ({"num_speculative_tokens": 3}, 3, 768),
         ({"num_speculative_tokens": 0}, 0, 0),
         ({"max_step_tokens": 512}, 0, 0),
+        ({"max_step_tokens": 768}, 4, 128),
+        ({"max_step_tokens": 766}, 0, 0),
+        ({"max_step_tokens": 64 + 3 * 20 + 4, "max_num_seqs": 20}, 2, 40),
     ],
 )
 def test_drafts_of_a_step_on_a_gpu(options: dict[str, Any], num_drafts: int, step_drafts: int) -> None:
@@ -367,8 +370,13 @@ def test_drafts_of_a_step_on_a_gpu(options: dict[str, Any], num_drafts: int, ste
     settings = EngineSettings.resolve("folder", SAMPLE, args, has_mtp=True)
     assert (settings.num_speculative_tokens, settings.max_step_drafts) == (num_drafts, step_drafts)
     assert native_options(settings, SAMPLE, ()).max_step_items == settings.max_num_seqs + step_drafts
-    if "max_step_tokens" not in options:
-        assert settings.max_step_tokens == 4096 + step_drafts
+    if "max_step_tokens" in options:
+        return
+    assert settings.max_step_tokens == 4096 + step_drafts
+    sizes = settings.max_step_tokens, settings.max_num_seqs, settings.page_tokens
+    drafting = Scheduler(*sizes, settings.num_speculative_tokens, settings.max_step_drafts)
+    plain = Scheduler(4096, *sizes[1:])
+    assert (drafting.max_running, drafting.chunk_tokens) == (plain.max_running, plain.chunk_tokens)
 
 
 @pytest.mark.parametrize("max_step_tokens", [80, 143, 144, 200, 300, 512])
