@@ -97,10 +97,11 @@ def test_a_client_that_leaves_at_any_byte_harms_nothing(fuzzed: Served, path: st
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     text: Any = "Hello?" if path in texts else [{"role": "user", "content": "Hello?"}]
     body = {"model": MODEL, texts.get(path, "messages"): text, limit: 200, "stream": True}
-    before = len(fuzzed.outcome_lines())
+    ids = set()
     for size in range(0, 400, 40):
         with httpx.stream("POST", fuzzed.url + path, json=body, timeout=60) as answer:
             assert answer.status_code == 200
+            ids.add(answer.headers.get("x-request-id") or answer.headers["request-id"])
             received = 0
             for chunk in answer.iter_raw():
                 received += len(chunk)
@@ -108,5 +109,11 @@ def test_a_client_that_leaves_at_any_byte_harms_nothing(fuzzed: Served, path: st
                     break
     stats: dict[str, Any] = fuzzed.wait_idle()
     assert stats["pages"]["held"] == 0
-    wait_for(lambda: len(fuzzed.outcome_lines()) >= before + 10, "each stream has its line")
-    assert len(fuzzed.outcome_lines()) == before + 10
+    assert len(ids) == 10
+
+    def counted() -> list[int]:
+        lines = Counter(line["request_id"] for line in fuzzed.outcome_lines())
+        return [lines[request_id] for request_id in ids]
+
+    wait_for(lambda: all(counted()), "each stream has its line")
+    assert counted() == [1] * 10
