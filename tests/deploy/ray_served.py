@@ -24,7 +24,7 @@ RUN_SECONDS = 180.0
 STOP_SECONDS = 60.0
 
 
-def wait_for(what: str, is_so: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(what: str, is_so: Callable[[], object], seconds: float = RUN_SECONDS) -> None:
     """Wait until something is so; fails with its name when it takes too long."""
     deadline = time.monotonic() + seconds
     while not is_so():
