@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "cuda/all_reduce.h"
 #include "cuda/kernels/gemm/quantise.h"
@@ -42,6 +43,13 @@ void run_feed_forward(Backend& backend, StepState& step, const PlacedFeedForward
   run_gemm(backend, step, weights.down, nullptr, gated, out, backend.model.hidden_size, step.num_rows);
 }
 
+bool fills_many_rounds(const Backend& backend) {
+  constexpr int64_t kManyRounds = 8;
+  constexpr int64_t kTileWidth = 64;
+  const int64_t num_experts = backend.slice.expert_last - backend.slice.expert_first;
+  return num_experts * backend.model.expert_width / kTileWidth >= kManyRounds * backend.device.num_multiprocessors;
+}
+
 GroupCall group_call(const Backend& backend, const StepState& step, bool has_shared) {
   return {.grouped = backend.workspace.moe.grouped,
           .experts = backend.workspace.moe.experts,
@@ -52,7 +60,8 @@ GroupCall group_call(const Backend& backend, const StepState& step, bool has_sha
           .expert_last = backend.slice.expert_last,
           .has_shared = has_shared ? 1 : 0,
           .num_real_tokens = backend.workspace.step.counts + kRowCount,
-          .experts_touched = backend.workspace.moe.experts_touched};
+          .experts_touched = backend.workspace.moe.experts_touched,
+          .is_in_expert_order = fills_many_rounds(backend)};
 }
 
 void run_tiled_experts(Backend& backend, StepState& step, const PlacedLayer& layer, float* out) {
@@ -60,7 +69,6 @@ void run_tiled_experts(Backend& backend, StepState& step, const PlacedLayer& lay
   const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
   float* hidden = step.streams_gate_up ? moe.streamed : moe.hidden;
-  launch_group_tokens(group_call(backend, step, experts.holds_shared), backend.stream);
   launch_expert_gate_up({.hidden = hidden,
                          .grouped = moe.grouped,
                          .packed_weights = experts.packed_gate_up,
@@ -165,7 +173,6 @@ void combine_rows(Backend& backend, const StepState& step, float* out) {
 void run_portable_experts(Backend& backend, const StepState& step, const PlacedLayer& layer, float* out) {
   const ExpertBuffers& moe = backend.workspace.moe;
   const Operand operand = backend.operand(backend.model.hidden_size);
-  launch_group_tokens(group_call(backend, step, layer.experts.holds_shared), backend.stream);
   run_grouped(backend, step, layer.experts.gate, operand, moe.grouped.row_tokens, moe.gate);
   run_grouped(backend, step, layer.experts.up, operand, moe.grouped.row_tokens, moe.up);
   run_grouped(backend, step, layer.experts.down, gate_expert_rows(backend, step), nullptr, moe.routed);
@@ -188,19 +195,25 @@ void router(Backend& backend, StepState& step, int64_t layer) {
   const cuda::ExpertBuffers& moe = backend.workspace.moe;
   const cuda::RowRange rows = cuda::own_rows(backend, step);
   const int64_t first_choice = rows.first * model.experts_per_token;
-  cuda::launch_router({.experts = moe.experts + first_choice,
-                       .weights = moe.weights + first_choice,
-                       .splits = moe.router_splits,
-                       .in = backend.workspace.normed + rows.first * model.hidden_size,
-                       .weight = backend.layer(layer).router,
-                       .bias = backend.layer(layer).router_bias,
-                       .count = rows.count,
-                       .width = model.hidden_size,
-                       .num_experts = model.num_experts,
-                       .experts_per_token = model.experts_per_token,
-                       .routed_scaling = model.routed_scaling,
-                       .normalises = model.normalise_weights != 0},
-                      backend.stream);
+  const cuda::RouterCall call = {.experts = moe.experts + first_choice,
+                                 .weights = moe.weights + first_choice,
+                                 .splits = moe.router_splits,
+                                 .in = backend.workspace.normed + rows.first * model.hidden_size,
+                                 .weight = backend.layer(layer).router,
+                                 .bias = backend.layer(layer).router_bias,
+                                 .count = rows.count,
+                                 .width = model.hidden_size,
+                                 .num_experts = model.num_experts,
+                                 .experts_per_token = model.experts_per_token,
+                                 .routed_scaling = model.routed_scaling,
+                                 .normalises = model.normalise_weights != 0};
+  step.is_grouped =
+      step.all_reduce != cuda::AllReduce::kSequenceParallel && cuda::groups_in_choice(rows.count, model.num_experts);
+  if (step.is_grouped) {
+    const bool has_shared = backend.layer(layer).experts.holds_shared;
+    return cuda::launch_router_and_grouping(call, cuda::group_call(backend, step, has_shared), backend.stream);
+  }
+  cuda::launch_router(call, backend.stream);
   const auto choice_bytes = model.experts_per_token * static_cast<int64_t>(sizeof(float));
   cuda::async_all_gather_rows(backend, step, {moe.experts, choice_bytes, moe.weights, choice_bytes},
                               cuda::AsyncGather::kExperts);
@@ -217,6 +230,9 @@ void routed_experts(Backend& backend, StepState& step, int64_t layer) {
   const cuda::PlacedLayer& weights = backend.layer(layer);
   float* out = cuda::branch_output(backend, step, cuda::Branch::kFeedForward);
   cuda::await_rows(backend, step, cuda::AsyncGather::kExperts);
+  if (!std::exchange(step.is_grouped, false)) {
+    cuda::launch_group_tokens(cuda::group_call(backend, step, weights.experts.holds_shared), backend.stream);
+  }
   if (weights.experts.is_tiled) {
     cuda::run_tiled_experts(backend, step, weights, out);
   } else {

@@ -41,6 +41,7 @@ struct StepState {
   cuda::Branch branch = cuda::Branch::kAttention;
   cuda::DeferredResidual deferred;
   bool hidden_is_settled = false;
+  bool is_grouped = false;
 };
 
 }

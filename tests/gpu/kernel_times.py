@@ -47,6 +47,7 @@ PRODUCT_PEAKS: dict[tuple[str, Kernels], float] = {
     ("BF16", "portable"): 989e12,
 }
 ROW_COUNTS = (1, 8, 64, 256, 4096)
+ROUTED_COUNTS = (1, 4, 8, 16, 32, 33, 64, 4096)
 DECODE = ((1, 128), (1, 512), (1, 1024), (1, 8192), (64, 512), (1, 32768), (64, 4096), (8, 32768), (256, 4096))
 DECODE_E4M3 = ((1, 4096), (64, 512), (64, 4096))
 DECODE_STEP = ((1, 512), (64, 512), (64, 4096))
@@ -186,12 +187,19 @@ def time_experts(sets: KernelSets) -> Iterator[ProductTiming]:
 
 
 def time_grouping(cuda: TimedOperations) -> Iterator[Timing]:
-    """The grouping of tokens by expert."""
+    """The grouping of tokens by expert, alone and behind the router of GLM-4.5-Air."""
     for name in LAYOUT_NAMES:
         layout = TILED_LAYOUTS[name]
         for count in PRODUCT_COUNTS:
             cuda.call("glint_testing_group_tokens", new_grouping(layout, make_choices(layout, count, count)).native)
             yield Timing(f"group tokens {name}, {count} tokens", cuda.time())
+    num_experts, width, rule = RULES["air"]
+    layout = TILED_LAYOUTS["glm-4.5-air tp8"]
+    weight = bf16_bits(numbers().standard_normal((num_experts, width)) * width**-0.5)
+    for count in ROUTED_COUNTS:
+        case = RouteCase(normal_rows(numbers(), count, width), weight, np.zeros(num_experts, np.float32), rule)
+        cuda.route_and_group(case, new_grouping(layout, make_choices(layout, count, count)).native)
+        yield Timing(f"router and grouping, air, {count} tokens", cuda.time())
 
 
 def time_rows(cuda: TimedOperations) -> Iterator[Timing]:

@@ -301,6 +301,13 @@ class CudaOperations:
         self.call("glint_testing_route", self._route(case, experts, weights))
         return experts, weights
 
+    def route_and_group(self, case: RouteCase, grouping: Structure) -> tuple[NDArray[np.int32], FloatArray]:
+        """Chosen experts and weights [count, experts_per_token], which are also grouped into `grouping`."""
+        experts = np.full((len(case.rows), case.rule.experts_per_token), -1, np.int32)
+        weights = poisoned(*experts.shape)
+        self.call("glint_testing_route_and_group", self._route(case, experts, weights), grouping)
+        return experts, weights
+
     def route_row_counts(self, case: RouteCase) -> None:
         """Fail where the weights of row i of 1, 2, 3 and so on up to all rows differ from those of all rows."""
         experts = np.full((len(case.rows), case.rule.experts_per_token), -1, np.int32)

@@ -4,15 +4,19 @@ The tiled family, with both multiplies, also computes the shared expert, and giv
 error then counts too. What is printed at the end and what the environment changes: `test_operations.py`.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from tests.cpu.operations import Operations
-from tests.gpu.operations_cases import open_for
-from tests.gpu.operations_cuda import CudaOperations, Family
+from tests.gpu.operations_cases import RULES, open_for
+from tests.gpu.operations_cuda import CudaOperations, Family, RouteCase
 from tests.gpu.operations_experts import (
     FEW_TOKENS,
+    Choices,
     ExpertCase,
+    ExpertLayout,
     ExpertResult,
     IntArray,
     expect_experts,
@@ -22,8 +26,9 @@ from tests.gpu.operations_experts import (
     new_grouping,
     run_experts,
 )
-from tests.gpu.operations_inputs import ErrorRecord, source
+from tests.gpu.operations_inputs import ErrorRecord, same_bits, source
 from tests.gpu.product_cases import EIGHTHS, FALLBACK_LAYOUTS, LAYOUTS, TILED, expert_runs
+from tests.reference.numpy_ops import bf16_bits
 
 BOUNDS = {
     "experts gate, up, hopper": 1e-3,
@@ -40,7 +45,7 @@ RUNS = {f"{name}, {family}": (name, family, counts) for name, family, counts in 
 
 
 @pytest.mark.parametrize("name", [*EIGHTHS, *FALLBACK_LAYOUTS])
-@pytest.mark.parametrize("count", [1, 3, 64, 65, 256, 257, 1000, 2049])
+@pytest.mark.parametrize("count", [1, 3, 64, 65, 256, 257, 1000, 1793, 2049, 4096])
 def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
     layout = LAYOUTS[name]
     for num_real in {0, count // 3, count}:
@@ -64,6 +69,36 @@ def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
         if count <= FEW_TOKENS:
             places = [(tile << 16) + (slot << 8) + size for _, _, size, tile in tiles.tolist() for slot in range(size)]
             assert room.row_places[:num_rows].tolist() == places
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 16, 17, 24, 25, 32, 33])
+def test_grouping_beside_the_choice(name: str, count: int) -> None:
+    """The router that also groups gives the bits of the router and of the grouping alone, in rows of NaN too."""
+    num_experts, width, rule = RULES[name]
+    numbers = source(count, num_experts, width)
+    weight = bf16_bits(numbers.standard_normal((num_experts, width)) * width**-0.5)
+    bias = (numbers.standard_normal(num_experts) / 10).astype(np.float32)
+    rows = numbers.standard_normal((count, width)).astype(np.float32)
+    rows[1::5] = np.nan
+    case = RouteCase(rows, weight, bias, rule)
+    parts = [(0, min(num_experts, 255), True), (num_experts // 4, num_experts // 2, False)]
+    with open_for(count) as cuda:
+        experts, weights = cuda.route(case)
+        for (first, last, has_shared), num_real in product(parts, sorted({0, count // 2, count})):
+            layout = ExpertLayout(num_experts, first, last, width, 0, rule.experts_per_token, has_shared)
+            choices = Choices(experts, weights, num_real)
+            alone, beside = new_grouping(layout, choices), new_grouping(layout, choices)
+            cuda.call("glint_testing_group_tokens", alone.native)
+            seen, seen_weights = cuda.route_and_group(case, beside.native)
+            assert (seen == experts).all()
+            assert same_bits(seen_weights, weights)
+            assert (beside.counts == alone.counts).all()
+            num_tiles, num_rows, _ = alone.counts.tolist()
+            for field, used in (("gate_up_tiles", num_tiles), ("down_tiles", num_tiles), ("row_places", num_rows)):
+                assert (getattr(beside, field)[:used] == getattr(alone, field)[:used]).all(), field
+            assert (beside.row_tokens[:num_rows] == alone.row_tokens[:num_rows]).all()
+            assert same_bits(beside.row_weights[:num_rows], alone.row_weights[:num_rows])
 
 
 def assert_sorted_and_even(tiles: IntArray) -> None:

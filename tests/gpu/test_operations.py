@@ -266,8 +266,9 @@ def test_router_ties(cpu: Operations, portable: CudaOperations, name: str) -> No
         assert len(np.unique(logits[0])) < num_experts
 
 
-def test_router_row_is_the_same_for_every_row_count() -> None:
-    num_experts, width, rule = RULES["glm47"]
+@pytest.mark.parametrize("name", ["glm47", "air", "six", "most experts"])
+def test_router_row_is_the_same_for_every_row_count(name: str) -> None:
+    num_experts, width, rule = RULES[name]
     numbers = source(num_experts, width, 2)
     weight = bf16_bits(numbers.standard_normal((num_experts, width)) * width**-0.5)
     bias = (numbers.standard_normal(num_experts) / 10).astype(np.float32)

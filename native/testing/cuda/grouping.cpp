@@ -72,10 +72,9 @@ cuda::GroupCall Grouping::call(int64_t num_tokens) const {
           .experts_touched = touched_.data()};
 }
 
-void Grouping::run(Runner& runner) const {
-  runner.run([&] { launch(test_.num_tokens); },
-             {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_, &row_places_,
-              &rows_packed_, &token_rows_, &touched_});
+void Grouping::run(Runner& runner, const std::function<void()>& launch_all) const {
+  runner.run(launch_all, {&row_tokens_, &row_weights_, &gate_up_tiles_, &down_tiles_, &counts_, &down_tile_ends_,
+                          &row_places_, &rows_packed_, &token_rows_, &touched_});
 }
 
 void Grouping::download() const {
@@ -107,7 +106,7 @@ GLINT_API int64_t glint_testing_most_tiles(const TestGrouping* test) { return gl
 GLINT_API int32_t glint_testing_group_tokens(Runner* runner, const TestGrouping* test) {
   return glint::testing::guarded([&] {
     const Grouping grouping(*test);
-    grouping.run(*runner);
+    grouping.run(*runner, [&] { grouping.launch(test->num_tokens); });
     grouping.download();
   });
 }

@@ -33,7 +33,7 @@ class Grouping {
 
   cuda::GroupCall call(int64_t num_tokens) const;
   void launch(int64_t num_tokens) const { cuda::launch_group_tokens(call(num_tokens), nullptr); }
-  void run(Runner& runner) const;
+  void run(Runner& runner, const std::function<void()>& launch_all) const;
   void download() const;
   void download_touched() const;
   cuda::GroupedTokens grouped() const;

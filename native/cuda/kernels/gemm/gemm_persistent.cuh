@@ -199,14 +199,16 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
   __device__ __forceinline__ void multiply_stage(float (&r_stage)[Tile::kRegisters], Loader& loader, bool has_next) {
     clear_registers(r_stage);
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      if (pair + 1 < kPairs) load_pair(pair + 1);
+    for (int pair = 0; pair + 1 < kPairs; ++pair) {
+      load_pair(pair + 1);
 #pragma unroll
-      for (int step = 0; step < Pair::kSteps; ++step) {
-        if (pair + 1 == kPairs && step + 1 == Pair::kSteps) end_stage(loader, has_next);
-        r_pairs[pair % 2].add_step(r_stage, step);
-      }
+      for (int step = 0; step < Pair::kSteps; ++step) r_pairs[pair % 2].add_step(r_stage, step);
     }
+    const Pair& r_last = r_pairs[(kPairs - 1) % 2];
+#pragma unroll
+    for (int step = 0; step + 1 < Pair::kSteps; ++step) r_last.add_step(r_stage, step);
+    end_stage(loader, has_next);
+    r_last.add_step(r_stage, Pair::kSteps - 1);
   }
 
   template <class Loader>
@@ -328,7 +330,6 @@ __device__ __forceinline__ void load_and_multiply(PersistentStorage<Shape>& s_st
   if (blockIdx.x >= scheduler.num_tiles()) return;
   StageLoader<Shape, Scheduler> loader(s_storage, inputs, tokens, scheduler);
   ptx::griddepcontrol_launch_dependents();
-  for (int stage = 0; stage < loader.cursor.kAhead; ++stage) loader.load_next();
   multiply_persistent_tiles(s_storage, inputs, scheduler, epilogue, loader);
 }
 

@@ -41,7 +41,7 @@ struct PersistentTeams<Multiply::kWgmma> {
 template <>
 struct PersistentTeams<Multiply::kMmaSync> {
   static constexpr int kThreads = kConsumerWarps * 32;
-  static constexpr int kLoadThreads = kThreads;
+  static constexpr int kLoadThreads = 32;
   static constexpr int kGatherArrivals = kLoadThreads;
   static constexpr int kTeamThreads = 64;
   static constexpr int kTokenWarps = 2;
@@ -61,6 +61,8 @@ struct PersistentShape : PersistentTeams<kMultiplyValue> {
   static constexpr int kArrivals = 1 + (Tokens::kIsGathered ? Teams::kGatherArrivals : 0);
   static constexpr int kTeamRows = kGemmTileRows * Teams::kTeamThreads / (kConsumerWarps * 32);
   static constexpr int kTeamBoxes = kTeamRows / kStagedRows;
+
+  static constexpr bool kHasRowOffsets = Tokens::kIsGathered && kMultiply == Multiply::kMmaSync;
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - (Teams::kThreads / 32 - kConsumerWarps); }
   static __device__ __forceinline__ int team() {
@@ -86,11 +88,24 @@ struct TileValues<true> {
   alignas(1024) float boxes[kStagedBoxes][kPersistentTokens * kStagedRows];
 };
 
+template <bool kHasRowOffsets>
+struct GatheredRowOffsets {};
+
+template <>
+struct GatheredRowOffsets<true> {
+  static constexpr int kQuarterRows = kPersistentTokens / 4 + 4;
+
+  alignas(16) uint32_t lists[2][4][kQuarterRows];
+
+  __device__ __forceinline__ void store(int list, int row, uint32_t offset) { lists[list][row % 4][row / 4] = offset; }
+};
+
 template <class Shape>
 struct PersistentStorage {
   alignas(1024) uint8_t weights[Shape::kStages][kGemmTileBytes];
   alignas(1024) uint8_t tokens[Shape::kStages][kPersistentTokens * kGemmTileK];
   [[no_unique_address]] TileValues<Shape::kHasValues> values;
+  [[no_unique_address]] GatheredRowOffsets<Shape::kHasRowOffsets> row_offsets;
   alignas(8) uint64_t stage_arrived[Shape::kStages];
   alignas(8) uint64_t stage_released[Shape::kStages];
 };
@@ -281,33 +296,71 @@ __device__ __forceinline__ void gather_tiles(PersistentStorage<Shape>& s_storage
 }
 
 template <class Shape, class Scheduler>
-struct LoadCursor {
+struct LoadTurns {
   static constexpr int kAhead = Shape::kStages - 2;
+  static_assert(kAhead < kConsumerWarps, "a warp loads at most one of the first stages");
 
   PersistentStorage<Shape>& s_storage;
   const Scheduler& scheduler;
-  int num_steps;
-  int num_tiles = scheduler.num_tiles();
-  int index = static_cast<int>(blockIdx.x);
-  int k_step = 0;
+  PersistentWeights<Shape> weights;
+  int num_tiles;
+  int index;
+  int k_step;
+  int stages_to_turn;
+  int list = 0;
+  GemmTile tile;
   PipelineState<Shape::kStages> ring;
+
+  __device__ __forceinline__ LoadTurns(PersistentStorage<Shape>& storage, const GemmInputs& inputs,
+                                       const Scheduler& tile_scheduler, uint32_t token_bytes)
+      : s_storage(storage),
+        scheduler(tile_scheduler),
+        weights{inputs.weights, inputs.split_steps * inputs.num_splits, token_bytes},
+        num_tiles(scheduler.num_tiles()),
+        index(static_cast<int>(blockIdx.x)),
+        k_step(Shape::warp()),
+        stages_to_turn((Shape::warp() + kConsumerWarps - kAhead) % kConsumerWarps + 1),
+        tile(scheduler.tile(index, num_tiles)) {
+    ring.advance_by(Shape::warp());
+    find_tile();
+  }
+
+  __device__ __forceinline__ bool loads_a_first_stage() const { return Shape::warp() < kAhead; }
 
   __device__ __forceinline__ bool has_stage() const { return index < num_tiles; }
 
-  __device__ __forceinline__ GemmTile tile_after(int distance) const {
-    return scheduler.tile(min(index + distance * static_cast<int>(gridDim.x), num_tiles - 1), num_tiles);
+  __device__ __forceinline__ bool take_turn() {
+    if (--stages_to_turn > 0) return false;
+    stages_to_turn = kConsumerWarps;
+    return has_stage();
+  }
+
+  __device__ __forceinline__ GemmTile tile_behind() const {
+    return scheduler.tile(min(index + static_cast<int>(gridDim.x), num_tiles - 1), num_tiles);
   }
 
   __device__ __forceinline__ void wait_until_released() const {
     ptx::mbarrier_wait_suspended(s_storage.stage_released[ring.stage], ring.phase ^ 1U);
   }
 
-  __device__ __forceinline__ bool advance_to_next_tile() {
-    ring.advance();
-    if (++k_step < num_steps) return false;
-    k_step = 0;
-    index += static_cast<int>(gridDim.x);
-    return true;
+  __device__ __forceinline__ void load_weights() const {
+    weights.load(s_storage, scheduler.weight_tile(tile), k_step, ring.stage);
+  }
+
+  __device__ __forceinline__ void advance() {
+    ring.advance_by(kConsumerWarps);
+    k_step += kConsumerWarps;
+    find_tile();
+  }
+
+ private:
+  __device__ __forceinline__ void find_tile() {
+    if (k_step < weights.num_steps) return;
+    const int passed = k_step / weights.num_steps;
+    k_step -= passed * weights.num_steps;
+    index += passed * static_cast<int>(gridDim.x);
+    list ^= passed & 1;
+    tile = scheduler.tile(min(index, num_tiles - 1), num_tiles);
   }
 };
 
@@ -316,77 +369,120 @@ struct StageLoader;
 
 template <class Shape, class Scheduler>
 struct StageLoader<Shape, Scheduler, false> {
-  using Cursor = LoadCursor<Shape, Scheduler>;
-
   const CUtensorMap& map;
-  Cursor cursor;
-  PersistentWeights<Shape> weights;
-  GemmTile tile;
-  int num_early;
+  LoadTurns<Shape, Scheduler> turns;
+  bool has_early_weights;
 
   __device__ __forceinline__ StageLoader(PersistentStorage<Shape>& s_storage, const GemmInputs& inputs,
                                          const TensorTokens& tokens, const Scheduler& scheduler)
       : map(tokens.map),
-        cursor{s_storage, scheduler, inputs.split_steps * inputs.num_splits},
-        weights{inputs.weights, cursor.num_steps, static_cast<uint32_t>(scheduler.max_tokens * kGemmTileK)},
-        tile(cursor.tile_after(0)),
-        num_early(min(cursor.num_steps, Cursor::kAhead)) {
-    for (int k_step = 0; threadIdx.x == 0 && k_step < num_early; ++k_step) {
-      weights.load(s_storage, tile.row_tile, k_step, k_step);
-    }
+        turns(s_storage, inputs, scheduler, static_cast<uint32_t>(scheduler.max_tokens * kGemmTileK)),
+        has_early_weights(turns.loads_a_first_stage() && turns.has_stage()) {
+    if (has_early_weights && threadIdx.x % 32 == 0) turns.load_weights();
     ptx::griddepcontrol_wait();
+    if (has_early_weights) load_stage();
+    has_early_weights = false;
   }
 
   __device__ __forceinline__ void load_next() {
-    if (threadIdx.x == 0 && cursor.has_stage()) {
-      const int stage = cursor.ring.stage;
-      cursor.wait_until_released();
-      if (num_early <= 0) weights.load(cursor.s_storage, tile.row_tile, cursor.k_step, stage);
-      --num_early;
-      ptx::cp_async_bulk_tensor_load(cursor.s_storage.tokens[stage], map, cursor.k_step * kGemmTileK,
-                                     tile.tokens.row_first, cursor.s_storage.stage_arrived[stage], ptx::kEvictNormal);
-      if (cursor.advance_to_next_tile()) tile = cursor.tile_after(0);
+    if (turns.take_turn()) load_stage();
+  }
+
+ private:
+  __device__ __forceinline__ void load_stage() {
+    if (threadIdx.x % 32 == 0) {
+      const int stage = turns.ring.stage;
+      turns.wait_until_released();
+      if (!has_early_weights) turns.load_weights();
+      ptx::cp_async_bulk_tensor_load(turns.s_storage.tokens[stage], map, turns.k_step * kGemmTileK,
+                                     turns.tile.tokens.row_first, turns.s_storage.stage_arrived[stage],
+                                     ptx::kEvictNormal);
     }
     __syncwarp();
+    turns.advance();
   }
 };
 
 template <class Shape, class Scheduler>
 struct StageLoader<Shape, Scheduler, true> {
-  using Cursor = LoadCursor<Shape, Scheduler>;
+  static constexpr int kRowsPerLane = kPersistentTokens / 32;
 
   const GemmInputs& inputs;
-  Cursor cursor;
-  PersistentWeights<Shape> weights;
-  int64_t weight_tile;
-  RowPasses<Shape> next_rows;
-  RowGather<Shape> gather;
-  GemmTile next_tile;
+  LoadTurns<Shape, Scheduler> turns;
+  TokenTile next_tokens;
+  int32_t r_next_rows[kRowsPerLane] = {};
 
   __device__ __forceinline__ StageLoader(PersistentStorage<Shape>& s_storage, const GemmInputs& call_inputs,
                                          const GatheredTokens&, const Scheduler& scheduler)
-      : inputs(call_inputs),
-        cursor{s_storage, scheduler, inputs.split_steps * inputs.num_splits},
-        weights{inputs.weights, cursor.num_steps, 0},
-        weight_tile(scheduler.weight_tile(cursor.tile_after(0))),
-        next_rows(inputs, cursor.tile_after(0).tokens),
-        gather(inputs, next_rows),
-        next_tile(cursor.tile_after(1)) {}
+      : inputs(call_inputs), turns(s_storage, inputs, scheduler, 0), next_tokens(turns.tile.tokens) {
+    if (Shape::warp() == 0) {
+      find_next_rows();
+      store_next_offsets(turns.list);
+    }
+    __syncthreads();
+    if (turns.loads_a_first_stage() && turns.has_stage()) load_stage();
+  }
 
   __device__ __forceinline__ void load_next() {
-    if (!cursor.has_stage()) return;
-    const int stage = cursor.ring.stage;
-    cursor.wait_until_released();
-    if (threadIdx.x == 0) weights.load(cursor.s_storage, weight_tile, cursor.k_step, stage);
-    gather.load(cursor.s_storage.tokens[stage], cursor.k_step);
-    ptx::cp_async_mbarrier_arrive(cursor.s_storage.stage_arrived[stage]);
-    if (cursor.k_step == 0) next_rows.find(inputs, next_tile.tokens);
-    if (cursor.advance_to_next_tile()) {
-      weight_tile = cursor.scheduler.weight_tile(next_tile);
-      gather = RowGather<Shape>(inputs, next_rows);
-      next_tile = cursor.tile_after(1);
+    if (turns.take_turn()) load_stage();
+  }
+
+ private:
+  __device__ __forceinline__ void find_next_rows() {
+#pragma unroll
+    for (int next = 0; next < kRowsPerLane; ++next) {
+      const int row = min(static_cast<int>(threadIdx.x) % 32 + next * 32, next_tokens.row_count - 1);
+      r_next_rows[next] = __ldcg(inputs.row_tokens + next_tokens.row_first + row);
     }
+  }
+
+  __device__ __forceinline__ void store_next_offsets(int list) {
+#pragma unroll
+    for (int next = 0; next < kRowsPerLane; ++next) {
+      const auto token = static_cast<uint32_t>(r_next_rows[next]);
+      turns.s_storage.row_offsets.store(list, static_cast<int>(threadIdx.x) % 32 + next * 32,
+                                        token * static_cast<uint32_t>(inputs.activation_stride));
+    }
+  }
+
+  __device__ __forceinline__ void prepare_next_tile() {
+    if (turns.k_step == 0) {
+      next_tokens = turns.tile_behind().tokens;
+    } else if (turns.k_step == kConsumerWarps) {
+      find_next_rows();
+    } else if (turns.k_step == 2 * kConsumerWarps) {
+      store_next_offsets(turns.list ^ 1);
+    }
+  }
+
+  __device__ __forceinline__ void gather_rows() const {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t quarter = lane / 8;
+    const uint32_t target = ptx::shared_address(turns.s_storage.tokens[turns.ring.stage]) + quarter * kGemmTileK;
+    const uint32_t swizzle[2] = {(lane % 8 ^ quarter) * kChunkBytes, (lane % 8 ^ (quarter + 4)) * kChunkBytes};
+    const uint8_t* g_source = inputs.activations + turns.k_step * kGemmTileK + lane % 8 * kChunkBytes;
+    const auto* s_offsets = reinterpret_cast<const uint4*>(turns.s_storage.row_offsets.lists[turns.list][quarter]);
+    const int count = turns.tile.tokens.row_count - static_cast<int>(quarter);
+#pragma unroll 2
+    for (int four = 0; four < kPersistentTokens / 16; ++four) {
+      const uint4 offsets = s_offsets[four];
+      const uint32_t r_offsets[4] = {offsets.x, offsets.y, offsets.z, offsets.w};
+#pragma unroll
+      for (int next = 0; next < 4; ++next) {
+        const int row = four * 16 + next * 4;
+        if (row < count) ptx::cp_async(target + row * kGemmTileK + swizzle[next % 2], g_source + r_offsets[next]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_stage() {
+    turns.wait_until_released();
+    if (threadIdx.x % 32 == 0) turns.load_weights();
+    gather_rows();
+    ptx::cp_async_mbarrier_arrive(turns.s_storage.stage_arrived[turns.ring.stage]);
+    prepare_next_tile();
     __syncwarp();
+    turns.advance();
   }
 };
 

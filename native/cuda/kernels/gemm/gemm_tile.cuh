@@ -91,6 +91,8 @@ struct DenseTileScheduler {
 
   __device__ __forceinline__ GemmTile tile(int index, int) const { return tile(index); }
 
+  __device__ __forceinline__ int64_t weight_tile(const GemmTile& tile) const { return tile.row_tile; }
+
   __device__ __forceinline__ int token(int row) const { return row; }
 };
 

@@ -352,16 +352,16 @@ struct TileMultiply<Multiply::kMmaSync, kTokens, kRows, kBytesOfK> {
   }
 };
 
-template <Multiply kMultiply, int kRows, int kBytesOfK>
+template <Multiply kMultiply, int kRows, int kBytesOfK, int kWarpFragments>
 struct TokenFragmentsMultiply;
 
 template <int kRows, int kBytesOfK>
-struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK> {
+struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK, 1> {
   using Steps = WgmmaSteps<kBytesOfK>;
 
   template <bool kIsWholeK, class Released>
-  static __device__ __forceinline__ void run(float (&r_sum)[kRows / 2], bool is_first, bool,
-                                             const uint4 (&r_tokens)[Steps::kSteps], uint32_t s_rows,
+  static __device__ __forceinline__ void run(float (&r_sums)[1][kRows / 2], bool is_first, int,
+                                             const uint4 (&r_tokens)[1][Steps::kSteps], uint32_t s_rows,
                                              const Released& when_released) {
     using Wgmma = ptx::WgmmaRegisterE4m3<kRows>;
     constexpr int kColumnBytes = kRows * kChunkBytes;
@@ -372,30 +372,39 @@ struct TokenFragmentsMultiply<Multiply::kWgmma, kRows, kBytesOfK> {
     for (int step = 0; step < Steps::kSteps; ++step) {
       const bool is_odd = Steps::is_odd_part(step);
       const uint64_t columns = uint64_t{kCoreMatrixBytes / 16} << 32U | (low + step * (2 * kColumnBytes / 16));
-      Wgmma::mma_async(is_odd ? parts.r_odd : parts.r_even, r_tokens[step], columns, Steps::starts_part(step) ? 0 : 1);
+      Wgmma::mma_async(is_odd ? parts.r_odd : parts.r_even, r_tokens[0][step], columns,
+                       Steps::starts_part(step) ? 0 : 1);
       if (!Steps::ends_pair(step)) continue;
       parts.wait(is_odd);
       if (Steps::is_last(step)) when_released();
-      parts.add_to(r_sum, is_first && Steps::is_first_pair(step), is_odd);
+      parts.add_to(r_sums[0], is_first && Steps::is_first_pair(step), is_odd);
       if (!Steps::is_last(step)) ptx::wgmma_fence();
     }
   }
 };
 
-template <int kRows, int kBytesOfK>
-struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
+template <int kRows, int kBytesOfK, int kWarpFragments>
+struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK, kWarpFragments> {
   static constexpr int kSteps = kBytesOfK / 32;
   static constexpr int kPartSteps = kMmaPartBytes / 32;
   static constexpr int kChunkStride = kRows * kChunkBytes;
   static_assert(kPartSteps % 2 == 0, "a part is made of quads of chunks");
 
-  template <int kFirst, int kQuadSteps>
-  static __device__ __forceinline__ uint32_t add_products(float (&r_part)[kRows / 2],
-                                                          const ptx::FragmentA (&r_fragments)[2 * kQuadSteps],
-                                                          uint32_t s_rows) {
+  using Sums = float[kWarpFragments][kRows / 2];
+  using Tokens = uint4[kWarpFragments][kSteps];
+
+  template <int kUsed, int kFirst, int kQuadSteps>
+  static __device__ __forceinline__ uint32_t add_products(Sums& r_parts, const Tokens& r_tokens, uint32_t s_rows) {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t columns =
         s_rows + (kFirst * 2 + lane / 8 % (2 * kQuadSteps)) * kChunkStride + lane % 8 * kChunkBytes;
+    ptx::FragmentA r_fragments[kUsed][2 * kQuadSteps];
+#pragma unroll
+    for (int index = 0; index < kUsed * kQuadSteps; ++index) {
+      const uint4& words = r_tokens[index / kQuadSteps][kFirst + index % kQuadSteps];
+      r_fragments[index / kQuadSteps][index % kQuadSteps * 2] = fragment_of_fp8(words.x, words.y);
+      r_fragments[index / kQuadSteps][index % kQuadSteps * 2 + 1] = fragment_of_fp8(words.z, words.w);
+    }
     uint32_t loaded = 0;
 #pragma unroll
     for (int group = 0; group < kRows / 8; ++group) {
@@ -404,43 +413,55 @@ struct TokenFragmentsMultiply<Multiply::kMmaSync, kRows, kBytesOfK> {
       loaded |= MmaOperands<GemmElement::kE4m3>::loaded_bits(r_weights[0]);
 #pragma unroll
       for (int chunk = 0; chunk < 2 * kQuadSteps; ++chunk) {
-        add_fp8_product(r_part + group * 4, r_fragments[chunk], r_weights[chunk]);
+        const ptx::FragmentB r_columns = {ptx::cvt_f16x2_e4m3x2_low(r_weights[chunk]),
+                                          ptx::cvt_f16x2_e4m3x2_high(r_weights[chunk])};
+#pragma unroll
+        for (int fragment = 0; fragment < kUsed; ++fragment) {
+          ptx::mma_m16n8k16_f16(r_parts[fragment] + group * 4, r_fragments[fragment][chunk], r_columns.regs[0],
+                                r_columns.regs[1]);
+        }
       }
     }
     return loaded;
   }
 
-  template <bool kIsWholeK, int kFirst>
-  static __device__ __forceinline__ void add_quad(float (&r_sum)[kRows / 2], float (&r_part)[kRows / 2],
-                                                  const uint4 (&r_tokens)[kSteps], uint32_t s_rows) {
+  template <bool kIsWholeK, int kUsed, int kFirst>
+  static __device__ __forceinline__ void add_quad(Sums& r_sums, Sums& r_parts, const Tokens& r_tokens,
+                                                  uint32_t s_rows) {
     constexpr int kQuadSteps = kSteps - kFirst < 2 ? 1 : 2;
     constexpr int kNext = kFirst + kQuadSteps;
     constexpr bool kIsSum = kIsWholeK && kFirst < kPartSteps;
-    float(&r_target)[kRows / 2] = kIsSum ? r_sum : r_part;
-    if constexpr (kFirst % kPartSteps == 0) clear_registers(r_target);
-    ptx::FragmentA r_fragments[2 * kQuadSteps];
+    Sums& r_targets = kIsSum ? r_sums : r_parts;
 #pragma unroll
-    for (int step = 0; step < kQuadSteps; ++step) {
-      const uint4& words = r_tokens[kFirst + step];
-      r_fragments[step * 2] = fragment_of_fp8(words.x, words.y);
-      r_fragments[step * 2 + 1] = fragment_of_fp8(words.z, words.w);
+    for (int fragment = 0; fragment < kUsed; ++fragment) {
+      if constexpr (kFirst % kPartSteps == 0) clear_registers(r_targets[fragment]);
     }
-    const uint32_t loaded = add_products<kFirst, kQuadSteps>(r_target, r_fragments, s_rows);
-    if constexpr (!kIsSum && (kNext % kPartSteps == 0 || kNext == kSteps)) add_registers(r_sum, r_part);
+    const uint32_t loaded = add_products<kUsed, kFirst, kQuadSteps>(r_targets, r_tokens, s_rows);
+#pragma unroll
+    for (int fragment = 0; fragment < kUsed; ++fragment) {
+      if constexpr (!kIsSum && (kNext % kPartSteps == 0 || kNext == kSteps)) {
+        add_registers(r_sums[fragment], r_parts[fragment]);
+      }
+    }
     if constexpr (kNext < kSteps) {
-      add_quad<kIsWholeK, kNext>(r_sum, r_part, r_tokens, s_rows);
+      add_quad<kIsWholeK, kUsed, kNext>(r_sums, r_parts, r_tokens, s_rows);
     } else {
       ptx::wait_for_bits(loaded);
     }
   }
 
   template <bool kIsWholeK, class Released>
-  static __device__ __forceinline__ void run(float (&r_sum)[kRows / 2], bool is_first, bool has_tokens,
-                                             const uint4 (&r_tokens)[kSteps], uint32_t s_rows,
-                                             const Released& when_released) {
-    float r_part[kRows / 2];
-    if (is_first && !(kIsWholeK && has_tokens)) clear_registers(r_sum);
-    if (has_tokens) add_quad<kIsWholeK, 0>(r_sum, r_part, r_tokens, s_rows);
+  static __device__ __forceinline__ void run(Sums& r_sums, bool is_first, int num_used, const Tokens& r_tokens,
+                                             uint32_t s_rows, const Released& when_released) {
+    Sums r_parts;
+#pragma unroll
+    for (int fragment = 0; fragment < kWarpFragments; ++fragment) {
+      if (is_first && !(kIsWholeK && fragment < num_used)) clear_registers(r_sums[fragment]);
+    }
+    if (num_used == 1) add_quad<kIsWholeK, 1, 0>(r_sums, r_parts, r_tokens, s_rows);
+    if constexpr (kWarpFragments == 2) {
+      if (num_used == 2) add_quad<kIsWholeK, 2, 0>(r_sums, r_parts, r_tokens, s_rows);
+    }
     __syncwarp();
     when_released();
   }

@@ -43,7 +43,7 @@ struct StoredVector {
 template <class Tile, int kThreads>
 __device__ __forceinline__ void store_and_clear(TokenSums<Tile>& s_sums, const DownInputs& inputs, int token_block,
                                                 int owner) {
-  constexpr int kBatch = 4;
+  constexpr int kBatch = 2048 / kThreads;
   const int token_first = token_block * inputs.block_tokens;
   const int num_vectors = min(inputs.block_tokens, inputs.num_tokens - token_first) * StoredVector<Tile>::kVectors;
   float* g_out = inputs.out + int64_t{token_first} * inputs.hidden_size + owner * Tile::kRows;
@@ -76,14 +76,21 @@ struct ManyDownShape {
   using Tile = TileType;
   static constexpr Multiply kMultiply = kMultiplyValue;
   static constexpr bool kIsOneStep = kIsOneStepValue;
+  static constexpr bool kIsRefilledInTurn = kMultiply == Multiply::kMmaSync && kIsOneStep;
+  static constexpr int kWarpFragments = kIsRefilledInTurn && Tile::kK == 192 ? 2 : 1;
+  static constexpr int kWarpTokens = kWarpFragments * kFragmentRows;
   static constexpr int kGroups = Tile::kK > 192 ? 3 : 4;
-  static constexpr int kThreads = kGroups * 128;
+  static constexpr int kGroupThreads = FragmentTiles::kMaxTokens / kWarpTokens * 32;
+  static constexpr int kThreads = kGroups * kGroupThreads;
   static constexpr int kRingStages = 2;
   static constexpr int kVectors = kIsOneStep ? kNarrowVectors<Tile> : kWideVectors;
   static constexpr int kRowsAtOnce = kIsOneStep ? 4 : 1;
   static constexpr int kRegisters = Tile::kRows / 2;
   static constexpr int kFragments = Tile::kK / 32;
-  static constexpr bool kHasShortTurn = kMultiply == Multiply::kMmaSync && kIsOneStep;
+
+  static __device__ __forceinline__ int first_slot_of_warp() {
+    return static_cast<int>(threadIdx.x) % kGroupThreads / 32 * kWarpTokens;
+  }
 };
 
 template <class Shape>
@@ -150,39 +157,40 @@ class Fp8Stream {
  public:
   using Tile = typename Shape::Tile;
 
-  uint4 r_fp8[Shape::kFragments] = {};
-  uint32_t r_places[2] = {};
-  float r_weights[2] = {};
-  float r_scales[2] = {};
+  uint4 r_fp8[Shape::kWarpFragments][Shape::kFragments] = {};
+  uint32_t r_places[Shape::kWarpFragments][2] = {};
+  float r_weights[Shape::kWarpFragments][2] = {};
+  float r_scales[Shape::kWarpFragments][2] = {};
   float2 r_row_scales[Tile::kRows / 8] = {};
   int32_t count = 0;
 
-  __device__ __forceinline__ Fp8Stream(const DownInputs& inputs, int thread)
-      : inputs_(inputs), slot_(thread / 32 % 4 * kFragmentRows + thread % 32 / 4) {
+  __device__ __forceinline__ explicit Fp8Stream(const DownInputs& inputs)
+      : inputs_(inputs), slot_(Shape::first_slot_of_warp() + static_cast<int>(threadIdx.x) % 32 / 4) {
     const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs.packed_width};
-    const int fp8_first = thread / 32 % 4 * kFragmentRows * inputs.packed_width + thread % 32 * 16;
-    metadata_step_ = static_cast<int32_t>(shape.metadata_offset() + kPackedTileHeadBytes) + slot_ * 4 - fp8_first;
+    metadata_step_ = static_cast<int32_t>(shape.metadata_offset() + kPackedTileHeadBytes) + slot_ * 4 - fp8_first();
     tile_stride_ = static_cast<int32_t>(shape.bytes()) * Shape::kGroups;
   }
 
   __device__ __forceinline__ void start(int first, int last, int owner) {
     const PackedTileShape shape = {FragmentTiles::kMaxTokens, inputs_.packed_width};
-    const int thread = ptx::tid_x();
     cursor_.start(inputs_, first, last);
-    g_fp8_ = inputs_.packed_tiles + first * shape.bytes() + thread / 32 % 4 * kFragmentRows * inputs_.packed_width +
-             thread % 32 * 16;
-    g_row_scales_ = inputs_.row_scales + owner * Tile::kRows + thread % 4 * 2;
+    g_fp8_ = inputs_.packed_tiles + first * shape.bytes() + fp8_first();
+    g_row_scales_ = inputs_.row_scales + owner * Tile::kRows + ptx::tid_x() % 4 * 2;
     load_fp8();
     load_metadata();
     advance();
   }
 
   __device__ __forceinline__ void load_fp8() {
-    const bool is_loaded = !cursor_.is_done() && slot_ < cursor_.count;
-    const uint8_t* g_fp8 = g_fp8_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * Tile::kK));
+    const uint8_t* g_first = g_fp8_ + (Shape::kIsOneStep ? 0 : cursor_.k_step * (kFragmentRows * Tile::kK));
 #pragma unroll
-    for (int fragment = 0; fragment < Shape::kFragments; ++fragment) {
-      ptx::ld_global_cg_if(is_loaded, r_fp8[fragment], g_fp8 + fragment * 512);
+    for (int next = 0; next < Shape::kWarpFragments; ++next) {
+      const bool is_loaded = !cursor_.is_done() && slot_ + next * kFragmentRows < cursor_.count;
+      const uint8_t* g_fp8 = g_first + next * kFragmentRows * inputs_.packed_width;
+#pragma unroll
+      for (int fragment = 0; fragment < Shape::kFragments; ++fragment) {
+        ptx::ld_global_cg_if(is_loaded, r_fp8[next][fragment], g_fp8 + fragment * 512);
+      }
     }
   }
 
@@ -193,10 +201,11 @@ class Fp8Stream {
     const uint8_t* g_metadata = g_fp8_ + metadata_step_;
     count = is_loaded ? cursor_.count : 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      ptx::ld_global_cg_if(is_loaded, r_places[half], g_metadata + half * kHalfBytes);
-      load_float(is_loaded, r_weights[half], g_metadata + half * kHalfBytes + kListBytes);
-      load_float(is_loaded, r_scales[half], g_metadata + half * kHalfBytes + 2 * kListBytes);
+    for (int index = 0; index < 2 * Shape::kWarpFragments; ++index) {
+      const uint8_t* g_half = g_metadata + index * kHalfBytes;
+      ptx::ld_global_cg_if(is_loaded, r_places[index / 2][index % 2], g_half);
+      load_float(is_loaded, r_weights[index / 2][index % 2], g_half + kListBytes);
+      load_float(is_loaded, r_scales[index / 2][index % 2], g_half + 2 * kListBytes);
     }
     const float* g_row_scales = g_row_scales_ + int64_t{cursor_.expert} * inputs_.hidden_size;
 #pragma unroll
@@ -209,28 +218,42 @@ class Fp8Stream {
     if (cursor_.advance(inputs_)) g_fp8_ += tile_stride_;
   }
 
-  __device__ __forceinline__ void scale(float (&r_values)[Shape::kRegisters]) const {
+  __device__ __forceinline__ void scale(float (&r_values)[Shape::kWarpFragments][Shape::kRegisters]) const {
 #pragma unroll
-    for (int index = 0; index < Shape::kRegisters; ++index) {
-      const float2& pair = r_row_scales[index / 4];
-      const float row_scale = index % 2 == 0 ? pair.x : pair.y;
-      r_values[index] = __fmul_rn(__fmul_rn(r_values[index], r_scales[index / 2 % 2]), row_scale);
+    for (int fragment = 0; fragment < Shape::kWarpFragments; ++fragment) {
+#pragma unroll
+      for (int index = 0; index < Shape::kRegisters; ++index) {
+        float& value = r_values[fragment][index];
+        const float2& pair = r_row_scales[index / 4];
+        value = __fmul_rn(__fmul_rn(value, r_scales[fragment][index / 2 % 2]), index % 2 == 0 ? pair.x : pair.y);
+      }
     }
   }
 
   __device__ __forceinline__ int index() const { return cursor_.index - Shape::kGroups; }
 
-  __device__ __forceinline__ bool is_used(int half) const { return slot_ + half * 8 < count; }
-
-  __device__ __forceinline__ int place(int half) const {
-    return is_used(half) ? static_cast<int>(r_places[half]) : TokenSums<Tile>::kUnusedPlace;
+  __device__ __forceinline__ int num_used_fragments() const {
+    const int left = count - Shape::first_slot_of_warp();
+    return left <= 0 ? 0 : left <= kFragmentRows ? 1 : Shape::kWarpFragments;
   }
 
-  __device__ __forceinline__ float weight(int half) const {
-    return !Shape::kHasShortTurn || is_used(half) ? r_weights[half] : 0.0F;
+  __device__ __forceinline__ bool is_used(int fragment, int half) const {
+    return slot_ + fragment * kFragmentRows + half * 8 < count;
+  }
+
+  __device__ __forceinline__ int place(int fragment, int half) const {
+    return is_used(fragment, half) ? static_cast<int>(r_places[fragment][half]) : TokenSums<Tile>::kUnusedPlace;
+  }
+
+  __device__ __forceinline__ float weight(int fragment, int half) const {
+    return is_used(fragment, half) ? r_weights[fragment][half] : 0.0F;
   }
 
  private:
+  __device__ __forceinline__ int32_t fp8_first() const {
+    return Shape::first_slot_of_warp() * inputs_.packed_width + ptx::tid_x() % 32 * 16;
+  }
+
   static __device__ __forceinline__ void load_float(bool is_loaded, float& r_target, const uint8_t* g_source) {
     uint32_t bits = __float_as_uint(r_target);
     ptx::ld_global_cg_if(is_loaded, bits, g_source);
@@ -258,13 +281,14 @@ struct TokenAdd {
   float r_weights[2];
 
   template <class Stream>
-  __device__ __forceinline__ TokenAdd(const Stream& stream, uint32_t s_sums, int thread)
-      : is_odd(thread / 4 % 2 != 0), r_weights{stream.weight(0), stream.weight(1)} {
+  __device__ __forceinline__ void find(const Stream& stream, int fragment, uint32_t s_sums, int thread) {
+    is_odd = thread / 4 % 2 != 0;
     const uint32_t first = s_sums + thread % 4 * 16 + (is_odd ? kChunkBytes : 0);
     const uint32_t narrow_first = s_sums + TokenSums<Tile>::kPlaces * kWideFloats * 4 + thread % 4 * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const auto place = static_cast<uint32_t>(stream.place(half));
+      const auto place = static_cast<uint32_t>(stream.place(fragment, half));
+      r_weights[half] = stream.weight(fragment, half);
       wide[half] = first + place * (kWideFloats * 4);
       narrow[half] = narrow_first + place * (kNarrowFloats * 4);
     }
@@ -283,14 +307,6 @@ struct TokenAdd {
       first = is_odd ? second : first;
       second = is_odd ? kept : second;
     }
-  }
-
-  __device__ __forceinline__ void prepare(float (&r_values)[kRegisters]) {
-    swap_chunks_of_odd_quads(r_values);
-    ptx::pin_registers(r_values);
-    ptx::pin_registers(r_weights);
-    ptx::pin_registers(wide);
-    if constexpr (kNarrowFloats > 0) ptx::pin_registers(narrow);
   }
 
   __device__ __forceinline__ void add(const float (&r)[kRegisters]) const {
@@ -323,19 +339,34 @@ struct TokenAdd {
 };
 
 template <class Shape>
+struct RowsInTurn {
+  float r_values[Shape::kWarpFragments][Shape::kRegisters];
+  TokenAdd<typename Shape::Tile> tokens[Shape::kWarpFragments];
+  int num_used;
+
+  __device__ __forceinline__ void add() const {
+#pragma unroll
+    for (int fragment = 0; fragment < Shape::kWarpFragments; ++fragment) {
+      if (fragment < num_used) tokens[fragment].add(r_values[fragment]);
+    }
+  }
+};
+
+template <class Shape>
 class ManyDown {
  public:
   using Tile = typename Shape::Tile;
+  using Rows = RowsInTurn<Shape>;
 
   __device__ __forceinline__ ManyDown(ManyDownStorage<Shape>& s_storage, const DownInputs& inputs)
       : s_storage_(s_storage),
         inputs_(inputs),
         thread_(ptx::tid_x()),
-        group_(static_cast<uint32_t>(thread_) / 128U),
+        group_(static_cast<uint32_t>(thread_) / Shape::kGroupThreads),
         s_weights_(ptx::shared_address(s_storage.weights[group_])),
         s_sums_(ptx::shared_address(s_storage.sums.values)),
         tiles_to_turn_(static_cast<int32_t>(group_)),
-        fp8_(inputs, thread_) {}
+        fp8_(inputs) {}
 
   __device__ __forceinline__ void start_weights(const DownUnit& unit) {
     weights_.start(inputs_, unit.tile_first + tiles_to_turn_, unit.tile_end);
@@ -348,7 +379,7 @@ class ManyDown {
   }
 
   __device__ __forceinline__ void add_tiles(const DownUnit& unit) {
-    if constexpr (Shape::kHasShortTurn) {
+    if constexpr (Shape::kIsRefilledInTurn) {
       while (fp8_.index() < unit.tile_end) add_tile(unit.owner);
       tiles_to_turn_ = fp8_.index() - unit.tile_end;
     } else {
@@ -364,7 +395,7 @@ class ManyDown {
 
   __device__ __forceinline__ void load_weights(int stage, int owner) {
     if (weights_.is_done()) return;
-    if (thread_ % 128 == 0) {
+    if (thread_ % Shape::kGroupThreads == 0) {
       const int64_t matrix_tile = int64_t{weights_.expert} * inputs_.num_owners + owner;
       const int64_t tile = matrix_tile * inputs_.num_steps + weights_.k_step;
       uint64_t& arrived = s_storage_.arrived[group_][stage];
@@ -375,40 +406,51 @@ class ManyDown {
     weights_.advance(inputs_);
   }
 
-  __device__ __forceinline__ bool has_rows() const { return thread_ / 32 % 4 * kFragmentRows < fp8_.count; }
-
-  __device__ __forceinline__ void multiply_and_load(float (&r_sum)[Shape::kRegisters], bool is_first, int owner) {
+  __device__ __forceinline__ void multiply_and_load(Rows& rows, bool is_first, int owner) {
     ptx::mbarrier_wait_suspended(s_storage_.arrived[group_][ring_.stage], ring_.phase);
     const uint32_t s_tile = s_weights_ + ring_.stage * Tile::kBytes;
-    using Fragments = TokenFragmentsMultiply<Shape::kMultiply, Tile::kRows, Tile::kK>;
-    Fragments::template run<Shape::kIsOneStep>(r_sum, is_first, has_rows(), fp8_.r_fp8, s_tile, [&] {
+    using Fragments = TokenFragmentsMultiply<Shape::kMultiply, Tile::kRows, Tile::kK, Shape::kWarpFragments>;
+    rows.num_used = fp8_.num_used_fragments();
+    Fragments::template run<Shape::kIsOneStep>(rows.r_values, is_first, rows.num_used, fp8_.r_fp8, s_tile, [&] {
       fp8_.load_fp8();
-      if constexpr (!Shape::kHasShortTurn) {
-        ptx::bar_sync(kFirstGroup + group_, 128);
+      if constexpr (!Shape::kIsRefilledInTurn) {
+        ptx::bar_sync(kFirstGroup + group_, Shape::kGroupThreads);
         load_weights(ring_.stage, owner);
       }
       ring_.advance();
     });
   }
 
-  __device__ __forceinline__ void add_tile(int owner) {
-    float r_sum[Shape::kRegisters];
-    multiply_and_load(r_sum, true, owner);
-    for (int k_step = 1; !Shape::kIsOneStep && k_step < inputs_.num_steps; ++k_step) {
-      fp8_.advance();
-      multiply_and_load(r_sum, false, owner);
+  __device__ __forceinline__ void scale_and_find(Rows& rows) {
+    fp8_.scale(rows.r_values);
+#pragma unroll
+    for (int fragment = 0; fragment < Shape::kWarpFragments; ++fragment) {
+      rows.tokens[fragment].find(fp8_, fragment, s_sums_, thread_);
     }
-    fp8_.scale(r_sum);
-    TokenAdd<Tile> tokens(fp8_, s_sums_, thread_);
-    const bool is_added = has_rows();
-    if constexpr (Shape::kHasShortTurn) tokens.prepare(r_sum);
     fp8_.load_metadata();
     fp8_.advance();
-    if constexpr (!Shape::kHasShortTurn) tokens.swap_chunks_of_odd_quads(r_sum);
-    ptx::bar_sync(kFirstTurn + group_, 256);
-    if (is_added) tokens.add(r_sum);
-    ptx::bar_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 256);
-    if constexpr (Shape::kHasShortTurn) load_weights(ring_.stage ^ 1, owner);
+#pragma unroll
+    for (int fragment = 0; fragment < Shape::kWarpFragments; ++fragment) {
+      rows.tokens[fragment].swap_chunks_of_odd_quads(rows.r_values[fragment]);
+    }
+  }
+
+  __device__ __forceinline__ void add_in_turn(const Rows& rows) {
+    ptx::bar_sync(kFirstTurn + group_, 2 * Shape::kGroupThreads);
+    rows.add();
+    ptx::bar_arrive(kFirstTurn + (group_ + 1) % Shape::kGroups, 2 * Shape::kGroupThreads);
+  }
+
+  __device__ __forceinline__ void add_tile(int owner) {
+    Rows rows;
+    multiply_and_load(rows, true, owner);
+    for (int k_step = 1; !Shape::kIsOneStep && k_step < inputs_.num_steps; ++k_step) {
+      fp8_.advance();
+      multiply_and_load(rows, false, owner);
+    }
+    scale_and_find(rows);
+    add_in_turn(rows);
+    if constexpr (Shape::kIsRefilledInTurn) load_weights(ring_.stage ^ 1, owner);
   }
 
   ManyDownStorage<Shape>& s_storage_;
@@ -456,7 +498,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   arrivals.announce_and_wait<Shape::kThreads>();
   down.start_fp8(unit);
-  if (threadIdx.x / 128 == Shape::kGroups - 1) ptx::bar_arrive(1, 256);
+  if (threadIdx.x / Shape::kGroupThreads == Shape::kGroups - 1) ptx::bar_arrive(1, 2 * Shape::kGroupThreads);
   const int num_rounds = inputs.num_token_blocks();
   for (int round = 0; round < num_rounds; ++round) {
     const DownUnit done = unit;

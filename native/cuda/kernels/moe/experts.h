@@ -106,6 +106,7 @@ struct GroupCall {
   int32_t has_shared;
   const int32_t* num_real_tokens = nullptr;
   uint64_t* experts_touched = nullptr;
+  bool is_in_expert_order = false;
 };
 
 struct GateUpCall {
@@ -206,6 +207,7 @@ int64_t token_rows_count(int64_t num_tokens, int32_t experts_per_token);
 void require_down_shape(int64_t hidden_size, int64_t width);
 int64_t packed_down_bytes(int64_t hidden_size, int64_t width);
 void launch_pack_down(const PackCall& call, cudaStream_t stream);
+int check_grouping(const GroupCall& call);
 void launch_group_tokens(const GroupCall& call, cudaStream_t stream);
 void launch_place_rows(const PlaceRowsCall& call, cudaStream_t stream);
 void launch_combine_rows(const CombineRowsCall& call, cudaStream_t stream);

@@ -1,168 +1,33 @@
 #include <algorithm>
 
 #include "cuda/check.h"
-#include "cuda/kernels/moe/experts.h"
+#include "cuda/kernels/moe/group_few.cuh"
 #include "cuda/kernels/ptx/launch.cuh"
+#include "cuda/kernels/ptx/memory.cuh"
 #include "cuda/launch.h"
 
 namespace glint::cuda {
 
 namespace {
 
-inline constexpr int kFewGroupTokens = kStreamedTokens;
-inline constexpr int kFewGroupThreads = kFewGroupTokens * kMaxExpertsPerToken;
-inline constexpr int kFewTileTokens = kStreamedTileTokens;
-inline constexpr int kFewExpertWarps = kMaxLocalExperts / 32;
-
-struct FewCounts {
-  static constexpr int kBits = 10;
-  static constexpr uint32_t kMask = (1U << kBits) - 1;
-
-  uint32_t packed;
-
-  __device__ __forceinline__ int rows() const { return static_cast<int>(packed & kMask); }
-  __device__ __forceinline__ int tiles() const { return static_cast<int>(packed >> kBits); }
-};
-
-static_assert(kFewGroupThreads == 2 * kMaxLocalExperts, "a thread clears one word of the masks");
-static_assert(kFewGroupTokens * (kMaxExpertsPerToken + 1) <= FewCounts::kMask, "rows are counted in 10 bits");
-
-struct ExpertPlace {
-  uint32_t packed;
-
-  __device__ __forceinline__ int row_first() const { return static_cast<int>(packed & FewCounts::kMask); }
-  __device__ __forceinline__ int tile_first() const {
-    return static_cast<int>(packed >> FewCounts::kBits & FewCounts::kMask);
-  }
-  __device__ __forceinline__ int num_rows() const { return static_cast<int>(packed >> (2 * FewCounts::kBits)); }
-
-  __device__ __forceinline__ RowPlace of(int row) const {
-    const int before = row - row_first();
-    const int tile = before / kFewTileTokens;
-    const int row_count = min(kFewTileTokens, num_rows() - tile * kFewTileTokens);
-    return {static_cast<uint32_t>((tile_first() + tile) << 16 | before % kFewTileTokens << 8 | row_count)};
-  }
-};
-
-struct FewGroups {
-  uint32_t masks[2][kMaxLocalExperts];
-  ExpertPlace places[kMaxLocalExperts];
-  uint32_t warp_counts[kFewExpertWarps];
-  uint32_t warp_touched[kFewExpertWarps];
-
-  __device__ __forceinline__ int rows_of(int expert) const {
-    return __popc(masks[0][expert]) + __popc(masks[1][expert]);
-  }
-
-  __device__ __forceinline__ int row_of(int expert, int token) const {
-    const uint32_t below = masks[token / 32][expert] & ((1U << (token % 32)) - 1U);
-    return places[expert].row_first() + __popc(below) + (token < 32 ? 0 : __popc(masks[0][expert]));
-  }
-};
-
-struct FewGrouping {
-  const GroupCall& call;
-  FewGroups& s_groups;
-  int num_experts;
-  int num_tokens;
-  int thread = static_cast<int>(threadIdx.x);
-  int token = thread / call.experts_per_token;
-
-  __device__ __forceinline__ FewGrouping(const GroupCall& group, FewGroups& groups, int experts)
-      : call(group), s_groups(groups), num_experts(experts) {
-    const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldg(call.num_real_tokens);
-    num_tokens = max(0, min(num_real, call.num_tokens));
-    const int left = num_tokens - thread / kMaxLocalExperts * 32;
-    const bool is_shared = call.has_shared != 0 && thread % kMaxLocalExperts == num_experts - 1;
-    const uint32_t shared_mask = left >= 32 ? ~0U : left > 0 ? (1U << left) - 1U : 0U;
-    s_groups.masks[thread / kMaxLocalExperts][thread % kMaxLocalExperts] = is_shared ? shared_mask : 0U;
-  }
-
-  __device__ __forceinline__ int mark() const {
-    if (token >= num_tokens) return -1;
-    const int expert = __ldcg(call.experts + thread);
-    if (expert < call.expert_first || expert >= call.expert_last) return -1;
-    atomicOr(&s_groups.masks[token / 32][expert - call.expert_first], 1U << (token % 32));
-    return expert - call.expert_first;
-  }
-
-  __device__ __forceinline__ FewCounts count_before(FewCounts own) const {
-    uint32_t before = own.packed;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const uint32_t other = __shfl_up_sync(~0U, before, distance);
-      if (thread % 32 >= distance) before += other;
-    }
-    if (thread % 32 == 31 && thread < kMaxLocalExperts) s_groups.warp_counts[thread / 32] = before;
-    __syncthreads();
-    before -= own.packed;
-#pragma unroll
-    for (int warp = 0; warp < kFewExpertWarps; ++warp) before += warp < thread / 32 ? s_groups.warp_counts[warp] : 0U;
-    return {before};
-  }
-
-  __device__ __forceinline__ void list_experts() const {
-    const int expert = thread;
-    const int count = expert < num_experts ? s_groups.rows_of(expert) : 0;
-    const int num_tiles = (count + kFewTileTokens - 1) / kFewTileTokens;
-    const FewCounts own = {static_cast<uint32_t>(count) | static_cast<uint32_t>(num_tiles) << FewCounts::kBits};
-    const uint32_t touched = __ballot_sync(~0U, count > 0 && expert < call.expert_last - call.expert_first);
-    if (thread % 32 == 0 && thread < kMaxLocalExperts) s_groups.warp_touched[thread / 32] = __popc(touched);
-    const FewCounts before = count_before(own);
-    if (expert >= kMaxLocalExperts) return;
-    s_groups.places[expert] = {before.packed | static_cast<uint32_t>(count) << (2 * FewCounts::kBits)};
-    if (expert == kMaxLocalExperts - 1) store_totals({before.packed + own.packed});
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      const int done = tile * kFewTileTokens;
-      const int index = before.tiles() + tile;
-      const TokenTile tokens = {expert, before.rows() + done, min(kFewTileTokens, count - done), index};
-      call.grouped.gate_up_tiles[index] = tokens;
-      call.grouped.down_tiles[index] = tokens;
-      call.grouped.rows_packed[index] = 0;
-    }
-  }
-
-  __device__ __forceinline__ void store_totals(FewCounts total) const {
-    *call.grouped.num_rows = total.rows();
-    *call.grouped.num_gate_up_tiles = total.tiles();
-    *call.grouped.down_tile_ends = total.tiles();
-    if (call.experts_touched == nullptr) return;
-    uint32_t touched = 0;
-#pragma unroll
-    for (int warp = 0; warp < kFewExpertWarps; ++warp) touched += s_groups.warp_touched[warp];
-    auto* g_touched = reinterpret_cast<unsigned long long*>(call.experts_touched);
-    atomicAdd(g_touched, static_cast<unsigned long long>(touched));
-  }
-
-  __device__ __forceinline__ void store_row(int expert, int row_token, float weight) const {
-    const int row = s_groups.row_of(expert, row_token);
-    call.grouped.row_tokens[row] = row_token;
-    call.grouped.row_weights[row] = weight;
-    call.grouped.row_places[row] = s_groups.places[expert].of(row);
-  }
-};
-
 __global__ void __launch_bounds__(kFewGroupThreads)
     group_tokens_few_kernel(const __grid_constant__ GroupCall call, int num_experts) {
   __shared__ FewGroups s_groups;
-  const FewGrouping grouping(call, s_groups, num_experts);
+  const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldg(call.num_real_tokens);
+  FewGrouping grouping{call, s_groups, num_experts};
+  grouping.begin(num_real);
   __syncthreads();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const float weight = grouping.token < grouping.num_tokens ? __ldcg(call.weights + threadIdx.x) : 0.0F;
-  const int expert = grouping.mark();
-  __syncthreads();
-  grouping.list_experts();
-  __syncthreads();
-  if (expert >= 0) grouping.store_row(expert, grouping.token, weight);
-  if (call.has_shared != 0 && grouping.thread < grouping.num_tokens) {
-    grouping.store_row(num_experts - 1, grouping.thread, 1.0F);
-  }
+  const bool is_real = grouping.token < grouping.num_tokens;
+  const float weight = is_real ? __ldcg(call.weights + threadIdx.x) : 0.0F;
+  grouping.group(is_real ? __ldcg(call.experts + threadIdx.x) : -1, weight);
 }
 
 constexpr int kGroupThreads = 1024;
 constexpr int kWordTokens = 32;
 constexpr int kTokensPerThreadBlock = 256;
+constexpr int kGroupShares = 8;
 constexpr int kLists = kGroupThreads / kMaxLocalExperts;
 constexpr int kWordBatch = 8;
 constexpr int kFixedSharedBytes = 6 * 1024;
@@ -246,11 +111,24 @@ struct TokenChoices {
   int r_experts[kMaxExpertsPerToken];
 
   __device__ TokenChoices(const GroupCall& call, int token) {
+    if (call.experts_per_token == kMaxExpertsPerToken && token < call.num_tokens) {
+      const auto* g_experts = reinterpret_cast<const int4*>(call.experts) + 2 * token;
+      take(0, __ldcg(g_experts));
+      take(4, __ldcg(g_experts + 1));
+      return;
+    }
 #pragma unroll
     for (int choice = 0; choice < kMaxExpertsPerToken; ++choice) {
       const bool is_real = token < call.num_tokens && choice < call.experts_per_token;
       r_experts[choice] = is_real ? __ldcg(call.experts + token * call.experts_per_token + choice) : -1;
     }
+  }
+
+  __device__ void take(int first, const int4& experts) {
+    r_experts[first] = experts.x;
+    r_experts[first + 1] = experts.y;
+    r_experts[first + 2] = experts.z;
+    r_experts[first + 3] = experts.w;
   }
 
   __device__ void mark(const GroupCall& call, const GroupStorage& storage, int token) const {
@@ -274,22 +152,56 @@ struct WeightedPair {
   }
 };
 
-__device__ void mark_tokens(const GroupCall& call, const GroupStorage& storage, TokenChoices choices) {
-  for (int index = threadIdx.x; index < storage.num_experts * storage.num_words; index += kGroupThreads) {
-    storage.s_masks[index] = 0U;
+struct WordShare {
+  int num_shares;
+  int share;
+  int first;
+  int last;
+
+  __device__ WordShare(int num_words, int shares)
+      : num_shares(shares), share(shares > 1 ? static_cast<int>(ptx::cluster_ctarank()) : 0) {
+    const int per_share = (num_words + num_shares - 1) / num_shares;
+    first = min(share * per_share, num_words);
+    last = min(first + per_share, num_words);
   }
-  __syncthreads();
-  for (int token = threadIdx.x; token < storage.num_tokens; token += kGroupThreads) {
-    const TokenChoices next(call, token + kGroupThreads);
+
+  __device__ void clear(uint32_t* s_masks, int num_experts, int num_words) const {
+    for (int index = threadIdx.x; index < num_experts * (last - first); index += kGroupThreads) {
+      s_masks[index / (last - first) * num_words + first + index % (last - first)] = 0U;
+    }
+    __syncthreads();
+    if (num_shares > 1) ptx::barrier_cluster_sync_relaxed();
+  }
+
+  __device__ void send(const GroupStorage& storage) const {
+    for (int index = threadIdx.x; index < storage.num_experts * (last - first); index += kGroupThreads) {
+      uint32_t& s_mask = storage.s_masks[index / (last - first) * storage.num_words + first + index % (last - first)];
+      const uint32_t mask = s_mask;
+      for (int other = 1; other < num_shares; ++other) {
+        ptx::st_relaxed_cluster(s_mask, static_cast<uint32_t>((share + other) % num_shares), mask);
+      }
+    }
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+  }
+};
+
+__device__ void mark_tokens(const GroupCall& call, const GroupStorage& storage, const WordShare& words,
+                            TokenChoices choices) {
+  const int token_last = min(words.last * kWordTokens, storage.num_tokens);
+  for (int token = words.first * kWordTokens + threadIdx.x; token < token_last; token += kGroupThreads) {
+    const bool has_next = token + kGroupThreads < token_last;
+    const TokenChoices next(call, has_next ? token + kGroupThreads : call.num_tokens);
     choices.mark(call, storage, token);
     choices = next;
   }
   uint32_t* s_shared_mask = storage.s_masks + (storage.num_experts - 1) * storage.num_words;
-  for (int word = threadIdx.x; call.has_shared != 0 && word < storage.num_words; word += kGroupThreads) {
+  for (int word = words.first + threadIdx.x; call.has_shared != 0 && word < words.last; word += kGroupThreads) {
     const int tokens_left = storage.num_tokens - word * kWordTokens;
     s_shared_mask[word] = tokens_left >= kWordTokens ? ~0U : tokens_left > 0 ? (1U << tokens_left) - 1U : 0U;
   }
   __syncthreads();
+  if (words.num_shares > 1) words.send(storage);
 }
 
 __device__ int rank_of_word(const GroupStorage& storage, int expert, int word) {
@@ -373,7 +285,7 @@ struct ExpertTiles {
     num_tiles = (count + tile_tokens - 1) / tile_tokens;
   }
 
-  __device__ int end_of_sorted(int tile) const {
+  __device__ int end_of_tile(int tile) const {
     const int first = tile * kSortedTileTokens;
     const int left = count - first;
     const bool is_shared = left > kSortedTileTokens && left < 2 * kSortedTileTokens;
@@ -381,14 +293,14 @@ struct ExpertTiles {
     return first + (is_shared ? share : left > kSortedTileTokens ? kSortedTileTokens : left);
   }
 
-  __device__ int first_of_sorted(int tile) const { return tile == 0 ? 0 : end_of_sorted(tile - 1); }
+  __device__ int first_of_tile(int tile) const { return tile == 0 ? 0 : end_of_tile(tile - 1); }
 
   __device__ SizeCounts sizes() const {
     SizeCounts sizes = {0};
     const int num_full = num_tiles > 2 ? num_tiles - 2 : 0;
     sizes.add(0, num_full);
     for (int tile = num_full; tile < num_tiles; ++tile) {
-      sizes.add(SizeCounts::size_of(end_of_sorted(tile) - first_of_sorted(tile)), 1);
+      sizes.add(SizeCounts::size_of(end_of_tile(tile) - first_of_tile(tile)), 1);
     }
     return sizes;
   }
@@ -429,19 +341,24 @@ __device__ SizeCounts count_sizes_before(ListStorage& s_list, SizeCounts own) {
   return {before - own.packed};
 }
 
-__device__ void store_sorted_tiles(TokenTile* g_tiles, const ListStorage& s_list, const ExpertTiles& mine, int expert,
-                                   int row_first, SizeCounts before) {
+__device__ int place_by_size(const ListStorage& s_list, int expert, int size, SizeCounts before) {
   SizeCounts all = {0};
   for (int warp = 0; warp < kListWarps; ++warp) {
     if (warp < expert / 32) before.packed += s_list.warp_sizes[warp];
     all.packed += s_list.warp_sizes[warp];
   }
+  return all.of_larger(size) + before.of(size);
+}
+
+__device__ void store_shared_tiles(const GroupCall& call, const ListStorage& s_list, const ExpertTiles& mine,
+                                   int expert, int row_first, SizeCounts before) {
   for (int tile = 0; tile < mine.num_tiles; ++tile) {
-    const int first = mine.first_of_sorted(tile);
-    const int rows = mine.end_of_sorted(tile) - first;
+    const int first = mine.first_of_tile(tile);
+    const int rows = mine.end_of_tile(tile) - first;
     const int size = SizeCounts::size_of(rows);
-    const int index = all.of_larger(size) + before.of(size);
-    g_tiles[index] = {expert, row_first + first, rows, index};
+    const int index =
+        call.is_in_expert_order ? s_list.tile_first[expert] + tile : place_by_size(s_list, expert, size, before);
+    call.grouped.gate_up_tiles[index] = {expert, row_first + first, rows, index};
     before.add(size, 1);
   }
 }
@@ -453,12 +370,12 @@ __device__ void store_tiles(const GroupCall& call, const GroupStorage& storage, 
   if (static_cast<int>(blockIdx.x) * kLists >= num_lists) return;
   ListStorage& s_list = storage.s_lists[threadIdx.x / kMaxLocalExperts];
   const bool is_used = list < num_lists && expert < storage.num_experts;
-  const bool is_sorted = list == 0 && tiles.gate_up_tokens == kSortedTileTokens;
+  const bool has_shares = list == 0 && tiles.gate_up_tokens == kSortedTileTokens;
   const TileList bounds(storage, tiles, list);
   const ExpertTiles mine(storage, is_used ? expert : 0, bounds.word_first, bounds.word_last, bounds.tile_tokens);
   s_list.tile_first[expert] = is_used ? mine.num_tiles : 0;
   SizeCounts sizes_before = {0};
-  if (is_sorted) sizes_before = count_sizes_before(s_list, is_used ? mine.sizes() : SizeCounts{0});
+  if (has_shares) sizes_before = count_sizes_before(s_list, is_used ? mine.sizes() : SizeCounts{0});
   const int before = __reduce_add_sync(~0U, is_used ? bounds.tiles_before(storage, expert) : 0);
   if (threadIdx.x % 32 == 0 && before > 0) atomicAdd(&s_list.num_before, before);
   __syncthreads();
@@ -468,8 +385,8 @@ __device__ void store_tiles(const GroupCall& call, const GroupStorage& storage, 
   TokenTile* g_tiles = list == 0 ? call.grouped.gate_up_tiles : call.grouped.down_tiles;
   int index = s_list.num_before + s_list.tile_first[expert];
   const int row_first = storage.s_row_first[expert] + mine.rank_first;
-  if (is_sorted) store_sorted_tiles(g_tiles, s_list, mine, expert, row_first, sizes_before);
-  for (int done = 0; !is_sorted && done < mine.count; done += bounds.tile_tokens, ++index) {
+  if (has_shares) store_shared_tiles(call, s_list, mine, expert, row_first, sizes_before);
+  for (int done = 0; !has_shares && done < mine.count; done += bounds.tile_tokens, ++index) {
     g_tiles[index] = {expert, row_first + done, min(bounds.tile_tokens, mine.count - done), index};
   }
   if (expert > 0) return;
@@ -478,17 +395,19 @@ __device__ void store_tiles(const GroupCall& call, const GroupStorage& storage, 
 }
 
 __global__ void __launch_bounds__(kGroupThreads)
-    group_tokens_kernel(const __grid_constant__ GroupCall call, const TilePlan tiles, int num_experts) {
+    group_tokens_kernel(const __grid_constant__ GroupCall call, const TilePlan tiles, int num_experts, int num_shares) {
   extern __shared__ uint32_t s_words[];
   __shared__ int32_t s_row_first[kMaxLocalExperts];
   __shared__ ListStorage s_lists[kLists];
   __shared__ int32_t s_total;
   const int num_words = words_for(call.num_tokens);
   if (threadIdx.x < kLists) s_lists[threadIdx.x].num_before = 0;
+  const WordShare words(num_words, num_shares);
+  words.clear(s_words, num_experts, num_words);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const int first_pair = static_cast<int>(blockIdx.x) * kGroupThreads + static_cast<int>(threadIdx.x);
-  const TokenChoices first_choices(call, threadIdx.x);
+  const TokenChoices first_choices(call, words.first * kWordTokens + static_cast<int>(threadIdx.x));
   const WeightedPair first_weight(call, first_pair);
   const int num_real = call.num_real_tokens == nullptr ? call.num_tokens : __ldcg(call.num_real_tokens);
   const int num_tokens = max(0, min(num_real, call.num_tokens));
@@ -500,17 +419,11 @@ __global__ void __launch_bounds__(kGroupThreads)
                                 .num_experts = num_experts,
                                 .num_tokens = num_tokens,
                                 .num_pairs = num_tokens * call.experts_per_token};
-  mark_tokens(call, storage, first_choices);
+  mark_tokens(call, storage, words, first_choices);
   rank_tokens(call, storage, &s_total);
   if (threadIdx.x == 0 && blockIdx.x == 0) *call.grouped.num_rows = s_total;
   store_rows(call, storage, first_pair, first_weight);
   store_tiles(call, storage, tiles);
-}
-
-void launch_few(const GroupCall& call, int num_experts, cudaStream_t stream) {
-  require_argument(call.grouped.row_places != nullptr && call.grouped.rows_packed != nullptr, "a grouping of ",
-                   call.num_tokens, " tokens lists the rows of packed tiles; give it row_places and rows_packed");
-  launch_dependent(group_tokens_few_kernel, {1, kFewGroupThreads, 0}, stream, call, num_experts);
 }
 
 }
@@ -536,7 +449,7 @@ int64_t max_token_tiles(int64_t num_tokens, int32_t experts_per_token, int32_t n
   return std::max(int64_t{kTilesLoadedAtOnce}, rows / plan.down_tokens + (int64_t{num_local_experts} + 1) * blocks);
 }
 
-void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
+int check_grouping(const GroupCall& call) {
   const int num_experts = call.expert_last - call.expert_first + (call.has_shared != 0 ? 1 : 0);
   require_argument(num_experts <= kMaxLocalExperts, "one rank holds at most ", kMaxLocalExperts, " experts, not ",
                    num_experts);
@@ -544,13 +457,25 @@ void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
                    " experts, not ", call.experts_per_token);
   require_argument(call.num_tokens <= max_grouped_tokens(num_experts), "a step of ", call.num_tokens,
                    " tokens is too large to group by expert; it has at most ", max_grouped_tokens(num_experts));
-  if (call.num_tokens <= kFewGroupTokens) return launch_few(call, num_experts, stream);
+  const bool lists_places = call.grouped.row_places != nullptr && call.grouped.rows_packed != nullptr;
+  require_argument(lists_places || call.num_tokens > kFewGroupTokens, "a grouping of ", call.num_tokens,
+                   " tokens lists the rows of packed tiles; give it row_places and rows_packed");
+  return num_experts;
+}
+
+void launch_group_tokens(const GroupCall& call, cudaStream_t stream) {
+  const int num_experts = check_grouping(call);
+  if (call.num_tokens <= kFewGroupTokens) {
+    return launch_dependent(group_tokens_few_kernel, {1, kFewGroupThreads, 0}, stream, call, num_experts);
+  }
   GLINT_CHECK_CUDA(cudaFuncSetAttribute(group_tokens_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         kSharedLimitBytes - kFixedSharedBytes));
   const int bytes = num_experts * words_for(call.num_tokens) * 6 + 16;
-  const int num_thread_blocks = (call.num_tokens + kTokensPerThreadBlock - 1) / kTokensPerThreadBlock;
-  launch_dependent(group_tokens_kernel, {static_cast<unsigned>(num_thread_blocks), kGroupThreads, bytes}, stream, call,
-                   plan_tiles(call.num_tokens), num_experts);
+  const int num_needed = (call.num_tokens + kTokensPerThreadBlock - 1) / kTokensPerThreadBlock;
+  const int num_shares = num_needed >= kGroupShares ? kGroupShares : 1;
+  const auto num_thread_blocks = static_cast<unsigned>((num_needed + num_shares - 1) / num_shares * num_shares);
+  const LaunchShape shape{num_thread_blocks, kGroupThreads, bytes, static_cast<unsigned>(num_shares)};
+  launch_dependent(group_tokens_kernel, shape, stream, call, plan_tiles(call.num_tokens), num_experts, num_shares);
 }
 
 }

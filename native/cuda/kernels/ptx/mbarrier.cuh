@@ -16,6 +16,12 @@ struct PipelineState {
       phase ^= 1U;
     }
   }
+
+  __device__ __forceinline__ void advance_by(int count) {
+    stage += count;
+    phase ^= static_cast<uint32_t>(stage / kStages) & 1U;
+    stage %= kStages;
+  }
 };
 
 }
@@ -112,6 +118,14 @@ __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence
 
 __device__ __forceinline__ void barrier_cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void bar_sync(int barrier, int threads) {

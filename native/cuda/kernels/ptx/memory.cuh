@@ -116,6 +116,12 @@ __device__ __forceinline__ void st_relaxed_cluster(uint64_t& s_value, uint32_t t
                : "memory");
 }
 
+__device__ __forceinline__ void st_relaxed_cluster(uint32_t& s_value, uint32_t thread_block, uint32_t value) {
+  asm volatile("st.relaxed.cluster.shared::cluster.u32 [%0], %1;" ::"r"(mapa(shared_address(&s_value), thread_block)),
+               "r"(value)
+               : "memory");
+}
+
 __device__ __forceinline__ void st_async(uint32_t target, const float* r_values, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/moe/experts.h"
+
 namespace glint::cuda {
 
 inline constexpr int kRouterSplitCols = 128;
@@ -37,6 +39,16 @@ constexpr int64_t router_split_floats(int64_t max_rows, int64_t width, int64_t n
   return (few > max_rows ? few : max_rows) * num_experts;
 }
 
+inline constexpr int kChoiceBlocks = 8;
+inline constexpr int kChoiceSlots = 4;
+inline constexpr int64_t kMostGroupedRows = kChoiceBlocks * kChoiceSlots;
+
+constexpr bool groups_in_choice(int64_t rows, int64_t num_experts) {
+  const int64_t slots = kMaxRouterExperts / ((num_experts + 31) / 32 * 32);
+  return rows > 0 && rows <= kChoiceBlocks * (slots < kChoiceSlots ? slots : kChoiceSlots);
+}
+
 void launch_router(const RouterCall& call, cudaStream_t stream);
+void launch_router_and_grouping(const RouterCall& call, const GroupCall& group, cudaStream_t stream);
 
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/kernels/ptx/copy.cuh"
 #include "cuda/kernels/ptx/launch.cuh"
 #include "cuda/kernels/ptx/mma.cuh"
 #include "cuda/kernels/ptx/reduce.cuh"
@@ -161,21 +160,6 @@ inline constexpr int kSplitSteps = kRouterSplitCols / kRouterStepCols;
 inline constexpr int kFewExpertTiles = 2;
 inline constexpr int kFewExperts = 16 * kFewExpertTiles;
 inline constexpr int kFewMostThreads = kMaxRouterExperts / kFewExperts * kWarpLanes;
-inline constexpr int kManyExpertTiles = 5;
-inline constexpr int kManyHalves = 2;
-inline constexpr int kManyExperts = kManyHalves * kManyExpertTiles * 16;
-inline constexpr int kManyRowTiles = 4;
-inline constexpr int kManyRows = 8 * kManyRowTiles;
-inline constexpr int kManyThreads = kManyHalves * kManyRowTiles * kWarpLanes;
-inline constexpr int kManyStages = 4;
-inline constexpr int kWeightRowBytes = 2 * kRouterStepCols;
-
-inline constexpr int kInputRowBytes = 4 * kRouterStepCols;
-
-struct RouterStages {
-  std::byte weights[kManyStages][kManyExperts][kWeightRowBytes];
-  std::byte inputs[kManyStages][kManyRows][kInputRowBytes];
-};
 
 using FewWeights = LaneWeights[kSplitSteps][kFewExpertTiles];
 
@@ -246,148 +230,6 @@ __global__ void __launch_bounds__(kFewMostThreads) router_gemm_few_kernel(const 
   for (int tile = 0; tile < kFewExpertTiles * kRowTiles; ++tile) {
     store_sums(g_split, sums[tile / kRowTiles][tile % kRowTiles], call, expert_first + tile / kRowTiles * 16,
                row_first + tile % kRowTiles * 8);
-  }
-}
-
-struct RouterCopy {
-  static constexpr int kWeightRowChunks = kRouterStepCols / kRouterChunkCols;
-  static constexpr int kWeightRows = kManyThreads / kWeightRowChunks;
-  static constexpr int kInputRowChunks = kRouterStepCols / 4;
-  static constexpr int kInputRows = kManyThreads / kInputRowChunks;
-  static_assert(kWeightRows % 2 == 0 && kInputRows % 2 == 0, "a thread keeps its place in every row it copies");
-
-  const RouterCall& call;
-  RouterStages& stages;
-  int expert_first;
-  int64_t row_first;
-  int weight_row = static_cast<int>(threadIdx.x) / kWeightRowChunks;
-  int weight_col = static_cast<int>(threadIdx.x) % kWeightRowChunks * kRouterChunkCols;
-  int weight_place = weight_row * kWeightRowBytes + 16 * ((weight_col / kRouterChunkCols) ^ (weight_row % 2 * 4));
-  int input_row = static_cast<int>(threadIdx.x) / kInputRowChunks;
-  int input_col = static_cast<int>(threadIdx.x) % kInputRowChunks * 4;
-  int input_place = input_row * kInputRowBytes + 16 * ((input_col / 4) ^ (input_row % 2));
-  const uint16_t* g_weight = call.weight + int64_t{expert_first + weight_row} * call.width + weight_col;
-  const float* g_input = call.in + (row_first + input_row) * call.width + input_col;
-
-  __device__ __forceinline__ void load(int step) const {
-    const int first = step * kRouterStepCols;
-    if (first < call.width) {
-      load_weights(first, stages.weights[step % kManyStages][0] + weight_place);
-      load_inputs(first, stages.inputs[step % kManyStages][0] + input_place);
-    }
-    ptx::cp_async_commit_group();
-  }
-
-  __device__ __forceinline__ void load_weights(int first, std::byte* s_target) const {
-#pragma unroll
-    for (int row = 0; row < kManyExperts; row += kWeightRows) {
-      const bool has_source = expert_first + weight_row + row < call.num_experts && first + weight_col < call.width;
-      ptx::cp_async_zfill(s_target + row * kWeightRowBytes,
-                          has_source ? g_weight + row * call.width + first : call.weight, has_source ? 16 : 0);
-    }
-  }
-
-  __device__ __forceinline__ void load_inputs(int first, std::byte* s_target) const {
-#pragma unroll
-    for (int row = 0; row < kManyRows; row += kInputRows) {
-      const bool has_source = row_first + input_row + row < call.count && first + input_col < call.width;
-      ptx::cp_async_zfill(s_target + row * kInputRowBytes, has_source ? g_input + row * call.width + first : call.in,
-                          has_source ? 16 : 0);
-    }
-  }
-};
-
-struct RouterReader {
-  int lane_row = router_lane() / 4;
-  int weight_place[kLaneChunks];
-  int input_place[kLaneCols / 4];
-
-  __device__ RouterReader(int tile_first, int tile_row) {
-#pragma unroll
-    for (int chunk = 0; chunk < kLaneChunks; ++chunk) {
-      const int place = (lane_col(chunk * kRouterChunkCols) / kRouterChunkCols) ^ (lane_row % 2 * 4);
-      weight_place[chunk] = (tile_first + lane_row) * kWeightRowBytes + 16 * place;
-    }
-#pragma unroll
-    for (int index = 0; index < kLaneCols / 4; ++index) {
-      const int place = (lane_col(4 * index) / 4) ^ (lane_row % 2);
-      input_place[index] = (tile_row + lane_row) * kInputRowBytes + 16 * place;
-    }
-  }
-
-  __device__ __forceinline__ void read_weights(LaneWeights& weights, const std::byte* s_weights, int tile) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::byte* s_rows = s_weights + (16 * tile + 8 * half) * kWeightRowBytes;
-#pragma unroll
-      for (int chunk = 0; chunk < kLaneChunks; ++chunk) {
-        weights.take_chunk(half, chunk, *reinterpret_cast<const uint4*>(s_rows + weight_place[chunk]));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void read_inputs(LaneInputs& inputs, const std::byte* s_inputs) const {
-#pragma unroll
-    for (int index = 0; index < kLaneCols; index += 4) {
-      const float4 loaded = *reinterpret_cast<const float4*>(s_inputs + input_place[index / 4]);
-      inputs.values[index] = loaded.x;
-      inputs.values[index + 1] = loaded.y;
-      inputs.values[index + 2] = loaded.z;
-      inputs.values[index + 3] = loaded.w;
-    }
-  }
-};
-
-__device__ __forceinline__ void add_many_step(ptx::FragmentC (&sums)[kManyExpertTiles][1], const RouterReader& reader,
-                                              const RouterStages& stages, int step) {
-  LaneInputs inputs;
-  LaneTerms terms[1];
-  LaneWeights weights[kManyExpertTiles];
-  reader.read_inputs(inputs, stages.inputs[step % kManyStages][0]);
-  terms[0].split(inputs);
-#pragma unroll
-  for (int tile = 0; tile < kManyExpertTiles; ++tile) {
-    reader.read_weights(weights[tile], stages.weights[step % kManyStages][0], tile);
-  }
-  multiply(sums, weights, terms);
-}
-
-__device__ __forceinline__ void reduce_split(ptx::FragmentC (&totals)[kManyExpertTiles],
-                                             ptx::FragmentC (&sums)[kManyExpertTiles][1]) {
-#pragma unroll
-  for (int tile = 0; tile < kManyExpertTiles; ++tile) {
-#pragma unroll
-    for (int element = 0; element < 4; ++element) totals[tile].values[element] += sums[tile][0].values[element];
-    sums[tile][0] = {};
-  }
-}
-
-__global__ void __launch_bounds__(kManyThreads) router_gemm_many_kernel(const RouterCall call) {
-  extern __shared__ uint4 s_memory[];
-  auto& stages = *reinterpret_cast<RouterStages*>(s_memory);
-  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  const int expert_first = static_cast<int>(blockIdx.x) * kManyExperts;
-  const int tile_first = warp % kManyHalves * kManyExpertTiles * 16;
-  const int tile_row = warp / kManyHalves * 8;
-  const int64_t row_first = int64_t{blockIdx.y} * kManyRows;
-  const int num_steps = (call.width + kRouterStepCols - 1) / kRouterStepCols;
-  ptx::FragmentC totals[kManyExpertTiles] = {};
-  ptx::FragmentC sums[kManyExpertTiles][1] = {};
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const RouterCopy copy{call, stages, expert_first, row_first};
-  const RouterReader reader(tile_first, tile_row);
-  for (int step = 0; step < kManyStages - 1; ++step) copy.load(step);
-  for (int step = 0; step < num_steps; ++step) {
-    ptx::cp_async_wait_group<kManyStages - 2>();
-    __syncthreads();
-    copy.load(step + kManyStages - 1);
-    add_many_step(sums, reader, stages, step);
-    if (step % kSplitSteps == kSplitSteps - 1 || step + 1 == num_steps) reduce_split(totals, sums);
-  }
-#pragma unroll
-  for (int tile = 0; tile < kManyExpertTiles; ++tile) {
-    store_sums(call.splits, totals[tile], call, expert_first + tile_first + 16 * tile, row_first + tile_row);
   }
 }
 
