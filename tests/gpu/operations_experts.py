@@ -30,7 +30,7 @@ class _Grouping(Structure):
         ("weights", _FLOATS),
         *((name, c_int64) for name in ("num_tokens", "max_tiles")),
         *((name, c_int32) for name in ("experts_per_token", "expert_first", "expert_last", "has_shared")),
-        ("num_real_tokens", c_int32),
+        *((name, c_int32) for name in ("num_real_tokens", "is_in_expert_order")),
     ]
 
 
@@ -166,8 +166,8 @@ class Grouping:
     native: _Grouping
 
 
-def new_grouping(layout: ExpertLayout, choices: Choices) -> Grouping:
-    """Room for the grouping of these choices."""
+def new_grouping(layout: ExpertLayout, choices: Choices, is_in_expert_order: bool = False) -> Grouping:
+    """Room for the grouping of these choices, whose gate_up tiles go by size or, where asked for, by expert."""
     count, per_token = choices.experts.shape
     native = _Grouping(
         experts=pointer(choices.experts, _INTS),
@@ -178,6 +178,7 @@ def new_grouping(layout: ExpertLayout, choices: Choices) -> Grouping:
         expert_last=layout.last,
         has_shared=layout.is_tiled,
         num_real_tokens=choices.num_real,
+        is_in_expert_order=is_in_expert_order,
     )
     most = declare("glint_testing_most_tiles", c_int64, POINTER(_Grouping), device="cuda")(byref(native))
     rows = count * (per_token + 1)

@@ -48,10 +48,10 @@ RUNS = {f"{name}, {family}": (name, family, counts) for name, family, counts in 
 @pytest.mark.parametrize("count", [1, 3, 64, 65, 256, 257, 1000, 1793, 2049, 4096])
 def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
     layout = LAYOUTS[name]
-    for num_real in {0, count // 3, count}:
+    for num_real, is_in_expert_order in product(sorted({0, count // 3, count}), (False, True)):
         choices = make_choices(layout, count, num_real)
         expected = choices.grouped(layout)
-        room = new_grouping(layout, choices)
+        room = new_grouping(layout, choices, is_in_expert_order)
         portable.call("glint_testing_group_tokens", room.native)
         num_tiles, num_rows, touched = room.counts.tolist()
         assert num_rows == len(expected.tokens)
@@ -65,7 +65,7 @@ def test_grouping(portable: CudaOperations, name: str, count: int) -> None:
             assert (np.sort(order) == np.arange(num_rows)).all()
             assert (expected.experts[order] == experts).all()
         if count > SPLIT_K_TOKENS:
-            assert_sorted_and_even(room.gate_up_tiles[:num_tiles])
+            assert_shared_evenly(room.gate_up_tiles[:num_tiles], is_in_expert_order)
         if count <= FEW_TOKENS:
             places = [(tile << 16) + (slot << 8) + size for _, _, size, tile in tiles.tolist() for slot in range(size)]
             assert room.row_places[:num_rows].tolist() == places
@@ -101,10 +101,10 @@ def test_grouping_beside_the_choice(name: str, count: int) -> None:
             assert same_bits(beside.row_weights[:num_rows], alone.row_weights[:num_rows])
 
 
-def assert_sorted_and_even(tiles: IntArray) -> None:
-    """Tiles go by falling padded size; the last two of an expert share its tokens, the first in a multiple of 16."""
+def assert_shared_evenly(tiles: IntArray, is_in_expert_order: bool) -> None:
+    """Tiles go by falling padded size, or by expert; the last two of an expert share its tokens in multiples of 16."""
     sizes = TILE_SIZES[np.searchsorted(TILE_SIZES, tiles[:, 2])]
-    assert (np.diff(sizes) <= 0).all()
+    assert (np.diff(tiles[:, 0]) >= 0).all() if is_in_expert_order else (np.diff(sizes) <= 0).all()
     assert (tiles[:, 3] == np.arange(len(tiles))).all()
     for expert in np.unique(tiles[:, 0]):
         counts = [size for _, _, size, _ in sorted(tiles[tiles[:, 0] == expert].tolist(), key=lambda tile: tile[1])]

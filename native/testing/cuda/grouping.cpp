@@ -69,7 +69,8 @@ cuda::GroupCall Grouping::call(int64_t num_tokens) const {
           .expert_last = test_.expert_last,
           .has_shared = test_.has_shared,
           .num_real_tokens = num_real_.data(),
-          .experts_touched = touched_.data()};
+          .experts_touched = touched_.data(),
+          .is_in_expert_order = test_.is_in_expert_order != 0};
 }
 
 void Grouping::run(Runner& runner, const std::function<void()>& launch_all) const {

@@ -21,6 +21,7 @@ struct TestGrouping {
   int32_t expert_last;
   int32_t has_shared;
   int32_t num_real_tokens;
+  int32_t is_in_expert_order;
 
   int32_t num_local() const { return expert_last - expert_first; }
 };

@@ -353,6 +353,11 @@ void launch_gemm_persistent(const GemmInputs& inputs, const typename Shape::Toke
                             const Epilogue& epilogue, int64_t max_tiles, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PersistentStorage<Shape>);
   static_assert(kBytes <= kSharedLimitBytes, "the shared storage is larger than one thread block may have");
+  if constexpr (Shape::kHasRowOffsets) {
+    require_argument(inputs.split_steps * inputs.num_splits >= 3 * kConsumerWarps,
+                     "rows are gathered for tiles of at least ", 3 * kConsumerWarps, " steps of K, not of ",
+                     inputs.split_steps * inputs.num_splits);
+  }
   const auto kernel = gemm_persistent_kernel<Shape, Scheduler, Epilogue>;
   static PerDevice thread_blocks;
   const int most = thread_blocks.get([kernel] {

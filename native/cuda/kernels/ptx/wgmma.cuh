@@ -29,12 +29,6 @@ __device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
   for (int index = 0; index < kCount; ++index) asm volatile("" : "+f"(values[index])::"memory");
 }
 
-template <int kCount>
-__device__ __forceinline__ void pin_registers(uint32_t (&values)[kCount]) {
-#pragma unroll
-  for (int index = 0; index < kCount; ++index) asm volatile("" : "+r"(values[index])::"memory");
-}
-
 template <int kColumns>
 struct WgmmaE4m3;
 

@@ -44,8 +44,7 @@ inline constexpr int kChoiceSlots = 4;
 inline constexpr int64_t kMostGroupedRows = kChoiceBlocks * kChoiceSlots;
 
 constexpr bool groups_in_choice(int64_t rows, int64_t num_experts) {
-  const int64_t slots = kMaxRouterExperts / ((num_experts + 31) / 32 * 32);
-  return rows > 0 && rows <= kChoiceBlocks * (slots < kChoiceSlots ? slots : kChoiceSlots);
+  return rows == 1 || (rows > 1 && rows <= kMostGroupedRows && num_experts * kChoiceSlots <= kMaxRouterExperts);
 }
 
 void launch_router(const RouterCall& call, cudaStream_t stream);
