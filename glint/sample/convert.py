@@ -26,6 +26,7 @@ DATA_ALIGNMENT: Final = 64
 _E4M3_SMALLEST_NORMAL: Final = 2.0**-6
 _CONTROL_TOKEN: Final = 3
 _PIECES: Final = ROUTED_EXPERTS + SHARED_EXPERTS
+_PROJECTIONS: Final = ("_proj.weight", "shared_head.head.weight")
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,14 @@ def expert_tensors(target: str, mlp: dict[str, NDArray[np.float32]]) -> Iterator
 def store(name: str, values: NDArray[np.float32], dtype: SampleDtype) -> dict[str, StoredTensor]:
     """Rounds one tensor as GLM-4.7 keeps it: projections in FP8 with a scale per row or in BF16, the rest in BF16.
 
-    The router's correction bias stays F32, the projection in front of the MTP layer BF16.
+    The router's correction bias stays F32, the projection in front of the MTP layer BF16. The MTP layer's own head is
+    a projection: no answer depends on the precision of a draft.
     """
     if not np.isfinite(values).all():
         raise CheckpointError(f"{name} holds values that are not finite; the GGUF file is not usable")
     if name.endswith("e_score_correction_bias"):
         return {name: StoredTensor("F32", values)}
-    if dtype == "bf16" or not name.endswith("_proj.weight") or name.endswith("eh_proj.weight"):
+    if dtype == "bf16" or not name.endswith(_PROJECTIONS) or name.endswith("eh_proj.weight"):
         return {name: StoredTensor("BF16", round_to_bf16(values))}
     rounded, scales = quantise_rows(values)
     return {name: StoredTensor("F8_E4M3", rounded), f"{name}_scale": StoredTensor("F32", scales)}

@@ -36,8 +36,15 @@ def add_mtp(config: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def mtp_tensors(layer: int, path: Path = MTP_FILE) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yields the tensors of the trained layer by their checkpoint names in float32, the MLP cut into experts."""
+def mtp_tensors(
+    layer: int, head: NDArray[np.float32] | None, path: Path = MTP_FILE
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yields the tensors of the trained layer by their checkpoint names in float32, the MLP cut into experts.
+
+    With a `head` the layer has one of its own; without, it drafts by the main model's.
+    """
+    if head is not None:
+        yield f"model.layers.{layer}.shared_head.head.weight", head
     target = f"model.layers.{layer}"
     tensors = _read_bf16(path)
     parts = {name: f"{target}.mlp.{name}_proj.weight" for name in _MLP}

@@ -58,7 +58,7 @@ def layer_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A place for the layer of the package, empty at first."""
     path = tmp_path / "mtp.safetensors"
     monkeypatch.setattr(sample, "mtp_digest", lambda: mtp.mtp_digest(path))
-    monkeypatch.setattr(sample, "mtp_tensors", lambda layer: mtp.mtp_tensors(layer, path))
+    monkeypatch.setattr(sample, "mtp_tensors", lambda layer, head: mtp.mtp_tensors(layer, head, path))
     return path
 
 
@@ -90,6 +90,13 @@ def test_the_layer_is_a_layer_of_the_folder(
     if dtype == "fp8":
         query = decode_e4m3(query) * loaded[f"{LAYER}.self_attn.q_proj.weight_scale"]
     np.testing.assert_allclose(query, values[f"{LAYER}.self_attn.q_proj.weight"], rtol=0, atol=0.2)
+    head = f"{LAYER}.shared_head.head.weight"
+    assert (head in loaded) == (dtype == "fp8")
+    if dtype == "fp8":
+        embedding = read_tensors(folder)["model.embed_tokens.weight"]
+        largest = np.abs(embedding).max(axis=1, keepdims=True)
+        error = np.abs(decode_e4m3(loaded[head]) * loaded[f"{head}_scale"] - embedding)
+        assert 0 < error.max() and np.all(error <= largest / 24)
 
 
 def test_without_the_file_the_model_has_no_layer(sample_gguf: Path, tmp_path: Path, layer_file: Path) -> None:
@@ -118,14 +125,14 @@ def test_files_that_are_not_the_layer_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mtp.safetensors"
     write_layer(path, without="mlp.up_proj.weight")
     with pytest.raises(CheckpointError, match=r"has no model.layers.30.mlp.up_proj.weight; write it anew"):
-        list(mtp.mtp_tensors(30, path))
+        list(mtp.mtp_tensors(30, None, path))
     save_file({f"{LAYER}.eh_proj.weight": np.zeros(4, np.float32)}, path)
     with pytest.raises(CheckpointError, match="is F32, BF16 is needed"):
-        list(mtp.mtp_tensors(30, path))
+        list(mtp.mtp_tensors(30, None, path))
 
 
 @pytest.mark.skipif(not mtp.MTP_FILE.is_file(), reason="the package has no trained layer")
 def test_the_packaged_layer_is_whole() -> None:
-    names = {name for name, _ in mtp.mtp_tensors(30)}
+    names = {name for name, _ in mtp.mtp_tensors(30, None)}
     assert {f"{LAYER}.{name}" for name in SHAPES if not name.startswith("mlp.")} < names
-    assert all(np.isfinite(values).all() for _, values in mtp.mtp_tensors(30))
+    assert all(np.isfinite(values).all() for _, values in mtp.mtp_tensors(30, None))
