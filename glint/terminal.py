@@ -1,10 +1,15 @@
-"""Tables on a terminal and in plain text."""
+"""Tables on a terminal and in plain text, and lines of progress."""
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
 LEFT_COLUMNS = frozenset({0})
+
+
+def say(text: str) -> None:
+    """One line of progress on standard error."""
+    print(f"glint: {text}", file=sys.stderr, flush=True)
 
 
 def print_table(

@@ -23,6 +23,7 @@ from glint.engine.engine import Engine
 from glint.engine.settings import DEFAULT_NUM_SEQS, DEFAULT_PAGE_TOKENS, EngineSettings, token_cache_bytes
 from glint.errors import EngineError, RequestError
 from glint.sampling import SamplingParams
+from glint.terminal import say
 
 BATCHES = (1, 2, 4, 8, 32)
 SPECULATION_BATCHES = (1, 8, 32)
@@ -132,8 +133,10 @@ def measure_turns(chosen: argparse.Namespace, checkpoint: Checkpoint, settings: 
             sizes = (chosen.prompt_tokens, chosen.decode_tokens, BATCHES)
             peer = stack.enter_context(LlamaPeer(chosen.peer_python, settings.threads, *sizes))
         for turn in range(TURNS):
+            say(f"turn {turn + 1} of {TURNS}: ceilings, prefill and decode")
             turns.append(measure_turn(engine, checkpoint, chosen.prompt_tokens, chosen.decode_tokens, turn))
             if peer is not None:
+                say(f"turn {turn + 1} of {TURNS}: {chosen.peer}")
                 peer.measure_turn()
         kernels = engine.kernels
     figures = None if peer is None else peer.figures()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from glint.bench.rank import RankBench, StepLoad, say
+from glint.bench.rank import RankBench, StepLoad
 from glint.bench.report import LoadReport
 from glint.checkpoint.table import Checkpoint
 from glint.engine.args import EngineArgs
@@ -17,7 +17,7 @@ from glint.engine.memory_plan import size_engine
 from glint.engine.native_options import native_options, refusing_in_public_words
 from glint.engine.settings import EngineSettings
 from glint.native.library import NativeEngine, load_progress, open_library
-from glint.terminal import print_table
+from glint.terminal import print_table, say
 
 COLUMNS = (
     "at once",

@@ -3,7 +3,6 @@
 import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from glint.flags import engine_args
 from glint.native import abi
 from glint.native.library import NativeEngine, StepOutcome, load_progress, open_library
 from glint.sampling import SamplingParams
+from glint.terminal import say
 
 PEAK_READ_BYTES = 2**30
 PREFILL_REPEATS = 5
@@ -127,11 +127,6 @@ def target_gpu(chosen: argparse.Namespace) -> TargetGpu:
         collective_gbs=chosen.b200_collective_gbs,
         measured_product_tflops=chosen.mma_tflops,
     )
-
-
-def say(text: str) -> None:
-    """One line of progress on standard error."""
-    print(f"glint: {text}", file=sys.stderr, flush=True)
 
 
 def fit_rows(chosen: argparse.Namespace, shape: RankShape) -> tuple[list[DecodeShape], tuple[str, ...]]:

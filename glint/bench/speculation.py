@@ -15,6 +15,7 @@ from glint.engine.engine import Engine
 from glint.engine.settings import EngineSettings
 from glint.errors import EngineError
 from glint.sampling import SamplingParams
+from glint.terminal import say
 from glint.text.chat import render_prompt
 from glint.text.tokenizer import Tokenizer
 
@@ -82,6 +83,7 @@ def _measure_batch(engines: Sequence[Engine], tokenizer: Tokenizer, batch: int, 
     _time_answers(engines[1], tokenizer, batch, 0, answer_tokens)
     turns = []
     for turn in range(1, 1 + TURNS):
+        say(f"speculation, {batch} at once: turn {turn} of {TURNS}")
         plain, drafted = (
             _time_answers(engine, tokenizer, batch, turn * max(batch, FEWEST_ANSWERS), answer_tokens)
             for engine in engines

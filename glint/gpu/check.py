@@ -14,6 +14,7 @@ from glint.engine.settings import EngineSettings
 from glint.gpu.self_test import SMALL, Libraries, Row, models_for, run_self_test
 from glint.native import abi
 from glint.native.library import NativeEngine, choose_library, describe_device, open_library
+from glint.terminal import say
 
 READ_BYTES = 2**30
 SYNTHETIC_SEED = 1
@@ -123,8 +124,3 @@ def print_row(row: Row) -> None:
         f"  {outcome}  {row.model:<{MODEL_WIDTH}}{row.check:<{CHECK_WIDTH}}{row.value:>11}  {row.bound}".rstrip(),
         flush=True,
     )
-
-
-def say(text: str) -> None:
-    """One line of progress on standard error."""
-    print(f"glint: {text}", file=sys.stderr, flush=True)
