@@ -155,24 +155,29 @@ class TileGemm {
   std::byte* panel_;
 };
 
-void multiply_one(const GemmTile& tile, std::byte* scratch) {
-  const float scale = tile.input_scale(0, 0);
-  GemmTile one = tile;
-  one.operand = scratch;
-  one.operand_stride = round_up(tile.weight->cols, kStepCols);
-  one.input_scales = &scale;
-  one.input_groups = 1;
-  one.input_rows = nullptr;
-  const std::byte* source = tile.operand + 2 * tile.input_row(0) * tile.operand_stride;
+constexpr int64_t kTokensWithoutTiles = 2;
+
+void multiply_without_tiles(const GemmTile& tile, std::byte* scratch) {
+  float scales[kTokensWithoutTiles];
+  GemmTile few = tile;
+  few.operand = scratch;
+  few.operand_stride = round_up(tile.weight->cols, kStepCols);
+  few.input_scales = scales;
+  few.input_groups = 1;
+  few.input_rows = nullptr;
   auto* target = reinterpret_cast<float*>(scratch);
-  for (int64_t col = 0; col < one.operand_stride; col += Avx512Isa::kLanes) {
-    _mm512_store_ps(target + col, Avx512Isa::load_bf16(source + 2 * col));
+  for (int64_t token = 0; token < tile.count; ++token, target += few.operand_stride) {
+    scales[token] = tile.input_scale(token, 0);
+    const std::byte* source = tile.operand + 2 * tile.input_row(token) * tile.operand_stride;
+    for (int64_t col = 0; col < few.operand_stride; col += Avx512Isa::kLanes) {
+      _mm512_store_ps(target + col, Avx512Isa::load_bf16(source + 2 * col));
+    }
   }
-  BroadcastGemm<Fp8Pairs>::multiply(one, scratch);
+  BroadcastGemm<Fp8Pairs>::multiply(few, scratch);
 }
 
 void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
-  if (tile.count == 1) return multiply_one(tile, scratch);
+  if (tile.count <= kTokensWithoutTiles) return multiply_without_tiles(tile, scratch);
   if (tile.count <= kBlockTokens) return PackedGemm<Fp8Weights>::multiply(tile, scratch);
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {

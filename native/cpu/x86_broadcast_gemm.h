@@ -78,14 +78,15 @@ template <typename Pairs>
 class BroadcastGemm {
  public:
   static constexpr int64_t kFewTokens = 8;
+  static constexpr int64_t kTwiceFewTokens = 2 * kFewTokens;
 
   static void multiply(const GemmTile& tile, std::byte* scratch) {
     const int64_t row_last = tile.row_first + tile.row_count;
     for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
       const BlockRows rows(tile, row, std::min(kBlockRows, row_last - row));
       const BroadcastGemm gemm(tile, rows, scratch);
-      if (tile.count <= kFewTokens) {
-        gemm.multiply_few();
+      if (tile.count <= kTwiceFewTokens) {
+        gemm.multiply_halves();
       } else {
         for (int64_t token = 0; token < tile.count; token += kChunkTokens) {
           gemm.multiply_chunk(token, std::min(kChunkTokens, tile.count - token));
@@ -156,31 +157,35 @@ class BroadcastGemm {
         sums_(reinterpret_cast<float (*)[2][kTileEdge]>(scratch + sizeof(Panel))),
         totals_(sums_ + kChunkTokens) {}
 
+  void multiply_halves() const {
+    for (int half = 0; half < rows_.num_halves(); ++half) {
+      for_each_group<kFewTokens>(tile_.count, [&](int64_t first, int64_t count) { multiply_few(half, first, count); });
+    }
+  }
+
   template <int kTokens = 1>
-  void multiply_few() const {
+  void multiply_few(int half, int64_t first, int64_t count) const {
     if constexpr (kTokens < kFewTokens) {
-      if (tile_.count > kTokens) return multiply_few<kTokens + 1>();
+      if (count > kTokens) return multiply_few<kTokens + 1>(half, first, count);
     }
     const float* inputs[kTokens];
-    read_inputs<kTokens>(inputs, 0);
+    read_inputs<kTokens>(inputs, first);
     const SplitColumns columns(*tile_.weight);
-    for (int half = 0; half < rows_.num_halves(); ++half) {
-      __m512 totals[kTokens] = {};
-      for (ColumnStep step = columns.first(); columns.contains(step);) {
-        const int64_t split_first = step.split_first;
-        __m512 sums[1][kTokens] = {};
-        for (; step.split_first == split_first; step = columns.after(step)) {
-          Pairs weights[1];
-          const Window window = rows_.window_of(step, half);
-          weights[0].write(window);
-          asm volatile("" ::: "memory");
-          add_step<1, kTokens>(sums, weights, inputs, step.col, LaterRows(window, step, tile_.weight->cols));
-        }
-        const __m512 scales = rows_.split_scales(half, split_first);
-        for (int t = 0; t < kTokens; ++t) totals[t] = add_split(totals[t], sums[0][t], scales);
+    __m512 totals[kTokens] = {};
+    for (ColumnStep step = columns.first(); columns.contains(step);) {
+      const int64_t split_first = step.split_first;
+      __m512 sums[1][kTokens] = {};
+      for (; step.split_first == split_first; step = columns.after(step)) {
+        Pairs weights[1];
+        const Window window = rows_.window_of(step, half);
+        weights[0].write(window);
+        keep_memory_order();
+        add_step<1, kTokens>(sums, weights, inputs, step.col, LaterRows(window, step, tile_.weight->cols));
       }
-      for (int t = 0; t < kTokens; ++t) rows_.write(half, t, totals[t]);
+      const __m512 scales = rows_.split_scales(half, split_first);
+      for (int t = 0; t < kTokens; ++t) totals[t] = add_split(totals[t], sums[0][t], scales);
     }
+    for (int t = 0; t < kTokens; ++t) rows_.write(half, first + t, totals[t]);
   }
 
   void multiply_chunk(int64_t token, int64_t tokens) const {
@@ -197,16 +202,17 @@ class BroadcastGemm {
         step = columns.after(step);
       }
       block.is_last = step.split_first != block.split_first;
-      for_each_group(tokens, [&](int64_t first, int64_t count) { add_group(block, token, first, count); });
+      for_each_group<kGroupTokens>(tokens,
+                                   [&](int64_t first, int64_t count) { add_group(block, token, first, count); });
     }
     for (int half = 0; half < rows_.num_halves(); ++half) {
       for (int64_t t = 0; t < tokens; ++t) rows_.write(half, token + t, _mm512_load_ps(totals_[t][half]));
     }
   }
 
-  template <typename Visit>
+  template <int64_t kMostTokens, typename Visit>
   static void for_each_group(int64_t tokens, const Visit& visit) {
-    int64_t groups = (tokens + kGroupTokens - 1) / kGroupTokens;
+    int64_t groups = (tokens + kMostTokens - 1) / kMostTokens;
     for (int64_t first = 0; first < tokens; --groups) {
       const int64_t count = (tokens - first + groups - 1) / groups;
       visit(first, count);
@@ -265,10 +271,16 @@ class BroadcastGemm {
     for (int t = 0; t < kTokens; ++t) inputs[t] = operand + tile_.input_row(token + t) * tile_.operand_stride;
   }
 
+  template <int kHalves, int kTokens>
+  static inline __attribute__((always_inline)) void keep_in_memory(__m512 (&sums)[kHalves][kTokens]) {
+    asm volatile("" : "+m"(sums));
+  }
+
   template <int kHalves, int kTokens, typename Weights, typename Later>
   static inline __attribute__((always_inline)) void add_step(__m512 (&sums)[kHalves][kTokens], const Weights* weights,
                                                              const float* const* inputs, int64_t col,
                                                              const Later& later) {
+    if constexpr (kHalves == 2) keep_in_memory(sums);
     __m512 even[kHalves][kTokens] = {};
     __m512 odd[kHalves][kTokens] = {};
 #pragma GCC unroll 16
@@ -277,8 +289,8 @@ class BroadcastGemm {
       __m512 even_weights[kHalves];
       __m512 odd_weights[kHalves];
       for (int half = 0; half < kHalves; ++half) {
-        even_weights[half] = weights[half].even_at(pair);
-        odd_weights[half] = weights[half].odd_at(pair);
+        even_weights[half] = Avx512Isa::in_register(weights[half].even_at(pair));
+        odd_weights[half] = Avx512Isa::in_register(weights[half].odd_at(pair));
       }
 #pragma GCC unroll 8
       for (int t = 0; t < kTokens; ++t) {

@@ -8,8 +8,6 @@ namespace {
 
 inline constexpr int64_t kBlockTokens = 2 * kTileEdge;
 
-inline __attribute__((always_inline)) void keep_memory_order() { asm volatile("" ::: "memory"); }
-
 struct TileRows {
   const std::byte* data;
   int64_t stride;

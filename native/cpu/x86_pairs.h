@@ -18,6 +18,8 @@ inline constexpr int64_t kTileEdge = 16;
 inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int64_t kTileBytes = kTileEdge * kTileRowBytes;
 
+inline __attribute__((always_inline)) void keep_memory_order() { asm volatile("" ::: "memory"); }
+
 constexpr uint16_t kFp8Magnitude = 0x07f0;
 constexpr uint16_t kExponentShift = 120 << 7;
 
@@ -163,12 +165,11 @@ struct Fp8Pairs {
 
   template <typename Visit>
   static void for_each(const Window& window, const Visit& visit) {
-    for_each_two(window, [&visit](int64_t pair, __m512i even_halves, __m512i odd_halves) {
-      visit(pair, _mm512_cvtph_ps(_mm512_castsi512_si256(even_halves)),
-            _mm512_cvtph_ps(_mm512_castsi512_si256(odd_halves)));
-      visit(pair + 1, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even_halves, 1)),
-            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd_halves, 1)));
-    });
+    Fp8Pairs halves;
+    halves.write(window);
+    keep_memory_order();
+#pragma GCC unroll 4
+    for (int64_t pair = 0; pair < kStepCols / 2; ++pair) visit(pair, halves.even_at(pair), halves.odd_at(pair));
   }
 
   __m512 even_at(int64_t pair) const { return floats_of(even[pair]); }
