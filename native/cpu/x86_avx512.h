@@ -15,11 +15,6 @@ struct Avx512Isa {
 
   static __m512 multiply_add(__m512 left, __m512 right, __m512 sum) { return _mm512_fmadd_ps(left, right, sum); }
 
-  static __m512 in_register(__m512 value) {
-    asm volatile("" : "+v"(value));
-    return value;
-  }
-
   static __m512 broadcast(float value) { return _mm512_set1_ps(value); }
 
   static __m256 add_halves(__m512 values) {

@@ -289,9 +289,10 @@ class BroadcastGemm {
       __m512 even_weights[kHalves];
       __m512 odd_weights[kHalves];
       for (int half = 0; half < kHalves; ++half) {
-        even_weights[half] = Avx512Isa::in_register(weights[half].even_at(pair));
-        odd_weights[half] = Avx512Isa::in_register(weights[half].odd_at(pair));
+        even_weights[half] = weights[half].even_at(pair);
+        odd_weights[half] = weights[half].odd_at(pair);
       }
+      if constexpr (kHalves == 2) keep_memory_order();
 #pragma GCC unroll 8
       for (int t = 0; t < kTokens; ++t) {
         const __m512 even_input = _mm512_set1_ps(inputs[t][col + 2 * pair]);
