@@ -85,6 +85,8 @@ def profile(checkpoint: Checkpoint, folder: Path, kernels: Kernels, batch: int, 
                 engine.step()
                 seconds.append(time.perf_counter() - began_at)
             perf.send_signal(signal.SIGINT)
+        if not recorded.is_file():
+            raise SystemExit("profile_cpu: perf recorded nothing; run as root, or set kernel.perf_event_paranoid to 1")
         return 1e3 * median(seconds), read_shares(recorded)
 
 
