@@ -85,8 +85,11 @@ def test_a_model_is_fetched_compared_and_checked_with_progress(tmp_path: Path, s
         expected = bytes_of(sample_model)
         del expected["glint_sample.json"]
         assert bytes_of(snapshot_of(tmp_path)) == expected
-        assert f"{MODEL_ID} at commit {COMMIT}: {len(expected)} files, 0.17 GB, to fetch, in " in text
-        assert re.search(rf"^{MODEL_ID}: 0\.17 of 0\.17 GB, 100%, \d+\.\d\d GB/s$", text, re.MULTILINE)
+        size = f"{sum(map(len, expected.values())) / 1e9:.2f}"
+        assert f"{MODEL_ID} at commit {COMMIT}: {len(expected)} files, {size} GB, to fetch, in " in text
+        assert re.search(
+            rf"^{MODEL_ID}: {re.escape(size)} of {re.escape(size)} GB, 100%, \d+\.\d\d GB/s$", text, re.MULTILINE
+        )
         assert "Memory plan for 1 rank, experts by tp" in text
         assert text.rstrip().endswith("No problems.")
         hub.fetched.clear()
