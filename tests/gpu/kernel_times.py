@@ -191,14 +191,18 @@ def time_grouping(cuda: TimedOperations) -> Iterator[Timing]:
     for name in LAYOUT_NAMES:
         layout = TILED_LAYOUTS[name]
         for count in PRODUCT_COUNTS:
-            cuda.call("glint_testing_group_tokens", new_grouping(layout, make_choices(layout, count, count)).native)
+            choices = make_choices(layout, count, count)
+            grouping = new_grouping(layout, choices)
+            cuda.call("glint_testing_group_tokens", grouping.native)
             yield Timing(f"group tokens {name}, {count} tokens", cuda.time())
     num_experts, width, rule = RULES["air"]
     layout = TILED_LAYOUTS["glm-4.5-air tp8"]
     weight = bf16_bits(numbers().standard_normal((num_experts, width)) * width**-0.5)
     for count in ROUTED_COUNTS:
         case = RouteCase(normal_rows(numbers(), count, width), weight, np.zeros(num_experts, np.float32), rule)
-        cuda.route_and_group(case, new_grouping(layout, make_choices(layout, count, count)).native)
+        choices = make_choices(layout, count, count)
+        grouping = new_grouping(layout, choices)
+        cuda.route_and_group(case, grouping.native)
         yield Timing(f"router and grouping, air, {count} tokens", cuda.time())
 
 

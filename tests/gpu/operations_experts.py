@@ -236,7 +236,9 @@ def make_case(layout: ExpertLayout, weights: ExpertWeights, count: int, num_real
     return ExpertCase(layout, weights, rows, make_choices(layout, count, num_real), shared)
 
 
-def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False) -> ExpertResult:
+def run_experts(
+    cuda: CudaOperations, case: ExpertCase, row_counts: bool = False, is_in_expert_order: bool = False
+) -> ExpertResult:
     """Run a case; with row_counts compare row i of 1, 2, 3 and so on up to all tokens with that of all."""
     layout, count = case.layout, len(case.rows)
     pairs = count * layout.experts_per_token
@@ -251,7 +253,7 @@ def run_experts(cuda: CudaOperations, case: ExpertCase, row_counts: bool = False
         "routed": poisoned(pairs, hidden),
         "out": poisoned(count, hidden),
     }
-    grouping = new_grouping(layout, case.choices)
+    grouping = new_grouping(layout, case.choices, is_in_expert_order)
     native = _Experts(
         **{name: pointer(array) for name, array in arrays.items()},
         **{f"{name}_weights": getattr(case.weights, name).data.ctypes.data for name in ("gate", "up", "down")},

@@ -59,6 +59,18 @@ def test_rows_of_nan_spoil_no_others(name: str, family: Family) -> None:
 
 
 @every_family
+@every_eighth
+def test_order_of_the_tiles_changes_no_bit(name: str, family: Family) -> None:
+    """Tiles by falling size and tiles by expert both reach every row once, at any number of tiles."""
+    layout = LAYOUTS[name]
+    for count in (257, 300, 641, MOST_TOKENS):
+        case = make_case(layout, make_weights(layout), count, count)
+        with CudaOperations(family, FEW_REPEATS) as cuda:
+            by_size, by_expert = (run_experts(cuda, case, is_in_expert_order=order) for order in (False, True))
+        assert same_bits(by_size.out, by_expert.out), count
+
+
+@every_family
 @pytest.mark.parametrize("name", TILED_LAYOUTS)
 def test_row_of_the_experts_is_the_same_for_every_row_count(name: str, family: Family) -> None:
     count = MANY_ROWS if name in ("glm-4.7 tp8", "glm-4.7 ep8") else ROWS_PAST_ALL_SWITCHES

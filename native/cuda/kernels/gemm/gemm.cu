@@ -39,9 +39,12 @@ struct GemmEpilogue {
     return metadata;
   }
 
-  __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
-    if (token_scales == nullptr || column >= tile.tokens.row_count) return 1.0F;
-    return __ldcg(token_scales + tile.tokens.row_first + column);
+  __device__ __forceinline__ int32_t scale_place(const GemmTile& tile, int column) const {
+    return column < tile.tokens.row_count ? tile.tokens.row_first + column : -1;
+  }
+
+  __device__ __forceinline__ float token_scale(int32_t place) const {
+    return token_scales == nullptr || place < 0 ? 1.0F : __ldcg(token_scales + place);
   }
 
   __device__ __forceinline__ void store_group(const GemmTile& tile, int fragment, int column, const float* r_sum,

@@ -149,7 +149,8 @@ __global__ void __launch_bounds__(kClusterSplitKThreads, 1)
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) split.load_tokens(tokens);
   __syncwarp();
-  const float2 scales = {epilogue.token_scale(tile, column), epilogue.token_scale(tile, column + 1)};
+  const float2 scales = {epilogue.token_scale(epilogue.scale_place(tile, column)),
+                         epilogue.token_scale(epilogue.scale_place(tile, column + 1))};
   float r_sum[Shape::kTokens / 2];
   split.multiply(r_sum);
   split.send(r_sum);

@@ -8,12 +8,18 @@ template <class Tile, class Epilogue>
 struct TokenScales {
   static constexpr int kParts = (Tile::kGroups + 3) / 4;
 
+  int32_t r_places[kParts];
   float r_scales[kParts];
 
   __device__ __forceinline__ TokenScales(const Epilogue& epilogue, const GemmTile& tile) {
     const int first = Tile::group_first() * kFragmentTokens + static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) r_scales[part] = epilogue.token_scale(tile, first + part * 32);
+    for (int part = 0; part < kParts; ++part) r_places[part] = epilogue.scale_place(tile, first + part * 32);
+  }
+
+  __device__ __forceinline__ void load(const Epilogue& epilogue) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) r_scales[part] = epilogue.token_scale(r_places[part]);
   }
 
   __device__ __forceinline__ float2 of_group(int group) const {
@@ -143,9 +149,11 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kWgmma> {
     }
   }
 
-  __device__ __forceinline__ void sum_splits(float (&r_total)[Tile::kRegisters], const GemmInputs& inputs,
-                                             NoLoader&) const {
+  template <class Scales, class Epilogue>
+  __device__ __forceinline__ void sum_splits(float (&r_total)[Tile::kRegisters], const GemmInputs& inputs, NoLoader&,
+                                             Scales& scales, const Epilogue& epilogue) const {
     add_split(r_total, inputs.split_steps);
+    scales.load(epilogue);
     for (int split = 1; split < inputs.num_splits; ++split) {
       float r_split[Tile::kRegisters];
       add_split(r_split, inputs.split_steps);
@@ -243,15 +251,19 @@ struct PersistentMultiply<Shape, kTokens, Multiply::kMmaSync> {
     }
   }
 
-  template <class Loader>
+  template <class Loader, class Scales, class Epilogue>
   __device__ __forceinline__ void sum_splits(float (&r_total)[Tile::kRegisters], const GemmInputs& inputs,
-                                             Loader& loader) {
+                                             Loader& loader, Scales& scales, const Epilogue& epilogue) {
     int num_left = inputs.split_steps * inputs.num_splits;
     begin_stage();
     for (int split = 0;; ++split) {
       multiply_stage(r_total, loader, --num_left > 0);
       for (int k_step = 1; k_step < inputs.split_steps; ++k_step) add_stage(r_total, loader, --num_left > 0);
-      if (split > 0) add_kept_total(r_total);
+      if (split > 0) {
+        add_kept_total(r_total);
+      } else {
+        scales.load(epilogue);
+      }
       if (num_left == 0) return;
       if (Shape::kIsStaged && split == 0) wait_until_boxes_are_stored<Shape>();
       keep_total(r_total);
@@ -264,9 +276,9 @@ __device__ __forceinline__ void multiply_persistent_tile(PersistentStorage<Shape
                                                          const Epilogue& epilogue, const GemmTile& tile,
                                                          PipelineState<Shape::kStages>& ring, Loader& loader) {
   using Tile = ThreadTile<Shape, kTokens>;
-  const TokenScales<Tile, Epilogue> scales(epilogue, tile);
+  TokenScales<Tile, Epilogue> scales(epilogue, tile);
   float r_total[Tile::kRegisters];
-  PersistentMultiply<Shape, kTokens>{s_storage, ring}.sum_splits(r_total, inputs, loader);
+  PersistentMultiply<Shape, kTokens>{s_storage, ring}.sum_splits(r_total, inputs, loader, scales, epilogue);
   const RowsMetadata<Tile, Epilogue> rows(epilogue, tile);
   if constexpr (Shape::kIsStaged) {
     store_staged<Shape, Tile>(s_storage, epilogue, tile, r_total, rows, scales);

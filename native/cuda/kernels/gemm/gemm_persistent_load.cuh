@@ -456,22 +456,22 @@ struct StageLoader<Shape, Scheduler, true> {
   }
 
   __device__ __forceinline__ void gather_rows() const {
+    constexpr uint32_t kFourBytes = 16 * kGemmTileK;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t quarter = lane / 8;
     const uint32_t target = ptx::shared_address(turns.s_storage.tokens[turns.ring.stage]) + quarter * kGemmTileK;
-    const uint32_t swizzle[2] = {(lane % 8 ^ quarter) * kChunkBytes, (lane % 8 ^ (quarter + 4)) * kChunkBytes};
-    const uint8_t* g_source = inputs.activations + turns.k_step * kGemmTileK + lane % 8 * kChunkBytes;
+    uint32_t even = target + (lane % 8 ^ quarter) * kChunkBytes;
+    uint32_t odd = target + 4 * kGemmTileK + (lane % 8 ^ (quarter + 4)) * kChunkBytes;
+    const uint32_t last = even + (turns.tile.tokens.row_count - 1) / 16 * kFourBytes;
+    const uint8_t* g_source =
+        ptx::kept_address(inputs.activations + turns.k_step * kGemmTileK + lane % 8 * kChunkBytes);
     const auto* s_offsets = reinterpret_cast<const uint4*>(turns.s_storage.row_offsets.lists[turns.list][quarter]);
-    const int count = turns.tile.tokens.row_count - static_cast<int>(quarter);
-#pragma unroll 2
-    for (int four = 0; four < kPersistentTokens / 16; ++four) {
-      const uint4 offsets = s_offsets[four];
-      const uint32_t r_offsets[4] = {offsets.x, offsets.y, offsets.z, offsets.w};
-#pragma unroll
-      for (int next = 0; next < 4; ++next) {
-        const int row = four * 16 + next * 4;
-        if (row < count) ptx::cp_async(target + row * kGemmTileK + swizzle[next % 2], g_source + r_offsets[next]);
-      }
+    for (; even <= last; even += kFourBytes, odd += kFourBytes, ++s_offsets) {
+      const uint4 offsets = *s_offsets;
+      ptx::cp_async(even, g_source + offsets.x);
+      ptx::cp_async(odd, g_source + offsets.y);
+      ptx::cp_async(even + kFourBytes / 2, g_source + offsets.z);
+      ptx::cp_async(odd + kFourBytes / 2, g_source + offsets.w);
     }
   }
 

@@ -44,8 +44,12 @@ struct DownRowsInputs {
     return {{__ldg(g_scales), __ldg(g_scales + 8)}};
   }
 
-  __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
-    return column < tile.tokens.row_count ? __ldcg(token_scales + tile.tokens.row_first + column) : 1.0F;
+  __device__ __forceinline__ int32_t scale_place(const GemmTile& tile, int column) const {
+    return column < tile.tokens.row_count ? tile.tokens.row_first + column : -1;
+  }
+
+  __device__ __forceinline__ float token_scale(int32_t place) const {
+    return place < 0 ? 1.0F : __ldcg(token_scales + place);
   }
 
   __device__ __forceinline__ float value(float sum, float token_scale, const RowMetadata& rows, int half) const {
@@ -137,7 +141,8 @@ struct DownRowsMultiply {
   template <int kTokens>
   __device__ __forceinline__ void multiply_tile(const GemmTile& tile) {
     using Tile = ThreadTile<Shape, kTokens>;
-    const TokenScales<Tile, DownRowsInputs> scales(inputs, tile);
+    TokenScales<Tile, DownRowsInputs> scales(inputs, tile);
+    scales.load(inputs);
     float r_total[Tile::kRegisters];
     clear_registers(r_total);
     for (int k_step = 0; k_step < inputs.num_steps; ++k_step) {

@@ -8,8 +8,18 @@ namespace {
 
 constexpr int kFewStages = 3;
 
+__device__ __forceinline__ float quotient_of_sigmoid(float gate, float divisor) {
+  const float quarter = __fmul_rn(divisor, 0.25F);
+  const float value = __fmul_rn(gate, 0.25F);
+  const float near = ptx::rcp_approx(quarter);
+  const float reciprocal = __fmaf_rn(near, __fmaf_rn(-quarter, near, 1.0F), near);
+  const float quotient = __fmul_rn(value, reciprocal);
+  const float nearer = __fmaf_rn(reciprocal, __fmaf_rn(-quarter, quotient, value), quotient);
+  return isnan(nearer) ? __fmul_rn(value, near) : nearer;
+}
+
 __device__ __forceinline__ float swiglu(float gate, float up) {
-  return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0F, expf(-gate))), up);
+  return __fmul_rn(quotient_of_sigmoid(gate, __fadd_rn(1.0F, expf(-gate))), up);
 }
 
 __device__ __forceinline__ float never_unwritten(float value) { return value == 0.0F ? -0.0F : value; }
@@ -34,23 +44,25 @@ struct SwigluEpilogue {
     return {__ldg(gate_scales + index), __ldg(up_scales + index)};
   }
 
-  __device__ __forceinline__ float token_scale(const GemmTile& tile, int column) const {
-    if (column >= tile.tokens.row_count) return 1.0F;
-    return __ldcg(token_scales + __ldcg(row_tokens + tile.tokens.row_first + column));
+  __device__ __forceinline__ int32_t scale_place(const GemmTile& tile, int column) const {
+    return column < tile.tokens.row_count ? __ldcg(row_tokens + tile.tokens.row_first + column) : -1;
+  }
+
+  __device__ __forceinline__ float token_scale(int32_t place) const {
+    return place < 0 ? 1.0F : __ldcg(token_scales + place);
   }
 
   __device__ __forceinline__ void store_group(const GemmTile& tile, int fragment, int column, const float* r_sum,
                                               const RowMetadata& rows, const float2& scales) const {
     const int unit = unit_of(tile, fragment);
     const float token_scales_of_pair[2] = {scales.x, scales.y};
-    if (unit >= width) return;
+    float* g_unit = hidden + int64_t{tile.tokens.row_first} * width + unit;
 #pragma unroll
     for (int next = 0; next < 2; ++next) {
-      if (column + next >= tile.tokens.row_count) continue;
       const float gate = __fmul_rn(__fmul_rn(r_sum[next], token_scales_of_pair[next]), rows.gate_scale);
       const float up = __fmul_rn(__fmul_rn(r_sum[2 + next], token_scales_of_pair[next]), rows.up_scale);
-      ptx::st_relaxed_gpu(hidden + int64_t{tile.tokens.row_first + column + next} * width + unit,
-                          never_unwritten(swiglu(gate, up)));
+      const bool is_stored = unit < width && column + next < tile.tokens.row_count;
+      ptx::st_relaxed_gpu_if(is_stored, g_unit + (column + next) * width, never_unwritten(swiglu(gate, up)));
     }
   }
 

@@ -43,6 +43,14 @@ __device__ __forceinline__ void st_relaxed_gpu(float* g_value, float value) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(g_value), "f"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_relaxed_gpu_if(bool is_stored, float* g_value, float value) {
+  asm volatile(
+      "{\n.reg .pred is_stored;\nsetp.ne.b32 is_stored, %2, 0;\n@is_stored st.relaxed.gpu.global.f32 [%0], %1;\n}\n" ::
+          "l"(g_value),
+      "f"(value), "r"(is_stored ? 1 : 0)
+      : "memory");
+}
+
 __device__ __forceinline__ void st_relaxed_gpu(float* g_values, const float4& values) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(g_values), "f"(values.x), "f"(values.y),
                "f"(values.z), "f"(values.w)

@@ -120,4 +120,10 @@ __device__ __forceinline__ float ex2_approx(float value) {
   return result;
 }
 
+__device__ __forceinline__ float rcp_approx(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
 }
