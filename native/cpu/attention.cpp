@@ -9,26 +9,23 @@ namespace glint::cpu {
 
 namespace {
 
-void rotate_head(float* head, const float* cosines, const float* sines, int64_t rotary_dim) {
-  const int64_t half = rotary_dim / 2;
-  for (int64_t index = 0; index < half; ++index) {
-    const auto low = static_cast<double>(head[index]);
-    const auto high = static_cast<double>(head[index + half]);
-    const auto cosine = static_cast<double>(cosines[index]);
-    const auto sine = static_cast<double>(sines[index]);
-    head[index] = static_cast<float>(low * cosine - high * sine);
-    head[index + half] = static_cast<float>(high * cosine + low * sine);
-  }
+template <typename Value>
+void scatter(std::byte* target, const Value* values, int64_t count, int64_t stride) {
+  auto* out = reinterpret_cast<Value*>(target);
+  for (int64_t index = 0; index < count; ++index) out[index * stride] = values[index];
 }
 
-void store_head(std::byte* target, const float* head, int64_t head_dim, int64_t stride, int32_t dtype) {
-  if (dtype == GLINT_DTYPE_F32) {
-    auto* values = reinterpret_cast<float*>(target);
-    for (int64_t index = 0; index < head_dim; ++index) values[index * stride] = head[index];
-    return;
+void store_head(const RowKernels& kernels, std::byte* target, const float* head, int64_t head_dim, int64_t stride,
+                int32_t dtype) {
+  if (dtype == GLINT_DTYPE_F32) return scatter(target, head, head_dim, stride);
+  if (stride == 1) return kernels.write_bf16(reinterpret_cast<uint16_t*>(target), head, head_dim);
+  constexpr int64_t kPart = 64;
+  uint16_t rounded[kPart];
+  for (int64_t first = 0; first < head_dim; first += kPart) {
+    const int64_t count = std::min(kPart, head_dim - first);
+    kernels.write_bf16(rounded, head + first, count);
+    scatter(target + first * stride * static_cast<int64_t>(sizeof(uint16_t)), rounded, count, stride);
   }
-  auto* values = reinterpret_cast<uint16_t*>(target);
-  for (int64_t index = 0; index < head_dim; ++index) values[index * stride] = bf16_from_float(head[index]);
 }
 
 void round_to_e4m3(std::span<float> values) {
@@ -38,31 +35,31 @@ void round_to_e4m3(std::span<float> values) {
   }
 }
 
-void rotate_row(const RotateCall& call, int64_t row) {
+void rotate_row(const RowKernels& kernels, const RotateCall& call, int64_t row) {
   const HeadShape& heads = call.heads;
   const float* cosines = call.cosines + row * heads.rotary_dim / 2;
   const float* sines = call.sines + row * heads.rotary_dim / 2;
   const auto rotate_heads = [&](float* first, int64_t count, const float* norm) {
     for (int64_t head = 0; head < count; ++head) {
       float* values = first + head * heads.head_dim;
-      if (norm != nullptr) norm_row(values, values, norm, heads.head_dim, call.norm_epsilon);
-      rotate_head(values, cosines, sines, heads.rotary_dim);
+      if (norm != nullptr) kernels.norm(values, values, norm, heads.head_dim, call.norm_epsilon);
+      kernels.rotate_head(values, cosines, sines, heads.rotary_dim);
     }
   };
   rotate_heads(call.query + row * heads.num_heads * heads.head_dim, heads.num_heads, call.query_norm);
   rotate_heads(call.key + row * heads.num_kv_heads * heads.head_dim, heads.num_kv_heads, call.key_norm);
 }
 
-void store_row(const RotateCall& call, const PageLayout& pages, int64_t layer, int64_t row, int64_t page,
-               int64_t offset) {
+void store_row(const RowKernels& kernels, const RotateCall& call, const PageLayout& pages, int64_t layer, int64_t row,
+               int64_t page, int64_t offset) {
   const HeadShape& heads = call.heads;
   for (int64_t head = 0; head < heads.num_kv_heads; ++head) {
     const int64_t source = (row * heads.num_kv_heads + head) * heads.head_dim;
     const int64_t slab = page * pages.page_bytes() + head * pages.head_bytes();
     std::byte* key = pages.keys(layer) + slab + offset * pages.element_bytes();
     std::byte* value = pages.values(layer) + slab + offset * heads.head_dim * pages.element_bytes();
-    store_head(key, call.key + source, heads.head_dim, pages.page_tokens, pages.dtype);
-    store_head(value, call.value + source, heads.head_dim, 1, pages.dtype);
+    store_head(kernels, key, call.key + source, heads.head_dim, pages.page_tokens, pages.dtype);
+    store_head(kernels, value, call.value + source, heads.head_dim, 1, pages.dtype);
   }
 }
 
@@ -89,19 +86,20 @@ void rope_and_cache(Workers& workers, const RotateCall& call, const PageLayout& 
   ends.clear();
   int64_t num_rows = 0;
   for (const BatchRequest& request : requests) ends.push_back(num_rows += request.row_count);
+  const RowKernels& kernels = workers.kernels().rows;
   workers.team().run(num_rows, [&](int64_t row, int) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), row) - ends.begin());
     const BatchRequest& request = requests[index];
-    rotate_row(call, row);
+    rotate_row(kernels, call, row);
     if (pages.rounds_to_e4m3) {
       round_to_e4m3({call.key + row * kv_width, static_cast<size_t>(kv_width)});
       round_to_e4m3({call.value + row * kv_width, static_cast<size_t>(kv_width)});
     }
     const int64_t position = request.first_position + row - request.row_first;
-    store_row(call, pages, layer, row, request.pages[position / pages.page_tokens], position % pages.page_tokens);
+    const int64_t page = request.pages[position / pages.page_tokens];
+    store_row(kernels, call, pages, layer, row, page, position % pages.page_tokens);
     if (pages.dtype != GLINT_DTYPE_BF16) return;
-    float* query = call.query + row * query_width;
-    for (int64_t dim = 0; dim < query_width; ++dim) query[dim] = round_to_bf16(query[dim]);
+    kernels.round_to_bf16(call.query + row * query_width, query_width);
   });
 }
 

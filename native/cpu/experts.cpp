@@ -50,20 +50,16 @@ void route_row(const RouteCall& call, int64_t row) {
   }
 }
 
-void combine_row(const CombineCall& call, int64_t row, double* sums) {
+void combine_row(const RowKernels& kernels, const CombineCall& call, int64_t row, double* sums) {
   std::fill(sums, sums + call.hidden_size, 0.0);
   for (int64_t kept = 0; kept < call.experts_per_token; ++kept) {
     const int64_t index = row * call.experts_per_token + kept;
     if (call.experts[index] < call.expert_first || call.experts[index] >= call.expert_last) continue;
     const float* routed = call.routed + call.routed_rows[index] * call.hidden_size;
-    const auto weight = static_cast<double>(call.weights[index]);
-    for (int64_t dim = 0; dim < call.hidden_size; ++dim) sums[dim] += weight * static_cast<double>(routed[dim]);
+    kernels.add_weighted(sums, routed, static_cast<double>(call.weights[index]), call.hidden_size);
   }
-  const float* shared = call.shared + row * call.hidden_size;
-  float* out = call.out + row * call.hidden_size;
-  for (int64_t dim = 0; dim < call.hidden_size; ++dim) {
-    out[dim] = static_cast<float>(sums[dim] + static_cast<double>(shared[dim]));
-  }
+  const int64_t first = row * call.hidden_size;
+  kernels.write_sums(call.out + first, sums, call.shared + first, call.hidden_size);
 }
 
 }
@@ -83,7 +79,7 @@ void route(Workers& workers, const RouteCall& call) {
 
 void combine(Workers& workers, const CombineCall& call) {
   workers.team().run(call.count, [&](int64_t row, int thread) {
-    combine_row(call, row, reinterpret_cast<double*>(workers.scratch(thread)));
+    combine_row(workers.kernels().rows, call, row, reinterpret_cast<double*>(workers.scratch(thread)));
   });
 }
 

@@ -87,6 +87,12 @@ void multiply_by_groups(const Workers& workers, const GemmTile& tile, std::byte*
   }
 }
 
+void prefetch(const GemmCall& call) {
+  constexpr size_t kLineBytes = 64;
+  const auto* bytes = reinterpret_cast<const std::byte*>(&call);
+  for (size_t offset = 0; offset < sizeof(call); offset += kLineBytes) __builtin_prefetch(bytes + offset);
+}
+
 bool have_same_operand(const GemmCall& left, const GemmCall& right) {
   return left.input.operand == right.input.operand && left.input.stride == right.input.stride &&
          left.input_rows == right.input_rows && left.count == right.count && left.weight.cols == right.weight.cols &&
@@ -107,6 +113,7 @@ void gemm(Workers& workers, std::span<const GemmCall> calls) {
     const auto index = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
     const GemmCall& call = calls[index];
     const int64_t first = index == 0 ? 0 : ends[index - 1];
+    if (task == first && index + 1 < calls.size()) prefetch(calls[index + 1]);
     GemmTile tile = tile_of(call, task - first);
     const GemmCall*& packed = packed_calls[static_cast<size_t>(thread)].call;
     if (call.input.groups > 1 && !kernels.sums_groups) {

@@ -72,6 +72,15 @@ struct AttentionTile {
 
 enum class OperandForm { kFloat, kBf16 };
 
+struct RowKernels {
+  void (*norm)(float* out, const float* in, const float* weight, int64_t width, double epsilon);
+  void (*rotate_head)(float* head, const float* cosines, const float* sines, int64_t rotary_dim);
+  void (*write_bf16)(uint16_t* out, const float* in, int64_t count);
+  void (*round_to_bf16)(float* values, int64_t count);
+  void (*add_weighted)(double* sums, const float* values, double weight, int64_t count);
+  void (*write_sums)(float* out, const double* sums, const float* values, int64_t count);
+};
+
 struct KernelSet {
   const char* name;
   int32_t id;
@@ -81,6 +90,7 @@ struct KernelSet {
   void (*attend)(const AttentionTile& tile, std::byte* scratch);
   void (*swiglu)(float* out, const float* gate, const float* up, int64_t count);
   float (*quantise)(std::byte* out, const float* in, int64_t count);
+  RowKernels rows;
   int64_t (*multiply_adds)(float* values, int64_t rounds);
   bool sums_groups = false;
 };

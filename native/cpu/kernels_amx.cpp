@@ -155,24 +155,27 @@ class TileGemm {
   std::byte* panel_;
 };
 
-constexpr int64_t kTokensWithoutTiles = 2;
+constexpr int64_t kTokensWithoutTiles = 3;
+
+void widen_inputs(float* target, int64_t stride, const GemmTile& tile) {
+  for (int64_t token = 0; token < tile.count; ++token, target += stride) {
+    const std::byte* source = tile.operand + 2 * tile.input_row(token) * tile.operand_stride;
+    for (int64_t col = 0; col < stride; col += Avx512Isa::kLanes) {
+      _mm512_store_ps(target + col, Avx512Isa::load_bf16(source + 2 * col));
+    }
+  }
+}
 
 void multiply_without_tiles(const GemmTile& tile, std::byte* scratch) {
   float scales[kTokensWithoutTiles];
+  for (int64_t token = 0; token < tile.count; ++token) scales[token] = tile.input_scale(token, 0);
   GemmTile few = tile;
   few.operand = scratch;
   few.operand_stride = round_up(tile.weight->cols, kStepCols);
   few.input_scales = scales;
   few.input_groups = 1;
   few.input_rows = nullptr;
-  auto* target = reinterpret_cast<float*>(scratch);
-  for (int64_t token = 0; token < tile.count; ++token, target += few.operand_stride) {
-    scales[token] = tile.input_scale(token, 0);
-    const std::byte* source = tile.operand + 2 * tile.input_row(token) * tile.operand_stride;
-    for (int64_t col = 0; col < few.operand_stride; col += Avx512Isa::kLanes) {
-      _mm512_store_ps(target + col, Avx512Isa::load_bf16(source + 2 * col));
-    }
-  }
+  if (!tile.has_packed_inputs) widen_inputs(reinterpret_cast<float*>(scratch), few.operand_stride, tile);
   BroadcastGemm<Fp8Pairs>::multiply(few, scratch);
 }
 
@@ -221,6 +224,7 @@ const KernelSet& amx_kernels() {
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_bf16,
+                                     .rows = kRowKernels,
                                      .multiply_adds = tile_multiply_adds};
   return kernels;
 }

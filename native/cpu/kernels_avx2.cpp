@@ -81,6 +81,7 @@ const KernelSet& avx2_kernels() {
                                      .attend = LaneAttention<Avx2Isa>::attend,
                                      .swiglu = lane_swiglu<Avx2Isa>,
                                      .quantise = LaneQuantise<Avx2Isa>::to_floats,
+                                     .rows = kRowKernels,
                                      .multiply_adds = lane_multiply_adds<Avx2Isa>,
                                      .sums_groups = true};
   return kernels;

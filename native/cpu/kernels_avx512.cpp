@@ -11,6 +11,7 @@ const KernelSet& avx512_kernels() {
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_floats,
+                                     .rows = kRowKernels,
                                      .multiply_adds = lane_multiply_adds<Avx512Isa>};
   return kernels;
 }

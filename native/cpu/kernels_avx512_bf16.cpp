@@ -123,6 +123,7 @@ const KernelSet& avx512_bf16_kernels() {
                                      .attend = LaneAttention<Avx512Isa>::attend,
                                      .swiglu = lane_swiglu<Avx512Isa>,
                                      .quantise = LaneQuantise<Avx512Isa>::to_bf16,
+                                     .rows = kRowKernels,
                                      .multiply_adds = dot_multiply_adds};
   return kernels;
 }

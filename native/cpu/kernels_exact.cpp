@@ -163,6 +163,7 @@ const KernelSet& exact_kernels() {
                                  .attend = attend_exact,
                                  .swiglu = swiglu_exact,
                                  .quantise = quantise_exact,
+                                 .rows = plain_kernels().rows,
                                  .multiply_adds = plain_kernels().multiply_adds,
                                  .sums_groups = true};
   return kernels;

@@ -11,6 +11,7 @@ const KernelSet& neon_kernels() {
                                  .attend = LaneAttention<NeonIsa>::attend,
                                  .swiglu = lane_swiglu<NeonIsa>,
                                  .quantise = LaneQuantise<NeonIsa>::to_floats,
+                                 .rows = kRowKernels,
                                  .multiply_adds = lane_multiply_adds<NeonIsa>,
                                  .sums_groups = true};
   return kernels;

@@ -193,6 +193,7 @@ const KernelSet& neon_bf16_kernels() {
                                  .attend = LaneAttention<NeonIsa>::attend,
                                  .swiglu = lane_swiglu<NeonIsa>,
                                  .quantise = LaneQuantise<NeonIsa>::to_bf16,
+                                 .rows = kRowKernels,
                                  .multiply_adds = matrix_multiply_adds};
   return kernels;
 }

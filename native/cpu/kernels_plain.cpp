@@ -62,6 +62,7 @@ const KernelSet& plain_kernels() {
                                  .attend = LaneAttention<PlainIsa>::attend,
                                  .swiglu = lane_swiglu<PlainIsa>,
                                  .quantise = LaneQuantise<PlainIsa>::to_floats,
+                                 .rows = kRowKernels,
                                  .multiply_adds = lane_multiply_adds<PlainIsa>,
                                  .sums_groups = true};
   return kernels;

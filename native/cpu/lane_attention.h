@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/lanes.h"
+#include "cpu/row_kernels.h"
 
 namespace glint {
 
@@ -16,6 +17,8 @@ class LaneAttention {
   using Floats = typename Lane::Floats;
   static constexpr int64_t kQueriesAtOnce = 4;
   static constexpr int64_t kScoreStride = kSplitPositions + kOperandAlignment;
+  static constexpr int64_t kQueriesFromPages = 8;
+  static constexpr int kMostVectors = Isa::kLanes == 16 ? 4 : 2;
 
   static void attend(const AttentionTile& tile, std::byte* scratch) {
     const Workspace work(tile, scratch);
@@ -70,6 +73,59 @@ class LaneAttention {
     float* split_weight_sum;
   };
 
+  struct FloatValues {
+    const float* data;
+    Floats load(int64_t index) const { return Lane::load(data + index); }
+    float at(int64_t index) const { return data[index]; }
+    FloatValues after(int64_t count) const { return {data + count}; }
+    void prefetch(int64_t) const {}
+  };
+
+  struct Bf16Values {
+    const std::byte* data;
+    Floats load(int64_t index) const { return Isa::load_bf16(data + 2 * index); }
+    float at(int64_t index) const { return float_from_bf16(reinterpret_cast<const uint16_t*>(data)[index]); }
+    Bf16Values after(int64_t count) const { return {data + 2 * count}; }
+    void prefetch(int64_t index) const { __builtin_prefetch(data + 2 * index); }
+  };
+
+  struct Positions {
+    int64_t first;
+    int64_t last;
+  };
+
+  struct SeenPositions {
+    int64_t split_first;
+    int64_t first;
+    int64_t last;
+  };
+
+  struct KeyShape {
+    int64_t count;
+    int64_t stride;
+  };
+
+  struct KeyPlace {
+    int64_t key;
+    int64_t last_key;
+    int64_t query;
+    int64_t stride;
+  };
+
+  struct ValuePlace {
+    SeenPositions seen;
+    int64_t dim;
+  };
+
+  static const std::byte* page_at(const AttentionTile& tile, const std::byte* base, int64_t page) {
+    return base + tile.pages[page] * tile.page_bytes;
+  }
+
+  static bool reads_pages(const AttentionTile& tile) {
+    return tile.dtype == GLINT_DTYPE_BF16 && tile.page_tokens % Isa::kLanes == 0 &&
+           tile.row_count * tile.group_heads <= kQueriesFromPages;
+  }
+
   template <typename Visit>
   static void with_queries(int64_t queries, const Visit& visit) {
     static_assert(kQueriesAtOnce == 4);
@@ -90,7 +146,7 @@ class LaneAttention {
 
   static const float* load_page(const AttentionTile& tile, const std::byte* base, int64_t page, int64_t count,
                                 float* slab) {
-    const std::byte* source = base + tile.pages[page] * tile.page_bytes;
+    const std::byte* source = page_at(tile, base, page);
     if (tile.dtype == GLINT_DTYPE_F32) return reinterpret_cast<const float*>(source);
     const int64_t elements = count * tile.head_dim;
     int64_t index = 0;
@@ -104,7 +160,7 @@ class LaneAttention {
   static const float* load_keys(const AttentionTile& tile, int64_t page, float* slab) {
     const int64_t stride = round_up(tile.page_tokens, Isa::kLanes);
     if (stride == tile.page_tokens) return load_page(tile, tile.keys, page, tile.page_tokens, slab);
-    const std::byte* source = tile.keys + tile.pages[page] * tile.page_bytes;
+    const std::byte* source = page_at(tile, tile.keys, page);
     for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
       for (int64_t key = 0; key < stride; ++key) {
         const int64_t index = dim * tile.page_tokens + key;
@@ -124,54 +180,82 @@ class LaneAttention {
   }
 
   static void score_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
-    const int64_t queries = tile.row_count * tile.group_heads;
+    if (reads_pages(tile)) return score_positions(tile, work.scores, {first, last});
+    const int64_t stride = round_up(tile.page_tokens, Isa::kLanes);
     for (int64_t start = first_page(tile, first); start < last; start += tile.page_tokens) {
       const int64_t count = std::min(tile.page_tokens, last - start);
       const float* keys = load_keys(tile, start / tile.page_tokens, work.slab);
-      for (int64_t query = 0; query < queries; query += kQueriesAtOnce) {
-        const int64_t query_last = std::min(query + kQueriesAtOnce, queries) - 1;
-        if (visible_positions(tile, query_last, start, start + count) == 0) continue;
-        with_queries(query_last - query + 1, [&]<int kQueries>(std::integral_constant<int, kQueries>) {
-          score_queries<kQueries>(tile, work.scores + (start - first), keys, count, query);
-        });
-      }
+      const auto keys_at = [&](int64_t key) { return FloatValues{keys + key}; };
+      const auto is_seen = [&](int64_t query) { return visible_positions(tile, query, start, start + count) > 0; };
+      score_keys(tile, work.scores + (start - first), keys_at, is_seen, {count, stride});
     }
   }
 
-  template <int kQueries>
-  static void score_queries(const AttentionTile& tile, float* scores, const float* keys, int64_t count,
-                            int64_t query_first) {
-    int64_t key = 0;
-    for (; key + Isa::kLanes < count; key += 2 * Isa::kLanes) {
-      score_keys<kQueries, 2>(tile, scores, keys, key, query_first);
-    }
-    if (key < count) score_keys<kQueries, 1>(tile, scores, keys, key, query_first);
+  static void score_positions(const AttentionTile& tile, float* scores, Positions positions) {
+    const int64_t start = first_page(tile, positions.first);
+    const auto keys_at = [&](int64_t key) {
+      const int64_t position = start + key;
+      const std::byte* page = page_at(tile, tile.keys, position / tile.page_tokens);
+      return Bf16Values{page}.after(position % tile.page_tokens);
+    };
+    const auto is_seen = [](int64_t) { return true; };
+    score_keys(tile, scores + (start - positions.first), keys_at, is_seen,
+               {positions.last - start, tile.page_tokens});
   }
 
-  template <int kQueries, int kVectors>
-  static void score_keys(const AttentionTile& tile, float* scores, const float* keys, int64_t key,
-                         int64_t query_first) {
+  template <typename KeysAt, typename IsSeen>
+  static void score_keys(const AttentionTile& tile, float* scores, const KeysAt& keys_at, const IsSeen& is_seen,
+                         KeyShape shape) {
+    const int64_t queries = tile.row_count * tile.group_heads;
+    for (int64_t query = 0; query < queries; query += kQueriesAtOnce) {
+      const int64_t width = std::min(kQueriesAtOnce, queries - query);
+      if (!is_seen(query + width - 1)) continue;
+      with_queries(width, [&]<int kQueries>(std::integral_constant<int, kQueries>) {
+        int64_t key = 0;
+        for (; key + (kMostVectors - 1) * Isa::kLanes < shape.count; key += kMostVectors * Isa::kLanes) {
+          score_vectors<kQueries, kMostVectors>(tile, scores, keys_at, {key, shape.count - 1, query, shape.stride});
+        }
+        for (; key < shape.count; key += Isa::kLanes) {
+          score_vectors<kQueries, 1>(tile, scores, keys_at, {key, shape.count - 1, query, shape.stride});
+        }
+      });
+    }
+  }
+
+  template <int kQueries, int kVectors, typename KeysAt>
+  static void score_vectors(const AttentionTile& tile, float* scores, const KeysAt& keys_at, KeyPlace place) {
     const float scale = 1.0F / std::sqrt(static_cast<float>(tile.head_dim));
-    const int64_t stride = round_up(tile.page_tokens, Isa::kLanes);
     const float* values[kQueries];
-    for (int query = 0; query < kQueries; ++query) values[query] = tile.query + query_offset(tile, query_first + query);
+    decltype(keys_at(0)) keys[kVectors];
+    decltype(keys_at(0)) later_keys[kVectors];
+    for (int query = 0; query < kQueries; ++query) values[query] = tile.query + query_offset(tile, place.query + query);
+    for (int part = 0; part < kVectors; ++part) {
+      const int64_t key = place.key + part * Isa::kLanes;
+      keys[part] = keys_at(key);
+      later_keys[part] = keys_at(std::min(key + kVectors * Isa::kLanes, place.last_key));
+    }
     Floats sums[kQueries][kVectors] = {};
     for (int64_t dim = 0; dim < tile.head_dim; ++dim) {
-      const float* source = keys + dim * stride + key;
+      Floats parts[kVectors];
+#pragma GCC unroll 4
+      for (int part = 0; part < kVectors; ++part) {
+        parts[part] = keys[part].load(dim * place.stride);
+        later_keys[part].prefetch(dim * place.stride);
+      }
 #pragma GCC unroll 4
       for (int query = 0; query < kQueries; ++query) {
         const Floats value = Isa::broadcast(values[query][dim]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int part = 0; part < kVectors; ++part) {
-          sums[query][part] = Isa::multiply_add(value, Lane::load(source + part * Isa::kLanes), sums[query][part]);
+          sums[query][part] = Isa::multiply_add(value, parts[part], sums[query][part]);
         }
       }
     }
 #pragma GCC unroll 4
     for (int query = 0; query < kQueries; ++query) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int part = 0; part < kVectors; ++part) {
-        Lane::store(scores + (query_first + query) * kScoreStride + key + part * Isa::kLanes,
+        Lane::store(scores + (place.query + query) * kScoreStride + place.key + part * Isa::kLanes,
                     sums[query][part] * scale);
       }
     }
@@ -201,6 +285,7 @@ class LaneAttention {
     const double power = static_cast<double>(highest) * std::numbers::log2e;
     const double exponent = std::ceil(power);
     const auto largest_weight = static_cast<float>(std::exp2(power - exponent));
+    const bool is_bf16 = tile.dtype == GLINT_DTYPE_BF16;
     Floats sums = {};
     const Floats zeros = {};
     for (int64_t index = 0; index < count; index += Isa::kLanes) {
@@ -208,75 +293,111 @@ class LaneAttention {
       for (int64_t lane = count - index; lane < Isa::kLanes; ++lane) weights[lane] = zeros[lane];
       for (int64_t lane = 0; lane < std::min<int64_t>(masked - index, Isa::kLanes); ++lane) weights[lane] = zeros[lane];
       sums += weights;
-      Lane::store(scores + index, weights);
-    }
-    if (tile.dtype == GLINT_DTYPE_BF16) {
-      for (int64_t index = 0; index < count; ++index) scores[index] = round_to_bf16(scores[index]);
+      Lane::store(scores + index, is_bf16 ? Lane::round_to_bf16(weights) : weights);
     }
     work.split_exponent[query] = static_cast<float>(exponent);
     work.split_weight_sum[query] = Isa::sum(sums);
   }
 
   static void sum_split(const AttentionTile& tile, const Workspace& work, int64_t first, int64_t last) {
-    const int64_t queries = tile.row_count * tile.group_heads;
-    std::fill_n(work.split_sums, queries * tile.head_dim, 0.0F);
+    std::fill_n(work.split_sums, tile.row_count * tile.group_heads * tile.head_dim, 0.0F);
+    if (reads_pages(tile)) return sum_seen(tile, work, {first, first + tile.num_masked(first), last}, nullptr);
     for (int64_t start = first_page(tile, first); start < last; start += tile.page_tokens) {
-      const int64_t count = std::min(tile.page_tokens, last - start);
-      const int64_t masked = tile.num_masked(start);
-      const float* values =
-          load_page(tile, tile.values, start / tile.page_tokens, count, work.slab) + masked * tile.head_dim;
-      const float* weights = work.scores + (start - first) + masked;
-      const auto visible_to = [&](int64_t query) {
-        return visible_positions(tile, query, start + masked, start + count);
-      };
-      int64_t width = 0;
-      for (int64_t query = 0; query < queries; query += width) {
-        const int64_t most = std::min(kQueriesAtOnce, queries - query);
-        for (width = 1; width < most && visible_to(query + width) == visible_to(query);) ++width;
-        with_queries(width, [&]<int kQueries>(std::integral_constant<int, kQueries>) {
-          add_values<kQueries>(work.split_sums + query * tile.head_dim, weights + query * kScoreStride, values,
-                               visible_to(query), tile.head_dim);
-        });
-      }
+      const int64_t end = std::min(start + tile.page_tokens, last);
+      const float* values = load_page(tile, tile.values, start / tile.page_tokens, end - start, work.slab);
+      sum_seen(tile, work, {first, start + tile.num_masked(start), end}, values);
     }
   }
 
-  template <int kQueries>
-  static void add_values(float* sums, const float* weights, const float* values, int64_t count, int64_t head_dim) {
-    constexpr int64_t kWholeStep = Isa::kLanes * 4;
-    constexpr int kParts = kQueries == 1 ? 4 : 2;
-    const int64_t whole = head_dim / kWholeStep * kWholeStep;
-    for (int64_t dim = 0; dim < whole; dim += kParts * Isa::kLanes) {
-      add_value_lanes<kQueries, kParts>(sums + dim, weights, values + dim, count, head_dim);
+  static void sum_seen(const AttentionTile& tile, const Workspace& work, SeenPositions seen, const float* page) {
+    const int64_t queries = tile.row_count * tile.group_heads;
+    const auto visible_to = [&](int64_t query) { return visible_positions(tile, query, seen.first, seen.last); };
+    int64_t width = 0;
+    for (int64_t query = 0; query < queries; query += width) {
+      const int64_t most = std::min(kQueriesAtOnce, queries - query);
+      for (width = 1; width < most && visible_to(query + width) == visible_to(query);) ++width;
+      with_queries(width, [&]<int kQueries>(std::integral_constant<int, kQueries>) {
+        float* sums = work.split_sums + query * tile.head_dim;
+        const float* weights = work.scores + query * kScoreStride;
+        const SeenPositions positions{seen.split_first, seen.first, seen.first + visible_to(query)};
+        if (page == nullptr) {
+          const auto values_of = [&](int64_t index) { return Bf16Values{page_at(tile, tile.values, index)}; };
+          add_values<kQueries>(tile, sums, weights, values_of, positions);
+        } else {
+          const auto values_of = [&](int64_t) { return FloatValues{page}; };
+          add_values<kQueries>(tile, sums, weights, values_of, positions);
+        }
+      });
     }
-    for (int query = 0; query < kQueries; ++query) {
-      for (int64_t dim = whole; dim < head_dim; ++dim) {
-        float& sum = sums[query * head_dim + dim];
-        for (int64_t index = 0; index < count; ++index) {
-          sum += weights[query * kScoreStride + index] * values[index * head_dim + dim];
+  }
+
+  template <int kQueries, typename ValuesOf>
+  static void add_values(const AttentionTile& tile, float* sums, const float* weights, const ValuesOf& values_of,
+                         SeenPositions seen) {
+    constexpr int64_t kWholeStep = Isa::kLanes * 4;
+    constexpr int kParts = kQueries == 1 ? 4 : kMostVectors;
+    const int64_t whole = tile.head_dim / kWholeStep * kWholeStep;
+    for (int64_t dim = 0; dim < whole; dim += kParts * Isa::kLanes) {
+      add_value_lanes<kQueries, kParts>(tile, sums + dim, weights, values_of, {seen, dim});
+    }
+    if (whole < tile.head_dim) add_last_dims<kQueries>(tile, sums, weights, values_of, {seen, whole});
+  }
+
+  template <int kQueries, typename ValuesOf>
+  static void add_last_dims(const AttentionTile& tile, float* sums, const float* weights, const ValuesOf& values_of,
+                            ValuePlace place) {
+    const SeenPositions& seen = place.seen;
+    for (int64_t position = seen.first; position < seen.last;) {
+      const int64_t page = position / tile.page_tokens;
+      const int64_t count = std::min(seen.last, (page + 1) * tile.page_tokens) - position;
+      const auto values = values_of(page).after(position % tile.page_tokens * tile.head_dim);
+      for (int query = 0; query < kQueries; ++query) {
+        const float* query_weights = weights + query * kScoreStride + position - seen.split_first;
+        for (int64_t dim = place.dim; dim < tile.head_dim; ++dim) {
+          float sum = sums[query * tile.head_dim + dim];
+          for (int64_t index = 0; index < count; ++index) {
+            sum += query_weights[index] * values.at(index * tile.head_dim + dim);
+          }
+          sums[query * tile.head_dim + dim] = sum;
         }
       }
+      position += count;
     }
   }
 
-  template <int kQueries, int kParts>
-  static void add_value_lanes(float* sums, const float* weights, const float* values, int64_t count, int64_t head_dim) {
+  template <int kQueries, int kParts, typename ValuesOf>
+  static void add_value_lanes(const AttentionTile& tile, float* sums, const float* weights, const ValuesOf& values_of,
+                              ValuePlace place) {
     Floats parts[kQueries][kParts];
 #pragma GCC unroll 4
     for (int query = 0; query < kQueries; ++query) {
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        parts[query][part] = Lane::load(sums + query * head_dim + part * Isa::kLanes);
+        parts[query][part] = Lane::load(sums + query * tile.head_dim + part * Isa::kLanes);
       }
     }
-    for (int64_t index = 0; index < count; ++index) {
-#pragma GCC unroll 4
-      for (int query = 0; query < kQueries; ++query) {
-        const Floats weight = Isa::broadcast(weights[query * kScoreStride + index]);
+    for (int64_t position = place.seen.first; position < place.seen.last;) {
+      const int64_t page = position / tile.page_tokens;
+      const int64_t last = std::min(place.seen.last, (page + 1) * tile.page_tokens);
+      const int64_t offset = position % tile.page_tokens * tile.head_dim + place.dim;
+      auto values = values_of(page).after(offset);
+      auto later_values = values_of(last < place.seen.last ? page + 1 : page).after(offset);
+      for (; position < last; ++position) {
+        Floats row[kParts];
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
-          const Floats value = Lane::load(values + index * head_dim + part * Isa::kLanes);
-          parts[query][part] = Isa::multiply_add(weight, value, parts[query][part]);
+          row[part] = values.load(part * Isa::kLanes);
+          if (part % 2 == 0) later_values.prefetch(part * Isa::kLanes);
+        }
+        values = values.after(tile.head_dim);
+        later_values = later_values.after(tile.head_dim);
+#pragma GCC unroll 4
+        for (int query = 0; query < kQueries; ++query) {
+          const Floats weight = Isa::broadcast(weights[query * kScoreStride + position - place.seen.split_first]);
+#pragma GCC unroll 4
+          for (int part = 0; part < kParts; ++part) {
+            parts[query][part] = Isa::multiply_add(weight, row[part], parts[query][part]);
+          }
         }
       }
     }
@@ -284,7 +405,7 @@ class LaneAttention {
     for (int query = 0; query < kQueries; ++query) {
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        Lane::store(sums + query * head_dim + part * Isa::kLanes, parts[query][part]);
+        Lane::store(sums + query * tile.head_dim + part * Isa::kLanes, parts[query][part]);
       }
     }
   }

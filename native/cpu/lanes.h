@@ -54,6 +54,12 @@ struct Lanes {
 
   static void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }
 
+  static Floats round_to_bf16(Floats value) {
+    value = value != value ? broadcast(std::numeric_limits<float>::quiet_NaN()) : value;
+    const auto bits = std::bit_cast<Ints>(value);
+    return std::bit_cast<Floats>((bits + 0x7fff + ((bits >> 16) & 1)) & ~0xffff);
+  }
+
   static Floats exponential(Floats value, float factor = 1.0F) {
     constexpr float kLog2E = 1.44269504088896340736F;
     constexpr float kLn2High = 0.693359375F;

@@ -223,10 +223,11 @@ void mtp_proj(Backend& backend, StepState& step) {
   const int64_t width = backend.model.hidden_size;
   const double epsilon = backend.model.norm_epsilon;
   cpu::embed(backend.workers, rows.hidden.data(), mtp.embedding, step.batch.tokens);
+  const RowKernels& kernels = backend.workers.kernels().rows;
   backend.workers.team().run(count, [&](int64_t row, int) {
     float* input = rows.mtp_input.data() + row * 2 * width;
-    norm_row(input, rows.hidden.data() + row * width, mtp.embedding_norm, width, epsilon);
-    norm_row(input + width, rows.normed.data() + row * width, mtp.hidden_norm, width, epsilon);
+    kernels.norm(input, rows.hidden.data() + row * width, mtp.embedding_norm, width, epsilon);
+    kernels.norm(input + width, rows.normed.data() + row * width, mtp.hidden_norm, width, epsilon);
   });
   const cpu::OperandBuffer operand{rows.mtp_operand.data(), nullptr};
   cpu::prepare_floats(backend.workers, operand, rows.mtp_input.data(), count, 2 * width, 1);

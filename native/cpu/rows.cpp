@@ -7,30 +7,6 @@
 
 namespace glint {
 
-double sum_of_squares(const float* values, int64_t count) {
-  constexpr int64_t kSumLanes = 8;
-  double lanes[kSumLanes] = {};
-  int64_t index = 0;
-  for (; index + kSumLanes <= count; index += kSumLanes) {
-    for (int64_t lane = 0; lane < kSumLanes; ++lane) {
-      const auto value = static_cast<double>(values[index + lane]);
-      lanes[lane] += value * value;
-    }
-  }
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  for (; index < count; ++index) sum += static_cast<double>(values[index]) * static_cast<double>(values[index]);
-  return sum;
-}
-
-void norm_row(float* out, const float* in, const float* weight, int64_t width, double epsilon) {
-  const double mean = sum_of_squares(in, width) / static_cast<double>(width);
-  const double factor = 1.0 / std::sqrt(mean + epsilon);
-  for (int64_t index = 0; index < width; ++index) {
-    out[index] = static_cast<float>(static_cast<double>(weight[index]) * static_cast<double>(in[index]) * factor);
-  }
-}
-
 namespace cpu {
 
 void embed(Workers& workers, float* hidden, const Weight& table, std::span<const int32_t> tokens) {
@@ -46,8 +22,10 @@ void embed(Workers& workers, float* hidden, const Weight& table, std::span<const
 
 void rms_norm(Workers& workers, float* out, const float* in, const float* weight, int64_t count, int64_t width,
               double epsilon) {
-  workers.team().run(count,
-                     [&](int64_t row, int) { norm_row(out + row * width, in + row * width, weight, width, epsilon); });
+  const RowKernels& kernels = workers.kernels().rows;
+  workers.team().run(count, [&](int64_t row, int) {
+    kernels.norm(out + row * width, in + row * width, weight, width, epsilon);
+  });
 }
 
 void add_rows(Workers& workers, float* hidden, const float* update, int64_t count) {

@@ -117,6 +117,7 @@ class PackedGemm {
   static constexpr int64_t kPlanes = Inputs::kPlanes;
   static constexpr int64_t kStepBytes = 2 * kPlanes * kTileBytes;
   static constexpr int64_t kSlots = 4;
+  static constexpr int64_t kFewTokens = 4;
   static_assert(kStepBytes <= kStepCols * kScratchBytesPerColumn);
   static_assert(kSlots * 2 * kTileBytes + kStepBytes <= 2 * kOperandAlignment * kScratchBytesPerColumn);
 
@@ -152,20 +153,34 @@ class PackedGemm {
   }
 
   static void pack_pairs(std::byte* target, const std::byte* rows, int64_t count) {
-    constexpr int64_t kFewTokens = 4;
-    constexpr int64_t kPairBytes = 4;
-    if (count > kFewTokens) {
-      transpose_dwords(rows, kTileRowBytes, [target](int64_t pair, __m512i values) {
-        _mm512_store_si512(target + pair * kTileRowBytes, values);
-      });
-      return;
-    }
-    for (int64_t t = 0; t < count; ++t) {
-      for (int64_t pair = 0; pair < kTileEdge; ++pair) {
-        std::memcpy(target + pair * kTileRowBytes + t * kPairBytes, rows + t * kTileRowBytes + pair * kPairBytes,
-                    kPairBytes);
-      }
-    }
+    if (count <= kFewTokens) return pack_few(target, rows);
+    transpose_dwords(rows, kTileRowBytes, [target](int64_t pair, __m512i values) {
+      _mm512_store_si512(target + pair * kTileRowBytes, values);
+    });
+  }
+
+  static void pack_few(std::byte* target, const std::byte* rows) {
+    static_assert(kFewTokens == 4);
+    const auto load = [rows](int64_t token) { return _mm512_load_si512(rows + token * kTileRowBytes); };
+    const __m512i low01 = _mm512_unpacklo_epi32(load(0), load(1));
+    const __m512i high01 = _mm512_unpackhi_epi32(load(0), load(1));
+    const __m512i low23 = _mm512_unpacklo_epi32(load(2), load(3));
+    const __m512i high23 = _mm512_unpackhi_epi32(load(2), load(3));
+    store_lanes(target, _mm512_unpacklo_epi64(low01, low23));
+    store_lanes(target + kTileRowBytes, _mm512_unpackhi_epi64(low01, low23));
+    store_lanes(target + 2 * kTileRowBytes, _mm512_unpacklo_epi64(high01, high23));
+    store_lanes(target + 3 * kTileRowBytes, _mm512_unpackhi_epi64(high01, high23));
+  }
+
+  static void store_lanes(std::byte* target, __m512i values) {
+    constexpr int64_t kLaneStride = 4 * kTileRowBytes;
+    const auto store = [target](int64_t lane, __m128i part) {
+      _mm_store_si128(reinterpret_cast<__m128i*>(target + lane * kLaneStride), part);
+    };
+    store(0, _mm512_castsi512_si128(values));
+    store(1, _mm512_extracti32x4_epi32(values, 1));
+    store(2, _mm512_extracti32x4_epi32(values, 2));
+    store(3, _mm512_extracti32x4_epi32(values, 3));
   }
 
   void multiply_block(int64_t token, int64_t tokens) {
