@@ -1,11 +1,11 @@
-"""Trains an MTP layer for the sample model, in minutes on a GPU: python scripts/train_mtp.py --out FILE --seconds 240.
+"""Trains an MTP layer for the sample model, in minutes on a GPU: python scripts/train_mtp.py --out FILE --seconds 540.
 
-The model writes the texts itself: its chat template up to the user's turn, then questions at temperature 1 and answers
-at temperatures from nearly 0 to 1. The layer learns the model's own distribution over the answers, for the first draft
-and with half the weight for the second. Its inputs are those of the engine: the embedding of a token beside the hidden
-state of the token before it, behind the final norm, then what the layer itself gave behind its own norm; a draft
-attends to the entries that the engine has in its pages. The block begins as the model's last layer, and eh_proj as the
-least-squares guess at what that layer saw.
+The model writes the texts itself: its chat template up to the user's turn and one of the openings below, then the rest
+of the question and an answer, most of them at low temperatures. The layer learns the model's own distribution over the
+answers, for the first draft and with half the weight for the second. Its inputs are those of the engine: the embedding
+of a token beside the hidden state of the token before it, behind the final norm, then what the layer itself gave behind
+its own norm; a draft attends to the entries that the engine has in its pages. The block begins as the model's last
+layer, and eh_proj as the least-squares guess at what that layer saw.
 """
 
 import argparse
@@ -32,7 +32,69 @@ END = "<|im_end|>"
 NUM_DRAFTS = 3
 DRAFT_WEIGHTS = (1.0, 0.5)
 GREEDY = 0.01
-WRITING_SHARE = 0.3
+QUESTION_HEAT = 0.9
+WRITING_SHARE = 0.4
+OPENINGS = (
+    "",
+    "Explain",
+    "Explain the",
+    "Explain how",
+    "Explain why",
+    "Explain in simple words",
+    "What is",
+    "What is the difference between",
+    "What are",
+    "What happens when",
+    "What does",
+    "How do",
+    "How does",
+    "How can I",
+    "How to",
+    "Why do",
+    "Why does",
+    "Why is",
+    "Why are",
+    "Who was",
+    "When did",
+    "Where",
+    "Which",
+    "Write a",
+    "Write a poem about",
+    "Write a story about",
+    "Write a letter to",
+    "Write an email",
+    "Write two",
+    "Write a paragraph about",
+    "Write a Python function",
+    "Give me",
+    "Give an overview of",
+    "Give me five",
+    "Give me advice",
+    "Tell me about",
+    "Tell me a story",
+    "Describe",
+    "Describe how",
+    "List",
+    "List the",
+    "Name",
+    "Summarize",
+    "Compare",
+    "Discuss the importance of",
+    "Teach me",
+    "Introduce me to",
+    "Create a",
+    "Plan a",
+    "Suggest",
+    "Can you",
+    "Could you explain",
+    "I want to",
+    "I need help with",
+    "Help me",
+    "Is it",
+    "Define",
+    "Translate",
+    "In one sentence,",
+)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -101,37 +163,47 @@ class Writer:
     def __init__(self, model: LlamaForCausalLM, folder: Path) -> None:
         self.model = model
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        start, question, answer = (
-            tokenizer.encode(text, add_special_tokens=False)
-            for text in (SYSTEM + TURNS[0], "\n" + TURNS[0], "\n" + TURNS[1])
-        )
-        width = max(len(question), len(answer))
-        padded = [[0] * (width - len(turn)) + turn for turn in (answer, question)]
-        self.start, self.turns, self.turn_tokens = (
-            torch.tensor(numbers, device=model.device) for numbers in (start, padded, [len(answer), len(question)])
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False))
+
+        openings = [encode(opening) for opening in OPENINGS]
+        forced = [encode("\n" + TURNS[1])] + [encode("\n" + TURNS[0]) + opening for opening in openings]
+        width = max(map(len, forced))
+        padded = [[0] * (width - len(tokens)) + tokens for tokens in forced]
+        lengths, firsts = list(map(len, forced)), [0, *map(len, openings)]
+        self.start, self.forced, self.lengths, self.first_lengths = (
+            torch.tensor(numbers, device=model.device)
+            for numbers in (encode(SYSTEM + TURNS[0]), padded, lengths, firsts)
         )
         self.end = tokenizer.convert_tokens_to_ids(END)
 
     @torch.no_grad()
     def write(self, heat: Tensor, length: int) -> Texts:
-        """One conversation of `length` tokens behind the start for each element of `heat`, its answers' temperature."""
-        count, width = len(heat), self.turns.shape[1]
+        """One conversation of `length` tokens behind the start for each element of `heat`, its answers' temperature.
+
+        Row 0 of `forced` begins an answer, each other one a question; of the first question only the opening is forced.
+        """
+        count, width = len(heat), self.forced.shape[1]
         new = self.start.expand(count, -1)
         cache = DynamicCache()
         in_answer = torch.zeros(count, dtype=torch.bool, device=new.device)
-        to_force = torch.zeros(count, dtype=torch.long, device=new.device)
+        turn = torch.randint(1, len(self.forced), (count,), device=new.device)
+        to_force = self.first_lengths[turn]
         ids, is_answer, states = [new], [torch.zeros_like(new, dtype=torch.bool)], []
         for _ in range(length):
             states.append(self.model.model(new, past_key_values=cache).last_hidden_state)
             logits = self.model.lm_head(states[-1][:, -1]).float()
-            token = torch.multinomial((logits / torch.where(in_answer, heat, 1.0)[:, None]).softmax(-1), 1)[:, 0]
+            heats = torch.where(in_answer, heat, QUESTION_HEAT)
+            token = torch.multinomial((logits / heats[:, None]).softmax(-1), 1)[:, 0]
             is_forced = to_force > 0
-            forced = self.turns[in_answer.long(), (width - to_force).clamp(0, width - 1)]
+            token = torch.where(is_forced, self.forced[turn, (width - to_force).clamp(0, width - 1)], token)
             is_answer.append((in_answer & ~is_forced)[:, None])
-            token = torch.where(is_forced, forced, token)
             ends = ~is_forced & (token == self.end)
-            in_answer = in_answer ^ (to_force == 1)
-            to_force = torch.where(ends, self.turn_tokens[in_answer.long()], (to_force - 1).clamp(0))
+            question = torch.randint(1, len(self.forced), (count,), device=new.device)
+            turn = torch.where(ends, torch.where(in_answer, question, 0), turn)
+            in_answer = torch.where(to_force == 1, turn == 0, in_answer)
+            to_force = torch.where(ends, self.lengths[turn], (to_force - 1).clamp(0))
             new = token[:, None]
             ids.append(new)
         return Texts(torch.cat(ids, 1), torch.cat(is_answer, 1), torch.cat(states, 1))
@@ -265,7 +337,7 @@ class Clock:
 def write_texts(writer: Writer, clock: Clock, args: argparse.Namespace) -> Texts:
     """Conversations in batches, until there are enough or the writing's share of the time is used."""
     batch = min(args.texts, args.write_batch)
-    heat = torch.linspace(GREEDY, 1.0, batch, device=writer.start.device)
+    heat = torch.linspace(0.0, 1.0, batch, device=writer.start.device).square().clamp(GREEDY)
     parts: list[Texts] = []
     while len(parts) * batch < args.texts and (not parts or clock.used() < WRITING_SHARE):
         parts.append(writer.write(heat, args.length))
@@ -327,7 +399,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="safetensors file to write; the log goes beside it")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seconds", type=float, help="stop by then, with the rate at its end (default: no limit)")
-    parser.add_argument("--texts", type=int, default=24576, help="conversations to write, at most")
+    parser.add_argument("--texts", type=int, default=49152, help="conversations to write, at most")
     parser.add_argument("--write-batch", type=int, default=3072, help="conversations written at a time")
     parser.add_argument("--length", type=int, default=288, help="tokens of each behind the common start")
     parser.add_argument("--steps", type=int, default=20000, help="training steps, at most")
@@ -355,7 +427,9 @@ def main() -> None:
     mtp = Mtp(model).to(args.device).float()
     fit_inputs(model, mtp, texts.rows(slice(0, None, max(1, len(texts.ids) // 256))))
     log: dict[str, Any] = {
-        "arguments": {name: getattr(value, "name", str(value)) for name, value in vars(args).items()}
+        "arguments": {
+            name: getattr(value, "name", str(value)) for name, value in {**vars(args), "model": folder}.items()
+        }
     }
     log["texts"] = len(texts.ids)
     log["training"] = train(model, mtp, texts, held["greedy"], clock, args)

@@ -294,9 +294,9 @@ class RankBench:
         room = most_new_tokens(warm_up, steps, num_drafts)
         requests = [self._add(plain.context, room) for _ in range(plain.batch)]
         self._fill(requests, plain.context, num_drafts)
-        self._speculate(requests, warm_up, num_drafts)
+        self._decode(requests, warm_up, num_drafts)
         before = self._native.stats()
-        collected_at = self._speculate(requests, steps + 1, num_drafts)
+        collected_at = self._decode(requests, steps + 1, num_drafts)
         after = self._native.stats()
         self._free(requests)
         seconds = sorted(later - earlier for earlier, later in pairwise(collected_at))
@@ -386,32 +386,24 @@ class RankBench:
         self._native.sample_step(ticket)
         self._check(self._native.collect_step(ticket), num_drafts=num_drafts)
 
-    def _speculate(self, requests: Sequence[int], count: int, num_drafts: int) -> list[float]:
-        """Run `count` steps that verify the drafts of the one before and make new ones; gives when each ended.
+    def _decode(self, requests: Sequence[int], count: int, num_drafts: int = 0) -> list[float]:
+        """Run `count` decode steps as the engine's own loop does; gives when each was collected.
 
-        A request with drafts is in one step at a time, so a step is collected before the next is submitted.
+        With drafts every step verifies those of the one before and makes new ones.
         """
         items = [(request, 1 + num_drafts) for request in requests]
+        drafts = [num_drafts] * len(requests)
         collected_at = []
-        for _ in range(count):
-            self._step(items, num_drafts)
-            collected_at.append(time.perf_counter())
-        return collected_at
-
-    def _decode(self, requests: Sequence[int], count: int) -> list[float]:
-        """Run `count` decode steps as the engine's own loop does; gives when each was collected."""
-        items = [(request, 1) for request in requests]
-        collected_at = []
-        ticket = self._native.submit_step(items)
+        ticket = following = self._native.submit_step(items, drafts)
         self._native.sample_step(ticket)
         for index in range(count):
-            following = self._native.submit_step(items) if index + 1 < count else None
+            if index + 1 < count:
+                following = self._native.submit_step(items, drafts)
+                self._native.sample_step(following)
             outcome = self._native.collect_step(ticket)
             collected_at.append(time.perf_counter())
-            self._check(outcome, new_tokens=len(requests))
-            if following is not None:
-                self._native.sample_step(following)
-                ticket = following
+            self._check(outcome, None if num_drafts else len(requests), num_drafts)
+            ticket = following
         return collected_at
 
     def _check(self, outcome: StepOutcome, new_tokens: int | None = None, num_drafts: int = 0) -> None:

@@ -71,7 +71,7 @@ def show_speculation(speculation: Speculation) -> None:
     """Print the table, and first that acceptance is given."""
     tokens_per_step = speculation.tokens_per_step
     drafts = f"each request verifies {speculation.num_drafts} drafts in a step and makes as many"
-    print(f"\nspeculation: {drafts}; one step in flight; this rank alone, without collectives")
+    print(f"\nspeculation: {drafts}; two steps in flight; this rank alone, without collectives")
     if tokens_per_step is None:
         print("acceptance: not given and not measured, for the weights are random; --acceptance gives it")
     else:

@@ -34,6 +34,7 @@ FIRST_GAP = 16
 TRIAL_GAP = 32
 TRIAL_SHARE = 0.007
 LEAST_DRAFTS = 0.25
+REQUESTS_PER_IDLE_STEP = 8
 MAX_STEP_DRAFTS = 2**14
 
 
@@ -42,13 +43,23 @@ class _Request:
     """What is known of one request: its drafts that were tried and that were right, by position, older ones less.
 
     `warm_steps` counts the steps in a row in which it made drafts, from `WARM_STEPS` for one that began with its
-    prompt. It makes a draft in each of its next `tried_steps` in any case.
+    prompt. It makes a draft in each of its next `tried_steps` in any case. `idle_steps` without drafts are not counted
+    in what it has tried yet.
     """
 
     tried: list[float]
     right: list[float]
     warm_steps: int = WARM_STEPS
     tried_steps: int = 0
+    idle_steps: int = 0
+
+    def count_idle_steps(self) -> None:
+        """Let what was tried count less for the steps without drafts since."""
+        if self.idle_steps:
+            memory = IDLE_MEMORY**self.idle_steps
+            self.tried = [tried * memory for tried in self.tried]
+            self.right = [right * memory for right in self.right]
+            self.idle_steps = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +72,15 @@ class _Step:
 
 @dataclass(slots=True)
 class _Trial:
-    """Steps in which every request makes `num_drafts`, and the steps behind them; the first of both is a mixed one."""
+    """Steps in which every request makes `num_drafts`, and the steps behind them; the first of both is a mixed one.
+
+    A late step was chosen before the last step of the trial was over; it counts for neither.
+    """
 
     num_drafts: int
     num_steps: int = 0
     is_over: bool = False
+    has_late_step: bool = False
     steps: list[_Step] = field(default_factory=list)
     after: list[_Step] = field(default_factory=list)
 
@@ -77,6 +92,7 @@ class _Size:
     `costs` has, by the drafts that every request makes, what each of them adds to the time of a step, as multiples of
     the time without drafts; `times` follows from it. `recent` has the last steps outside of trials, `last_trials` the
     number of the last trial of each number of drafts. `paused_steps` counts the steps of other sizes since its last.
+    The next `idle_steps` make no drafts, as those before did not pay.
     """
 
     first_cost: float
@@ -88,6 +104,7 @@ class _Size:
     trial: _Trial | None = None
     num_trials: int = 0
     paused_steps: int = 0
+    idle_steps: int = 0
     last_trials: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -185,7 +202,7 @@ class Drafts:
         requests = [self._requests[request_id] for request_id in request_ids]
         if size.trial is not None and not size.trial.is_over and is_decoding:
             return [size.trial.num_drafts] * len(requests)
-        counts = _most_tokens([self._chances(request)[: size.max_drafts] for request in requests], size.time)
+        counts = self._best_counts(size, requests)
         if any(counts):
             self._tried_gap = TRIED_GAP
         return [max(count, min(1, request.tried_steps)) for count, request in zip(counts, requests, strict=True)]
@@ -196,10 +213,11 @@ class Drafts:
             return
         for request_id, count in zip(request_ids, counts, strict=True):
             request = self._requests[request_id]
-            request.warm_steps = request.warm_steps + 1 if count else 0
-            if not count:
-                request.tried = [tried * IDLE_MEMORY for tried in request.tried]
-                request.right = [right * IDLE_MEMORY for right in request.right]
+            if count:
+                request.warm_steps += 1
+            else:
+                request.warm_steps = 0
+                request.idle_steps += 1
 
     def observe(self, request_id: int, num_drafts: int, num_right: int, has_ended: bool) -> None:
         """Take in that the first `num_right` of a request's drafts were right, and the next wrong unless it ended.
@@ -209,6 +227,7 @@ class Drafts:
         request = self._requests.get(request_id)
         if request is not None and num_drafts:
             request.tried_steps = max(0, request.tried_steps - 1)
+            request.count_idle_steps()
         wrong_weight = COLD_WEIGHT if request is not None and request.warm_steps < WARM_STEPS else 1.0
         for position in range(min(num_drafts, num_right + (not has_ended))):
             is_right = position < num_right
@@ -239,7 +258,10 @@ class Drafts:
             size.steps_to_trial -= 1
             if size.steps_to_trial <= 0 and len(size.recent) == COMPARED_STEPS:
                 size.trial = _Trial(self._choose_trial(size))
+        elif trial.is_over and not trial.has_late_step and num_made == trial.num_drafts * num_requests:
+            trial.has_late_step = True
         elif trial.is_over:
+            trial.has_late_step = True
             trial.after.append(step)
             if len(trial.after) > COMPARED_STEPS:
                 self._finish_trial(size, trial)
@@ -278,6 +300,7 @@ class Drafts:
                 size.learn(usual, 1.0 / ratio)
         size.trial = None
         size.recent = []
+        size.idle_steps = 0
         size.num_trials += 1
         size.last_trials[trial.num_drafts] = size.num_trials
         size.steps_to_trial = FIRST_GAP
@@ -301,8 +324,19 @@ class Drafts:
             lost += RESTART_TOKENS
         return lost / tokens[best]
 
+    def _best_counts(self, size: _Size, requests: Sequence[_Request]) -> list[int]:
+        """The drafts of each request that give the most tokens; where none do, a step for every eight does not ask."""
+        if size.idle_steps:
+            size.idle_steps -= 1
+            return [0] * len(requests)
+        counts = _most_tokens([self._chances(request)[: size.max_drafts] for request in requests], size.time)
+        if not any(counts):
+            size.idle_steps = len(requests) // REQUESTS_PER_IDLE_STEP
+        return counts
+
     def _chances(self, request: _Request) -> list[float]:
         """The chance of each draft of a request to be right with all before it."""
+        request.count_idle_steps()
         chance, chances = (1.0 if request.warm_steps else RESTART_CHANCE), []
         for share, tried, right in zip(self._shares, request.tried, request.right, strict=True):
             chance *= (right + SHARED_WEIGHT * share) / (tried + SHARED_WEIGHT)

@@ -10,9 +10,10 @@ class ScheduledRequest:
     """A request's counts: tokens of its prompt, tokens known so far, tokens computed so far.
 
     Steps in flight are counted as if they were done: the tokens they compute as computed, the tokens they sample as
-    known. So `computed_tokens < known_tokens <= max_known_tokens` holds while there is something to plan. `arrival`
-    numbers the requests in the order in which they came. `leader_id` names the request whose prompt this one shares,
-    `prompt_step` the step that computes the last prompt token. A step makes or verifies at most `max_drafts` drafts.
+    known. So `computed_tokens < known_tokens <= max_known_tokens` holds while there is something to plan. A step that
+    verifies drafts counts as one token until it is collected. `arrival` numbers the requests in the order in which they
+    came. `leader_id` names the request whose prompt this one shares, `prompt_step` the step that computes the last
+    prompt token. A step makes or verifies at most `max_drafts` drafts.
     """
 
     request_id: int
@@ -28,8 +29,11 @@ class ScheduledRequest:
 
     @property
     def paged_tokens(self) -> int:
-        """Tokens that the next step may take pages for: those known, and drafts that it verifies and makes."""
-        return min(self.known_tokens + 2 * self.max_drafts, self.max_known_tokens)
+        """Tokens that the next step may take pages for.
+
+        These are the known ones, and drafts that it makes, that it verifies and that the step in flight verifies.
+        """
+        return min(self.known_tokens + 3 * self.max_drafts, self.max_known_tokens)
 
     def next_chunk(self, chunk_tokens: int) -> int:
         """Tokens up to the next multiple of `chunk_tokens` positions, or up to the last known token."""

@@ -1,7 +1,7 @@
 """The scheduler: which requests advance in a step, and by how much."""
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import takewhile
@@ -10,6 +10,8 @@ from glint.engine.key_queue import AgeEntry, KeyQueue, age_entry, drop
 from glint.engine.scheduled_request import ScheduledRequest
 from glint.engine.share import DEFAULT_SHARE, Share
 from glint.engine.step_plan import StepItem, StepPlan
+
+NO_DRAFTS: Mapping[int, int] = {}
 
 
 class Scheduler:
@@ -22,8 +24,9 @@ class Scheduler:
 
     A step is planned by `plan`, counted as done by `start_step` once it is submitted, and over with `finish_step`.
     What a step will have done is certain before it ran, except that a request may end early; the engine then removes
-    it. So the next step is planned while the last one computes. The scheduler moves no pages: it is told how many are
-    available.
+    it. So the next step is planned while the last one computes. How many drafts are right is not certain: the next
+    step is planned for all that the last one may make, and until `take_drafts` the last one counts as if none of those
+    that it verifies were right. The scheduler moves no pages: it is told how many are available.
 
     Prompt tokens are shared between keys by weight. The clock of a key counts the prompt tokens computed for it,
     divided by its weight, and the key with the least clock goes first (start-time fair queueing). The clock of the
@@ -164,7 +167,7 @@ class Scheduler:
         """
         decodes = [*self._decodes.values()]
         if not self._prompts and not self._waiting:
-            return StepPlan(self._num_started + 1, tuple(decodes), 0, self._may_draft)
+            return StepPlan(self._num_started + 1, tuple(decodes), 0, self._may_draft, len(decodes))
         room = _StepRoom(self._max_step_tokens - sum(item.advance_tokens for item in decodes))
         if self._waiting and not self._is_admission_paused and len(self._running) < self.max_running:
             self._open_queue(room, available_pages)
@@ -185,14 +188,16 @@ class Scheduler:
         if room.first is not None and not self._running and not room.first_items:
             self._take(room.first, self._queue_of(room.first), room)
         items = (*decodes, *room.chunks, *room.first_items)
-        return StepPlan(self._num_started + 1, items, len(room.first_items), self._may_draft)
+        return StepPlan(self._num_started + 1, items, len(room.first_items), self._may_draft, len(decodes))
 
-    def start_step(self, plan: StepPlan, cached_tokens: Mapping[int, int], awaited: Collection[int] = ()) -> int:
+    def start_step(
+        self, plan: StepPlan, cached_tokens: Mapping[int, int], drafts: Mapping[int, int] = NO_DRAFTS
+    ) -> int:
         """Count the plan just made as submitted and return the number of tokens it computes.
 
         `cached_tokens` has, by request id, what the prefix cache gave to requests among the `first_items` of the plan.
-        It may leave less to compute than was planned. The requests in `awaited` make or verify drafts in this step:
-        once it samples for them they are not planned again before `take_drafts`.
+        It may leave less to compute than was planned. `drafts` has, by request id, the most drafts that this step
+        makes for the next one.
         """
         self._num_started = plan.serial
         self._may_draft = True
@@ -203,27 +208,30 @@ class Scheduler:
             request = self._requests[request_id]
             request.computed_tokens = cached_tokens.get(request_id, 0)
             self._begin(request)
-        for request_id, _ in plan.items[:num_decodes]:
+        for request_id, advance_tokens in plan.items[:num_decodes]:
             request = self._running[request_id]
             request.computed_tokens += 1
             request.known_tokens += 1
-            if request.known_tokens == request.max_known_tokens or request_id in awaited:
-                del self._decodes[request_id]
+            num_drafts = drafts.get(request_id, 0)
+            if num_drafts or advance_tokens > 1 or request.known_tokens == request.max_known_tokens:
+                self._plan_decode(request, num_drafts)
         decoded = sum(item.advance_tokens for item in plan.items[:num_decodes])
-        return decoded + sum(self._advance_prompt(*item, item.request_id in awaited) for item in prompts)
+        return decoded + sum(self._advance_prompt(*item, drafts.get(item.request_id, 0)) for item in prompts)
 
-    def take_drafts(self, request_id: int, new_tokens: int, num_drafts: int) -> None:
+    def take_drafts(self, request_id: int, new_tokens: int, num_drafts: int | None) -> None:
         """Take in what a collected step sampled for a request with drafts, and the drafts to verify in its next step.
 
-        A request that is not known changes nothing.
+        None says that its next step was submitted already. A request that is not known changes nothing.
         """
         request = self._running.get(request_id)
         if request is None:
             return
         request.computed_tokens += new_tokens - 1
         request.known_tokens += new_tokens - 1
-        if request.known_tokens < request.max_known_tokens:
-            self._decodes[request_id] = StepItem(request_id, 1 + num_drafts)
+        if num_drafts is not None:
+            self._plan_decode(request, num_drafts)
+        elif request_id in self._decodes:
+            self._plan_decode(request, self._decodes[request_id].advance_tokens - 1)
 
     def finish_step(self, plan: StepPlan) -> None:
         """Take in that a submitted step was collected; the queue may move again.
@@ -377,7 +385,15 @@ class Scheduler:
             queue.clock = max(queue.clock, self._clock)
             queue.owes_oldest = number not in with_oldest
 
-    def _advance_prompt(self, request_id: int, advance_tokens: int, is_awaited: bool) -> int:
+    def _plan_decode(self, request: ScheduledRequest, num_drafts: int) -> None:
+        """Let the next step sample for a request that has room, and verify so many drafts as far as it has."""
+        left = request.max_known_tokens - request.known_tokens
+        if left > 0:
+            self._decodes[request.request_id] = StepItem(request.request_id, min(1 + num_drafts, left))
+        else:
+            self._decodes.pop(request.request_id, None)
+
+    def _advance_prompt(self, request_id: int, advance_tokens: int, num_drafts: int) -> int:
         """Count a chunk as computed and return its tokens; behind the last known token a new one will be known."""
         request = self._running[request_id]
         queue = self._queue_of(request)
@@ -390,8 +406,7 @@ class Scheduler:
             del self._prompts[request_id]
             queue.discard(request, is_begun=True)
             request.known_tokens += 1
-            if request.known_tokens < request.max_known_tokens and not is_awaited:
-                self._decodes[request_id] = StepItem(request_id, 1)
+            self._plan_decode(request, num_drafts)
         return count
 
     def _candidates(self, queue: KeyQueue, room: "_StepRoom") -> Iterator[ScheduledRequest]:

@@ -2,9 +2,10 @@
 
 import time
 from ctypes import Array, c_uint32
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glint.engine.drafts import Drafts
+from glint.engine.guarded_matcher import GuardedMatcher
 from glint.engine.request import ActiveRequest, StepOutput
 from glint.engine.scheduler import Scheduler
 from glint.engine.settings import EngineSettings
@@ -46,29 +47,31 @@ class StepSummary:
 class _Step:
     """A submitted step: its requests in the order of the items, and the items that have a grammar.
 
-    `constrained` pairs the index of an item with the position up to which it computes. `draft_masks` has the masks of
-    items that verify drafts. By request id, `given` has the number of drafts that there were, `verified` that of those
-    which the grammar lets through. `made` drafts are made in it, at most, by the requests in `awaited`, which also has
-    those that verify some. With `is_decoding` there is no prompt in it. `accepted` counts right drafts. `seconds` is
-    its time once it is collected.
+    `constrained` pairs the index of an item with the position up to which it computes, None where the step before
+    decides it. `draft_masks` has the masks of
+    items that verify drafts which were known at the submit. By request id, `given` has the number of these, `drafts`
+    the most that this step makes, and `coming` those that the step before made meanwhile. The requests in `speculating`
+    make or verify some. With `is_decoding` there is no prompt in it. The other figures are those of the collected step:
+    `num_tokens` that stay computed, `num_verified` drafts, `num_accepted` that were right, and its `seconds`.
     """
 
     plan: StepPlan
     ticket: abi.Ticket
     requests: list[ActiveRequest]
-    constrained: list[tuple[int, int]]
+    constrained: list[tuple[int, int | None]]
     draft_masks: "dict[int, list[Array[c_uint32] | None]]"
     given: dict[int, int]
-    verified: dict[int, int]
-    made: int
-    awaited: set[int]
+    drafts: dict[int, int]
+    speculating: set[int]
     is_decoding: bool
     started: list[ActiveRequest]
-    num_tokens: int
     prefix_tokens_hit: int
     submitted_at: float
+    coming: dict[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
-    accepted: int = 0
+    num_tokens: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
 
 
 class StepLoop:
@@ -76,10 +79,10 @@ class StepLoop:
 
     Between two calls at most one step is in flight, and none when no request is left. During `step` there are two:
     the next is planned on what the one in flight will have done, and submitted before that one is collected. Its
-    decodes take the tokens that the other samples from the native side; a request that ended there is skipped by it.
-    What a step brings for a request that has ended meanwhile is dropped. Pages are taken from a request only while
-    nothing is in flight. A request for which drafts are made or verified is in one step at a time: behind such a step
-    the next is submitted as soon as it is collected, and computes while what it brought is taken in and passed on.
+    decodes take the tokens that the other samples from the native side, and verify the drafts that it makes; a request
+    that ended there is skipped by it. What a step brings for a request that has ended meanwhile is dropped. Pages are
+    taken from a request only while nothing is in flight. Where they are too few for two steps of drafts, the next is
+    submitted as soon as the other is collected, and computes while what that brought is taken in and passed on.
     """
 
     def __init__(self, native: NativeEngine, settings: EngineSettings) -> None:
@@ -152,35 +155,39 @@ class StepLoop:
             self._in_flight = self._start_next(outputs)
         step = self._in_flight
         if step is not None:
-            following = None if step.awaited else self._submit_next(outputs)
+            following = self._submit_next(outputs)
             outcome = self._native.collect_step(step.ticket)
             self._scheduler.finish_step(step.plan)
-            for request, item in zip(step.requests, outcome.items, strict=True):
-                if request.request_id in step.awaited and item.tokens:
-                    self._take_drafts(step, request, item)
-            self._observe_time(step)
+            self._take_drafts(step, outcome, following)
+            self._observe_time(step, outcome)
             for item_index, _ in step.constrained:
                 step.requests[item_index].accept(outcome.items[item_index])
             if following is not None:
                 self._sample(following)
-            elif step.awaited and not any(map(_is_known_to_end, step.requests, outcome.items)):
+            elif step.speculating and not any(map(_is_known_to_end, step.requests, outcome.items)):
                 following = self._start_next(outputs)
             self._in_flight = following
             outputs += self._take_in(step, outcome)
             self._was_busy = bool(self.requests)
-            if step.awaited and following is None:
+            if step.speculating and following is None:
                 self._in_flight = self._start_next(outputs)
             self._drop_idle_step()
         self._summarise(step, outputs)
         return outputs
 
-    def _observe_time(self, step: _Step) -> None:
+    def _observe_time(self, step: _Step, outcome: StepOutcome) -> None:
         """Take in the time of a step that was collected just now; of a decode step the pause before it counts too."""
         now = time.perf_counter()
         step.seconds = now - max(step.submitted_at, self._collected_at)
         if step.is_decoding:
             began_at = self._collected_at if self._was_busy else step.submitted_at
-            self._drafts.observe_step(len(step.requests), sum(step.verified.values()), step.made, now - began_at)
+            made = [
+                step.drafts[request.request_id]
+                for request, item in zip(step.requests, outcome.items, strict=True)
+                if item.computed_tokens > item.first_position
+            ]
+            if made:
+                self._drafts.observe_step(len(made), step.num_verified, sum(made), now - began_at)
         self._collected_at = now
 
     def _start_next(self, outputs: list[StepOutput]) -> _Step | None:
@@ -193,15 +200,30 @@ class StepLoop:
             self._sample(step)
         return step
 
-    def _take_drafts(self, step: _Step, request: ActiveRequest, item: ItemOutcome) -> None:
-        """Count the drafts of a request that were right, and keep those that were made for its next step."""
-        num_right = len(item.tokens) - 1
-        step.accepted += num_right
-        has_ended = item.finish_reason != abi.FINISH_NONE
-        self._drafts.observe(request.request_id, step.given.get(request.request_id, 0), num_right, has_ended)
-        request.drafts = item.drafts
-        request.verified_tokens = step.verified.get(request.request_id, 0)
-        self._scheduler.take_drafts(request.request_id, len(item.tokens), len(item.drafts))
+    def _take_drafts(self, step: _Step, outcome: StepOutcome, following: _Step | None) -> None:
+        """Count what a collected step computed and the drafts that were right; keep those that it made.
+
+        A request that is in the following step verifies them there.
+        """
+        step.num_tokens = sum(item.computed_tokens - item.first_position for item in outcome.items)
+        if not step.speculating:
+            return
+        for request, item in zip(step.requests, outcome.items, strict=True):
+            step.num_verified += item.num_verified
+            request_id = request.request_id
+            if request_id not in step.speculating or not item.tokens:
+                continue
+            num_right = len(item.tokens) - 1
+            step.num_accepted += num_right
+            has_ended = item.finish_reason != abi.FINISH_NONE
+            self._drafts.observe(request_id, step.given.get(request_id, item.num_verified), num_right, has_ended)
+            request.verified_tokens = item.num_verified
+            if following is not None and request_id in following.drafts:
+                following.coming[request_id] = item.drafts
+                self._scheduler.take_drafts(request_id, len(item.tokens), None)
+            else:
+                request.drafts = item.drafts
+                self._scheduler.take_drafts(request_id, len(item.tokens), len(item.drafts))
 
     def _submit_next(self, outputs: list[StepOutput]) -> _Step | None:
         """Submit the next plan that fits; requests that cannot run are failed into `outputs`.
@@ -239,21 +261,16 @@ class StepLoop:
         for item_index, masks in draft_masks.items():
             advances[item_index] = len(masks)
         native_ids = [self._native_id(request) for request in requests]
-        is_decoding = all(
-            item.advance_tokens == 1 + len(request.drafts) for item, request in zip(plan.items, requests, strict=True)
-        )
+        is_decoding = plan.num_decodes == len(plan.items)
         request_ids = [request.request_id for request in requests]
-        drafts = self._drafts.choose(request_ids, is_decoding) if plan.may_draft else [0] * len(request_ids)
-        ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)], drafts)
-        self._drafts.submitted(request_ids, drafts)
+        counts = self._drafts.choose(request_ids, is_decoding) if plan.may_draft else [0] * len(request_ids)
+        ticket = self._native.submit_step([*zip(native_ids, advances, strict=True)], counts)
+        self._drafts.submitted(request_ids, counts)
         submitted_at = time.perf_counter()
-        verified = {
-            request.request_id: advance - 1
-            for request, advance in zip(requests, advances, strict=True)
-            if request.drafts and advance > 1
-        }
+        drafts = dict(zip(request_ids, counts, strict=True))
         given = {request.request_id: len(request.drafts) for request in requests if request.drafts}
-        awaited = {request.request_id for request, count in zip(requests, drafts, strict=True) if count} | given.keys()
+        speculating = {request_id for request_id, count in drafts.items() if count} | given.keys()
+        speculating |= {item.request_id for item in plan.items[: plan.num_decodes] if item.advance_tokens > 1}
         for request in requests:
             request.drafts = ()
         cached = {
@@ -263,45 +280,58 @@ class StepLoop:
         started = [self.requests[request_id] for request_id in cached if not self.requests[request_id].has_started]
         for request in started:
             request.has_started = True
-        return _Step(
+        self._scheduler.start_step(plan, cached, drafts)
+        step = _Step(
             plan=plan,
             ticket=ticket,
             requests=requests,
             constrained=[
-                (item_index, self._native.submitted_item(item_index).first_position + advances[item_index])
+                (item_index, self._end_of(item_index, advances[item_index]))
                 for item_index, request in enumerate(requests)
                 if request.constraint is not None
             ],
             draft_masks=draft_masks,
             given=given,
-            verified=verified,
-            made=sum(drafts),
-            awaited=awaited,
+            drafts=drafts,
+            speculating=speculating,
             is_decoding=is_decoding,
             started=started,
-            num_tokens=self._scheduler.start_step(plan, cached, awaited) - plan.num_tokens + sum(advances),
             prefix_tokens_hit=sum(cached[request.request_id] for request in started),
             submitted_at=submitted_at,
         )
+        if not step.constrained:
+            self._native.sample_step(ticket)
+        return step
+
+    def _end_of(self, item_index: int, advance: int) -> int | None:
+        """The position up to which an item of the step just submitted computes; None where it is not known yet."""
+        first_position = int(self._native.submitted_item(item_index).first_position)
+        return None if first_position < 0 else first_position + advance
 
     def _sample(self, step: _Step) -> None:
-        """Let a submitted step sample, with the masks of the rows that have a grammar.
+        """Let a submitted step sample, with the masks of the rows that have a grammar; without any it does already.
 
         The step before it was collected and its tokens accepted, so the masks are those of the next token; they are
-        made while the forward pass computes. Those behind drafts were made before the submit, which drops the drafts
-        that a grammar does not allow.
+        made while the forward pass computes. Those behind drafts that were known before the submit were made there,
+        and it dropped the drafts that a grammar does not allow; of the others a mask without words drops them.
         """
+        if not step.constrained:
+            return
         masks = []
         for item_index, end in step.constrained:
             request = step.requests[item_index]
             rows = step.draft_masks.get(item_index)
+            coming: tuple[int, ...] = ()
             if rows is None:
-                if request.constraint is None or end < len(request.prompt_tokens) + request.constraint.num_accepted:
+                if request.constraint is None or not _has_next_token(request, request.constraint, end):
                     continue
-                rows = [request.constraint.mask()]
+                coming = step.coming.get(request.request_id, ())[: step.plan.items[item_index].advance_tokens - 1]
+                rows = request.constraint.masks(coming)
             masks += [
                 abi.Mask(item_index, row, len(words), 0, words) for row, words in enumerate(rows) if words is not None
             ]
+            if len(rows) <= len(coming):
+                masks.append(abi.Mask(item_index, len(rows), 0, 0, None))
         given = abi.sized(abi.Masks, count=len(masks), masks=(abi.Mask * len(masks))(*masks)) if masks else None
         self._native.sample_step(step.ticket, given)
 
@@ -322,17 +352,15 @@ class StepLoop:
         if step is None:
             self._last_step = StepSummary(serial=self._last_step.serial, **pages)
             return
-        draft_tokens = sum(step.verified.values())
-        accepted_tokens = step.accepted
         self._last_step = StepSummary(
             serial=self._last_step.serial + 1,
             **pages,
             seconds=step.seconds,
             seconds_ago=time.perf_counter() - self._collected_at,
             num_items=len(step.requests),
-            num_tokens=step.num_tokens - draft_tokens + accepted_tokens,
-            draft_tokens=draft_tokens,
-            accepted_tokens=accepted_tokens,
+            num_tokens=step.num_tokens,
+            draft_tokens=step.num_verified,
+            accepted_tokens=step.num_accepted,
             new_tokens=sum(len(output.token_ids) for output in outputs),
             prefix_tokens_queried=sum(len(request.prompt_tokens) for request in step.started),
             prefix_tokens_hit=step.prefix_tokens_hit,
@@ -405,6 +433,11 @@ class StepLoop:
         request.constraint = None
         self._drafts.forget(request.request_id)
         self._scheduler.remove(request.request_id)
+
+
+def _has_next_token(request: ActiveRequest, constraint: GuardedMatcher, end: int | None) -> bool:
+    """Whether a step that computes up to a position samples; one that follows drafts, None, always does."""
+    return end is None or end >= len(request.prompt_tokens) + constraint.num_accepted
 
 
 def _is_known_to_end(request: ActiveRequest, item: ItemOutcome) -> bool:

@@ -15,7 +15,8 @@ class StepItem(NamedTuple):
 class StepPlan:
     """The work of one step: decodes first, then prompt chunks, then requests scheduled for the first time.
 
-    No request occurs twice. The last `num_first` items are those of requests that hold no pages yet, whose prefix is
+    No request occurs twice. The first `num_decodes` items are decodes, whose advance beyond one token is that of drafts
+    which they verify at most. The last `num_first` items are those of requests that hold no pages yet, whose prefix is
     looked up when the step is submitted. A plan without items means that there is nothing to do now. Steps are
     numbered by `serial`; a plan that was not submitted leaves its number to the next. Without `may_draft` the step
     makes no drafts, for want of pages.
@@ -25,6 +26,7 @@ class StepPlan:
     items: tuple[StepItem, ...]
     num_first: int
     may_draft: bool = True
+    num_decodes: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,7 @@ pointer may be NULL only where its count is 0, unless said otherwise.
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 8
 MAX_STEPS_IN_FLIGHT = 2
@@ -323,9 +323,11 @@ class StepItem(Structure):
     """By how many of its known but uncomputed tokens a request advances in a step.
 
     A request's first item begins after its cached prefix; `advance_tokens` counts from there and is cut to what is
-    left. Drafts that the request's last step made follow its known tokens: what is advanced beyond those is verified. A
-    successful submit fills `first_position` and `cached_tokens`. `draft_tokens` is how many drafts to make behind the
-    sampled token, up to `max_draft_tokens` of the engine; until the step is collected the request is in no other step.
+    left. Drafts that the request's last step made follow its known tokens: what is advanced beyond those is verified.
+    `draft_tokens` is how many drafts to make behind the sampled token, up to `max_draft_tokens` of the engine. Where
+    the request makes or verifies drafts in a step in flight, that step decides where this one begins and what it
+    verifies: one token, and of the drafts that are made there as many as `advance_tokens` goes beyond it. A successful
+    submit fills `cached_tokens` and `first_position`, which is -1 where a step in flight decides it.
     """
 
     _fields_ = [
@@ -347,6 +349,7 @@ class Mask(Structure):
     """Tokens allowed for one item of the step: bit `t % 32` of `words[t / 32]`, `word_count` words for all tokens.
 
     An item that verifies drafts has a mask for each `row`: 0 is for the token behind the known ones, 1 behind a draft.
+    A mask without words says that the drafts from the one before its row on are not verified.
     """
 
     _fields_ = [
@@ -377,6 +380,8 @@ class ItemResult(Structure):
     """The result of a step for one item: `token_count` new tokens, `FINISH_*`, `FAILURE_*` and the request's counts.
 
     The tokens of all items of a step lie in one array. `draft_count` drafts may be verified by the request's next step.
+    The item began at `first_position` and verified `verified_count` drafts; up to `computed_tokens` what it computed
+    stays, and a request that had ended before has none.
     """
 
     _fields_ = [
@@ -387,6 +392,8 @@ class ItemResult(Structure):
         ("cached_tokens", c_int32),
         ("computed_tokens", c_int32),
         ("draft_count", c_int32),
+        ("first_position", c_int32),
+        ("verified_count", c_int32),
         ("tokens", POINTER(c_int32)),
         ("drafts", POINTER(c_int32)),
     ]

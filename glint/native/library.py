@@ -21,7 +21,7 @@ BUILD_COMMANDS = {"cpu": "scripts/build.sh", "cuda": "scripts/build.sh --cuda (i
 _TOKEN_BYTES = 4
 _LOGPROB = struct.Struct("=iiif")
 _STEP_ITEM = struct.Struct("=Qiiii")
-_ITEM_RESULT = struct.Struct("=QiiiiiiQQ")
+_ITEM_RESULT = struct.Struct("=QiiiiiiiiQQ")
 
 
 class InvalidArgument(EngineError):
@@ -72,7 +72,8 @@ class ItemOutcome(NamedTuple):
     """The result of a step for one request.
 
     `logprobs` maps an absolute position of prompt and generated tokens to token ids and their log-probabilities: the
-    actual token first, then the best in descending order. `drafts` are what the MTP layer expects to follow.
+    actual token first, then the best in descending order. `drafts` are what the MTP layer expects to follow. The
+    request computed from `first_position` up to `computed_tokens` and verified `num_verified` drafts.
     """
 
     request_id: int
@@ -83,6 +84,8 @@ class ItemOutcome(NamedTuple):
     computed_tokens: int
     logprobs: dict[int, dict[int, float]]
     drafts: tuple[int, ...] = ()
+    first_position: int = 0
+    num_verified: int = 0
 
 
 class StepOutcome(NamedTuple):
@@ -335,13 +338,13 @@ def _read_results(results: abi.StepResults) -> StepOutcome:
     records = [*_ITEM_RESULT.iter_unpack(ctypes.string_at(results.items, count * _ITEM_RESULT.size))]
     first, tokens = _read_tokens([(record[-2], record[1]) for record in records if record[1]])
     items = []
-    for (request_id, num_tokens, finish, failure, cached, computed, num_drafts, address, draft_address), entries in zip(
-        records, logprobs, strict=True
-    ):
-        begin = (address - first) // _TOKEN_BYTES
-        new = tuple(tokens[begin : begin + num_tokens]) if num_tokens else ()
+    for record, entries in zip(records, logprobs, strict=True):
+        request_id, num_tokens, finish, failure, cached, computed, num_drafts, begin, verified = record[:-2]
+        address, draft_address = record[-2:]
+        place = (address - first) // _TOKEN_BYTES
+        new = tuple(tokens[place : place + num_tokens]) if num_tokens else ()
         drafts = tuple(_read_tokens([(draft_address, num_drafts)])[1]) if num_drafts else ()
-        items.append(ItemOutcome(request_id, new, finish, failure, cached, computed, entries, drafts))
+        items.append(ItemOutcome(request_id, new, finish, failure, cached, computed, entries, drafts, begin, verified))
     return StepOutcome(tuple(items), results.pages_free, results.pages_held, results.pages_cached)
 
 

@@ -81,6 +81,11 @@ std::span<const glint_file> checked_files(const glint_engine_options& options, s
   return {options.files, static_cast<size_t>(options.file_count)};
 }
 
+void forget_drafts(Request& request) {
+  request.num_drafts = 0;
+  request.progress.drafts.clear();
+}
+
 }
 
 Step::Step(const EngineLimits& limits) {
@@ -109,6 +114,7 @@ void Step::clear() {
   given_drafts.clear();
   has_mask.assign(has_mask.size(), false);
   makes_drafts = false;
+  verifies_drafts = false;
   results.clear();
   logprobs.clear();
 }
@@ -187,7 +193,7 @@ void Engine::trim_pages(Request& request, int32_t num_tokens) {
 
 void Engine::drop_pages(Request& request) {
   trim_pages(request, 0);
-  request.drafts.clear();
+  forget_drafts(request);
   request.progress.mtp_end = 0;
   request.computed_tokens = 0;
   request.registered_pages = 0;
@@ -215,7 +221,7 @@ void Engine::run_alone(uint64_t id, bool is_prefill, glint_step_results& results
   require_argument(!request.settings.has_prompt_logprobs || left <= limits_.max_step_tokens, "request ", id,
                    " asks for prompt logprobs over ", left, " tokens, one step takes ", limits_.max_step_tokens,
                    ": use glint_submit_step");
-  request.drafts.clear();
+  forget_drafts(request);
   require_pages_for(request);
   do {
     glint_step_item item{};

@@ -48,19 +48,24 @@ class Engine {
     int32_t num_drafts = 0;
     int32_t draft_tokens = 0;
     bool has_mtp = false;
+    bool follows_drafts = false;
   };
 
   static constexpr size_t kStepSlots = GLINT_MAX_STEPS_IN_FLIGHT + 1;
 
   Request& checked_item(const glint_step_item& item, size_t index);
+  Admission plan_admission(Request& request, const glint_step_item& item);
   void match_prefix(Request& request, Admission& admission);
   int64_t plan_admissions(std::span<const glint_step_item> items);
   int64_t cached_pages_to_hold();
   void require_pages_for(Request& request);
+  void hold_matches(const Admission& admission);
   void admit(const Admission& admission);
+  void add_item(Step& step, const Admission& admission);
   Step& open_slot();
   Step& step_of(const glint_ticket& ticket);
   void collect_item(Step& step, size_t index);
+  void end_speculation(Request& request, const glint_item_result& result);
   void register_pages(Request& request, int32_t computed, int32_t mtp_end);
   void trim_pages(Request& request, int32_t num_tokens);
   void drop_pages(Request& request);

@@ -24,6 +24,7 @@ struct EngineLimits {
 
 struct RankProgress {
   std::vector<int32_t> history;
+  std::vector<int32_t> drafts;
   int32_t mtp_first = 0;
   int32_t mtp_end = 0;
   int32_t prompt_logprobs_end = 1;
@@ -42,10 +43,10 @@ struct Request {
   int32_t reusable_tokens = std::numeric_limits<int32_t>::max();
 
   std::vector<int32_t> tokens;
-  std::vector<int32_t> drafts;
   std::vector<int32_t> pages;
   int32_t computed_tokens = 0;
   int32_t pending_tokens = 0;
+  int32_t num_drafts = 0;
   int32_t cached_tokens = 0;
   int32_t registered_pages = 0;
   uint64_t chain = 0;

@@ -62,7 +62,7 @@ Request copy_request(const glint_request& source, const EngineLimits& limits) {
   request.tokens.assign(source.prompt_tokens, source.prompt_tokens + source.prompt_count);
   request.progress.history = request.tokens;
   request.progress.history.reserve(static_cast<size_t>(request.max_tokens) + 1);
-  request.drafts.reserve(static_cast<size_t>(limits.max_draft_tokens));
+  request.progress.drafts.reserve(static_cast<size_t>(limits.max_draft_tokens));
   request.pages.reserve(static_cast<size_t>(request.max_tokens / limits.page_tokens) + 1);
   return request;
 }

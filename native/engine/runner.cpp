@@ -114,7 +114,8 @@ bool StepRunner::launch(std::unique_lock<std::mutex>& lock) {
   run_part(lock, step, &StepRunner::run_sampling);
   queue_.erase(queue_.begin());
   sampled_ = &step;
-  if (!overlaps_steps_ || step.makes_drafts || step.failure.is_set()) finish(lock);
+  const bool decides_the_next = step.makes_drafts || step.verifies_drafts;
+  if (!overlaps_steps_ || decides_the_next || step.failure.is_set()) finish(lock);
   return true;
 }
 
@@ -147,12 +148,27 @@ void StepRunner::run_part(std::unique_lock<std::mutex>& lock, Step& step, void (
   lock.lock();
 }
 
+void StepRunner::begin_item(PlannedItem& item) {
+  RankProgress& progress = item.request->progress;
+  if (item.follows_drafts) item.first_position = static_cast<int32_t>(progress.history.size()) - 1;
+  if (!item.samples) return;
+  keep_drafts(item, static_cast<int32_t>(progress.drafts.size()));
+  std::copy_n(progress.drafts.begin(), item.drafts.size(), item.drafts.begin());
+  progress.drafts.clear();
+}
+
+void StepRunner::keep_drafts(PlannedItem& item, int32_t count) {
+  const int32_t kept = std::min(item.num_drafts(), count);
+  item.count -= item.num_drafts() - kept;
+  item.drafts = item.drafts.first(static_cast<size_t>(kept));
+}
+
 void StepRunner::add_to_batch(const PlannedItem& item) {
   const RankProgress& progress = item.request->progress;
   requests_.push_back({.row_first = static_cast<int32_t>(tokens_.size()),
                        .row_count = item.count,
                        .first_position = item.first_position,
-                       .pages = item.request->pages.data()});
+                       .pages = item.pages.data()});
   for (int32_t position = item.first_position; position < item.first_position + item.count; ++position) {
     const auto index = static_cast<size_t>(position);
     const int32_t draft = position - (item.first_position + item.count - item.num_drafts());
@@ -182,6 +198,7 @@ void StepRunner::run_forward(Step& step) {
     row_firsts_.push_back(static_cast<int32_t>(tokens_.size()));
     item.is_skipped = item.request->progress.finish_reason != GLINT_FINISH_NONE;
     if (item.is_skipped) continue;
+    begin_item(item);
     add_to_batch(item);
     if (!item.samples) continue;
     for (int32_t draft = 0; draft <= item.num_drafts(); ++draft) {
@@ -277,8 +294,12 @@ void StepRunner::run_sampling(Step& step) {
     std::vector<int32_t>& history = request.progress.history;
     const auto sampled_row = static_cast<int32_t>(sampling_rows_.size());
     const bool is_first = step.sampled_items.empty() || step.sampled_items.back() != item_index;
-    if (is_first) item.sampled_row = request.progress.sampled_row = sampled_row;
+    if (is_first) {
+      item.sampled_row = request.progress.sampled_row = sampled_row;
+      keep_drafts(item, item.max_verified);
+    }
     const int32_t place = sampled_row - item.sampled_row;
+    if (place > item.num_drafts()) continue;
     if (place > 0) history.push_back(item.drafts[static_cast<size_t>(place) - 1]);
     step.sampled_items.push_back(item_index);
     sampling_rows_.push_back({.logit_row = static_cast<int32_t>(row),
@@ -318,11 +339,11 @@ void StepRunner::add_mtp_rows(Step& step, int32_t item_index) {
                        .row_count = end - first,
                        .first_position = first,
                        .context_first = progress.mtp_first,
-                       .pages = request.pages.data()});
+                       .pages = item.pages.data()});
   for (int32_t position = first; position < end; ++position) {
     const int32_t row = std::max(position - item.first_position - 1, 0);
     if (position % limits_.page_tokens == 0) {
-      const int32_t page = request.pages[static_cast<size_t>(position / limits_.page_tokens) - 1];
+      const int32_t page = item.pages[static_cast<size_t>(position / limits_.page_tokens) - 1];
       page_states_.push_back({static_cast<int32_t>(tokens_.size()), page, position > item.first_position});
     }
     tokens_.push_back(progress.history[static_cast<size_t>(position)]);
@@ -378,8 +399,11 @@ void StepRunner::make_drafts(Step& step) {
     if (!drafting_items_.empty()) run_mtp(false);
   }
   for (size_t index = 0; index < step.items.size(); ++index) {
-    std::vector<int32_t>& history = step.items[index].request->progress.history;
-    history.resize(history.size() - static_cast<size_t>(step.results[index].draft_count));
+    const glint_item_result& result = step.results[index];
+    if (result.draft_count == 0) continue;
+    RankProgress& progress = step.items[index].request->progress;
+    progress.history.resize(progress.history.size() - static_cast<size_t>(result.draft_count));
+    progress.drafts.assign(result.drafts, result.drafts + result.draft_count);
   }
 }
 
@@ -403,7 +427,7 @@ void StepRunner::continue_drafts(Step& step) {
                          .row_count = 1,
                          .first_position = position,
                          .context_first = request.progress.mtp_first,
-                         .pages = request.pages.data()});
+                         .pages = item.pages.data()});
     tokens_.push_back(drafted.token);
     positions_.push_back(position);
     hidden_rows_.push_back(logit_rows_[row]);

@@ -39,6 +39,8 @@ class StepRunner {
   void continue_drafts(Step& step);
   const uint32_t* mask_of(const Step& step, int32_t row) const;
   void clear_batch();
+  void begin_item(PlannedItem& item);
+  void keep_drafts(PlannedItem& item, int32_t count);
   void add_to_batch(const PlannedItem& item);
   void report_prompt_logprobs(Step& step);
   void report_prompt_rows(Step& step, int32_t item_index, int32_t row_first);

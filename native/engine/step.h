@@ -14,17 +14,21 @@ struct PlannedItem {
   Request* request = nullptr;
   int32_t first_position = 0;
   int32_t count = 0;
-  std::span<const int32_t> drafts;
+  int32_t max_drafts = 0;
+  int32_t max_verified = 0;
+  std::span<int32_t> drafts;
+  std::span<const int32_t> pages;
   int32_t draft_tokens = 0;
   int32_t first_row = 0;
   int32_t sampled_row = 0;
   int32_t mtp_end = 0;
   bool resumes_mtp = false;
   bool samples = false;
+  bool follows_drafts = false;
   bool is_skipped = false;
 
   int32_t num_drafts() const { return static_cast<int32_t>(drafts.size()); }
-  bool is_speculative() const { return samples && num_drafts() + draft_tokens > 0; }
+  bool is_speculative() const { return samples && max_drafts + draft_tokens > 0; }
 };
 
 struct Step {
@@ -50,6 +54,7 @@ struct Step {
   std::vector<uint32_t> mask_words;
   std::vector<bool> has_mask;
   bool makes_drafts = false;
+  bool verifies_drafts = false;
 };
 
 }

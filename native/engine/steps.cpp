@@ -5,6 +5,12 @@
 
 namespace glint {
 
+namespace {
+
+constexpr int32_t kDecidedByStepBefore = -1;
+
+}
+
 Request& Engine::checked_item(const glint_step_item& item, size_t index) {
   Request& request = requests_.find(item.request_id);
   require(!request.is_freed, GLINT_STATUS_UNKNOWN_REQUEST, "request ", item.request_id, " of item ", index,
@@ -15,8 +21,6 @@ Request& Engine::checked_item(const glint_step_item& item, size_t index) {
   require_argument(item.draft_tokens >= 0 && item.draft_tokens <= limits_.max_draft_tokens, "item ", index, " has ",
                    item.draft_tokens, " draft tokens, expected 0 to ", limits_.max_draft_tokens,
                    " (options.max_draft_tokens)");
-  require(!request.is_speculating, GLINT_STATUS_BUSY, "request ", item.request_id, " of item ", index,
-          " has drafts in a step in flight: collect the step first");
   require_argument(request.known_tokens() > request.computed_tokens, "request ", item.request_id, " of item ", index,
                    " has no token to compute: collect the step that samples it first");
   return request;
@@ -41,6 +45,24 @@ void Engine::match_prefix(Request& request, Admission& admission) {
   }
 }
 
+Engine::Admission Engine::plan_admission(Request& request, const glint_step_item& item) {
+  Admission admission{.request = &request,
+                      .first_position = request.computed_tokens,
+                      .draft_tokens = item.draft_tokens,
+                      .follows_drafts = request.is_speculating};
+  match_prefix(request, admission);
+  admission.first_position += admission.match_count * limits_.page_tokens;
+  const int32_t known = request.known_tokens();
+  admission.count = std::min(item.advance_tokens, known + request.num_drafts - admission.first_position);
+  const int32_t end = admission.first_position + admission.count;
+  admission.num_drafts = std::max(0, end - known);
+  const int32_t last = std::min(end + admission.draft_tokens, request.max_tokens);
+  const int32_t pages_needed = (last + limits_.page_tokens - 1) / limits_.page_tokens;
+  const auto pages_there = static_cast<int32_t>(request.pages.size()) + admission.match_count;
+  admission.new_pages = std::max(0, pages_needed - pages_there);
+  return admission;
+}
+
 int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
   admissions_.clear();
   matches_.clear();
@@ -49,23 +71,10 @@ int64_t Engine::plan_admissions(std::span<const glint_step_item> items) {
   int64_t new_pages = 0;
   for (size_t index = 0; index < items.size(); ++index) {
     Request& request = checked_item(items[index], index);
-    Admission admission{.request = &request, .first_position = request.computed_tokens};
-    match_prefix(request, admission);
-    admission.first_position += admission.match_count * limits_.page_tokens;
-    const int32_t known = request.known_tokens();
-    admission.count = std::min(items[index].advance_tokens,
-                               known + static_cast<int32_t>(request.drafts.size()) - admission.first_position);
-    admission.num_drafts = std::max(0, admission.first_position + admission.count - known);
-    admission.draft_tokens = items[index].draft_tokens;
-    const int32_t last =
-        std::min(admission.first_position + admission.count + admission.draft_tokens, request.max_tokens);
-    const int32_t pages_needed = (last + limits_.page_tokens - 1) / limits_.page_tokens;
-    const auto pages_there = static_cast<int32_t>(request.pages.size()) + admission.match_count;
-    admission.new_pages = std::max(0, pages_needed - pages_there);
+    const Admission& admission = admissions_.emplace_back(plan_admission(request, items[index]));
     num_tokens += admission.count;
     num_rows += 1 + admission.num_drafts;
     new_pages += admission.new_pages;
-    admissions_.push_back(admission);
     request.last_step = next_step_;
   }
   require_argument(num_tokens <= limits_.max_step_tokens, "the step advances ", num_tokens, " tokens, at most ",
@@ -86,6 +95,17 @@ int64_t Engine::cached_pages_to_hold() {
   return count;
 }
 
+void Engine::hold_matches(const Admission& admission) {
+  Request& request = *admission.request;
+  for (int32_t index = 0; index < admission.match_count; ++index) {
+    const PagePool::Match& match = matches_[static_cast<size_t>(admission.match_first + index)];
+    pool_.hold(match.page);
+    request.pages.push_back(match.page);
+    request.chain = match.serial;
+  }
+  request.registered_pages += admission.match_count;
+}
+
 void Engine::admit(const Admission& admission) {
   Request& request = *admission.request;
   const std::span<int32_t> taken(taken_.data(), static_cast<size_t>(admission.new_pages));
@@ -96,6 +116,43 @@ void Engine::admit(const Admission& admission) {
   if (!request.was_admitted) request.cached_tokens = admission.match_count * limits_.page_tokens;
   request.was_admitted = true;
   ++request.steps_in_flight;
+}
+
+void Engine::add_item(Step& step, const Admission& admission) {
+  Request& request = *admission.request;
+  const bool samples = request.computed_tokens >= request.known_tokens();
+  const auto num_given = step.given_drafts.size();
+  const auto first_row = static_cast<int32_t>(step.items.size() + num_given);
+  step.given_drafts.resize(num_given + static_cast<size_t>(admission.num_drafts));
+  step.makes_drafts = step.makes_drafts || admission.draft_tokens > 0;
+  step.verifies_drafts = step.verifies_drafts || admission.num_drafts > 0;
+  step.items.push_back({.request = &request,
+                        .first_position = admission.first_position,
+                        .count = admission.count,
+                        .max_drafts = admission.num_drafts,
+                        .max_verified = admission.num_drafts,
+                        .drafts = std::span(step.given_drafts).subspan(num_given),
+                        .pages = request.pages,
+                        .draft_tokens = admission.draft_tokens,
+                        .first_row = first_row,
+                        .resumes_mtp = admission.has_mtp,
+                        .samples = samples,
+                        .follows_drafts = admission.follows_drafts});
+  step.results.push_back({.request_id = request.id,
+                          .token_count = 0,
+                          .finish_reason = GLINT_FINISH_NONE,
+                          .failure = GLINT_FAILURE_NONE,
+                          .cached_tokens = request.cached_tokens,
+                          .computed_tokens = request.computed_tokens,
+                          .draft_count = 0,
+                          .first_position = admission.first_position,
+                          .verified_count = 0,
+                          .tokens = nullptr,
+                          .drafts = nullptr});
+  request.is_speculating = step.items.back().is_speculative();
+  if (!samples) return;
+  request.pending_tokens += 1 + admission.num_drafts;
+  request.num_drafts = admission.draft_tokens;
 }
 
 Step& Engine::open_slot() {
@@ -128,48 +185,12 @@ void Engine::submit_step(std::span<glint_step_item> items, glint_ticket& ticket)
   forget_marks.is_armed = false;
   step.clear();
   step.serial = next_step_;
-  for (const Admission& admission : admissions_) {
-    Request& request = *admission.request;
-    for (int32_t index = 0; index < admission.match_count; ++index) {
-      const PagePool::Match& match = matches_[static_cast<size_t>(admission.match_first + index)];
-      pool_.hold(match.page);
-      request.pages.push_back(match.page);
-      request.chain = match.serial;
-    }
-    request.registered_pages += admission.match_count;
-  }
+  for (const Admission& admission : admissions_) hold_matches(admission);
   for (size_t index = 0; index < admissions_.size(); ++index) {
     const Admission& admission = admissions_[index];
-    Request& request = *admission.request;
     admit(admission);
-    const bool samples = request.computed_tokens >= request.known_tokens();
-    request.pending_tokens += samples ? 1 : 0;
-    const auto first_row = static_cast<int32_t>(step.items.size() + step.given_drafts.size());
-    const std::span drafts(step.given_drafts.data() + step.given_drafts.size(),
-                           static_cast<size_t>(admission.num_drafts));
-    step.given_drafts.insert(step.given_drafts.end(), request.drafts.begin(),
-                             request.drafts.begin() + admission.num_drafts);
-    if (samples) request.drafts.clear();
-    step.makes_drafts = step.makes_drafts || admission.draft_tokens > 0;
-    step.items.push_back({.request = &request,
-                          .first_position = admission.first_position,
-                          .count = admission.count,
-                          .drafts = drafts,
-                          .draft_tokens = admission.draft_tokens,
-                          .first_row = first_row,
-                          .resumes_mtp = admission.has_mtp,
-                          .samples = samples});
-    request.is_speculating = step.items.back().is_speculative();
-    step.results.push_back({.request_id = request.id,
-                            .token_count = 0,
-                            .finish_reason = GLINT_FINISH_NONE,
-                            .failure = GLINT_FAILURE_NONE,
-                            .cached_tokens = request.cached_tokens,
-                            .computed_tokens = request.computed_tokens,
-                            .draft_count = 0,
-                            .tokens = nullptr,
-                            .drafts = nullptr});
-    items[index].first_position = admission.first_position;
+    add_item(step, admission);
+    items[index].first_position = admission.follows_drafts ? kDecidedByStepBefore : admission.first_position;
     items[index].cached_tokens = admission.match_count * limits_.page_tokens;
   }
   ticket.step = next_step_++;
@@ -200,10 +221,11 @@ void Engine::sample_step(const glint_ticket& ticket, const glint_masks* masks) {
     require_argument(mask.item >= 0 && static_cast<size_t>(mask.item) < step.items.size(), "a mask names item ",
                      mask.item, " of ", step.items.size());
     const PlannedItem& item = step.items[static_cast<size_t>(mask.item)];
-    require_argument(mask.row >= 0 && mask.row <= item.num_drafts(), "a mask names row ", mask.row, " of item ",
-                     mask.item, ", which verifies ", item.num_drafts(), " drafts");
-    require_argument(mask.words != nullptr && mask.word_count == words_needed, "the mask of item ", mask.item, " has ",
-                     mask.word_count, " words, expected ", words_needed);
+    require_argument(mask.row >= 0 && mask.row <= item.max_drafts, "a mask names row ", mask.row, " of item ",
+                     mask.item, ", which verifies ", item.max_drafts, " drafts");
+    const bool ends_rows = mask.words == nullptr && mask.word_count == 0 && mask.row > 0;
+    require_argument(ends_rows || (mask.words != nullptr && mask.word_count == words_needed), "the mask of item ",
+                     mask.item, " has ", mask.word_count, " words, expected ", words_needed);
   }
   for (size_t index = 0; index < given.size(); ++index) {
     const auto is_same = [&](const glint_mask& other) {
@@ -213,7 +235,12 @@ void Engine::sample_step(const glint_ticket& ticket, const glint_masks* masks) {
                      " has two masks of row ", given[index].row);
   }
   for (const glint_mask& mask : given) {
-    const int32_t row = step.items[static_cast<size_t>(mask.item)].first_row + mask.row;
+    PlannedItem& item = step.items[static_cast<size_t>(mask.item)];
+    if (mask.words == nullptr) {
+      item.max_verified = std::min(item.max_verified, mask.row - 1);
+      continue;
+    }
+    const int32_t row = item.first_row + mask.row;
     std::copy_n(mask.words, words_needed, step.mask_words.begin() + int64_t{row} * words_needed);
     step.has_mask[static_cast<size_t>(row)] = true;
   }
@@ -231,27 +258,39 @@ void Engine::register_pages(Request& request, int32_t computed, int32_t mtp_end)
   }
 }
 
+void Engine::end_speculation(Request& request, const glint_item_result& result) {
+  const bool is_last = request.steps_in_flight == 0;
+  if (is_last) {
+    request.is_speculating = false;
+    request.num_drafts = result.draft_count;
+  }
+  const int32_t known = request.known_tokens();
+  request.computed_tokens = std::min(request.computed_tokens, known - 1);
+  trim_pages(request, is_last ? known : std::min(known - 1 + request.num_drafts, request.max_tokens));
+}
+
 void Engine::collect_item(Step& step, size_t index) {
   const PlannedItem& item = step.items[index];
   Request& request = *item.request;
   glint_item_result& result = step.results[index];
   const bool was_finished = request.is_finished;
   --request.steps_in_flight;
-  if (item.samples) --request.pending_tokens;
+  if (item.samples) request.pending_tokens -= 1 + item.max_drafts;
   if (step.failure.is_set()) {
     result.finish_reason = GLINT_FINISH_FAILED;
   }
   request.tokens.insert(request.tokens.end(), result.tokens, result.tokens + result.token_count);
+  const auto last_known = static_cast<int32_t>(request.tokens.size()) - 1;
+  result.first_position = item.is_skipped && item.follows_drafts ? last_known : item.first_position;
+  result.computed_tokens = result.first_position + (item.is_skipped ? 0 : item.count);
   if (item.is_speculative()) {
-    request.is_speculating = false;
-    request.drafts.assign(result.drafts, result.drafts + result.draft_count);
-    request.computed_tokens = std::min(request.computed_tokens, static_cast<int32_t>(request.tokens.size()) - 1);
-    trim_pages(request, request.computed_tokens + 1);
-    result.computed_tokens = request.computed_tokens;
+    result.verified_count = item.is_skipped ? 0 : item.num_drafts();
+    result.computed_tokens = std::min(result.computed_tokens, last_known);
+    end_speculation(request, result);
   }
   request.is_finished = request.is_finished || result.finish_reason != GLINT_FINISH_NONE;
   if (!step.failure.is_set() && !request.is_freed && !was_finished && !item.is_skipped) {
-    register_pages(request, std::min(item.first_position + item.count, request.computed_tokens), item.mtp_end);
+    register_pages(request, result.computed_tokens, item.mtp_end);
   }
   if (request.is_freed && request.steps_in_flight == 0) {
     drop_pages(request);

@@ -9,7 +9,7 @@ extern "C" {
 
 #define GLINT_API __attribute__((visibility("default")))
 
-#define GLINT_ABI_VERSION 9
+#define GLINT_ABI_VERSION 10
 #define GLINT_MAX_LOGPROBS 20
 #define GLINT_MAX_DRAFT_TOKENS 8
 #define GLINT_MAX_STEPS_IN_FLIGHT 2
@@ -288,6 +288,8 @@ typedef struct glint_item_result {
   int32_t cached_tokens;
   int32_t computed_tokens;
   int32_t draft_count;
+  int32_t first_position;
+  int32_t verified_count;
   const int32_t* tokens;
   const int32_t* drafts;
 } glint_item_result;

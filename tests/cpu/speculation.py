@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from glint.native.library import ItemOutcome, NativeEngine
+from glint.native.library import ItemOutcome, NativeEngine, OutOfPages
 from tests.cpu.small_engine import Answer, Ask, Session
 from tests.reference.numpy_model import NumpyModel
 
 VOCAB_SIZE = 4
+PAGE_TOKENS = 8
 MAX_DRAFTS = 4
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -39,49 +40,80 @@ def draft_asks(count: int, seed: int, longest: int = 40) -> list[Ask]:
 
 
 class Counts:
-    """Drafts made, verified and accepted over all steps, and how many tokens single items brought."""
+    """Drafts made, verified and accepted over all steps, and how many tokens single items brought.
+
+    `ahead` counts items that verified drafts which were not known when they were submitted, `shortages` steps for which
+    pages were missing.
+    """
 
     def __init__(self) -> None:
-        self.made = self.verified = self.accepted = 0
+        self.made = self.verified = self.accepted = self.ahead = self.shortages = 0
         self.token_counts: set[int] = set()
 
 
 def speculate(session: Session, waiting: list[Ask], source: random.Random, counts: Counts) -> dict[int, Ask]:
-    """Run requests to their end in random steps; how many drafts are made and verified is drawn too."""
+    """Run requests to their end in random steps; how many drafts are made and verified is drawn too.
+
+    Where pages are missing the steps in flight are collected, then only the oldest request keeps its pages and goes on.
+    """
     owners: dict[int, Ask] = {}
     drafts: dict[int, int] = {}
-    verified: list[dict[int, int]] = []
-    busy: list[set[int]] = []
+    in_flight: list[dict[int, tuple[int, bool]]] = []
+    lacks_pages = False
     while waiting or session.running or session.tickets:
         while waiting and (not session.running or source.random() < 0.5):
             ask = waiting.pop()
             owners[session.add(ask)] = ask
-        free = [request_id for request_id in session.running if not any(request_id in ids for ids in busy)]
-        if session.tickets and (len(session.tickets) == 2 or source.random() < 0.6 or not free):
-            expected = verified.pop(0)
-            busy.pop(0)
+        must_collect = len(session.tickets) == 2 or lacks_pages or not session.running
+        if session.tickets and (must_collect or source.random() < 0.5):
+            submitted = in_flight.pop(0)
             for item in session.collect().items:
+                advance, is_ahead = submitted[item.request_id]
+                if item.tokens:
+                    assert item.num_verified == min(advance - 1, drafts.get(item.request_id, 0))
+                    assert item.computed_tokens - item.first_position >= len(item.tokens)
                 drafts[item.request_id] = len(item.drafts)
-                count_item(item, expected.get(item.request_id, 0), counts)
+                count_item(item, is_ahead, counts)
             session.engine.check()
+            if not session.tickets:
+                assert_no_surplus(session, owners, drafts)
             continue
-        if not session.tickets and source.random() < 0.1:
-            session.engine.release_pages(source.choice(free))
-        chosen = source.sample(free, source.randint(1, min(len(free), 8)))
+        candidates = session.running[:1] if lacks_pages else session.running
+        if not session.tickets and (lacks_pages or source.random() < 0.1):
+            for released in session.answers.keys() - candidates if lacks_pages else [source.choice(candidates)]:
+                session.engine.release_pages(released)
+                drafts[released] = 0
+        chosen = source.sample(candidates, source.randint(1, min(len(candidates), 8)))
         asked = [source.choice((0, 1, 2, MAX_DRAFTS)) for _ in chosen]
         items = [(request_id, source.choice((1, 3, 8, 17, 64))) for request_id in chosen]
-        session.submit(items, asked)
-        verified.append({request_id: min(advance - 1, drafts.get(request_id, 0)) for request_id, advance in items})
-        busy.append(set(chosen))
+        try:
+            session.submit(items, asked)
+        except OutOfPages:
+            lacks_pages = True
+            counts.shortages += 1
+            continue
+        lacks_pages = False
+        places = [session.engine.submitted_item(index).first_position for index in range(len(items))]
+        in_flight.append({key: (advance, place < 0) for (key, advance), place in zip(items, places, strict=True)})
     return owners
 
 
-def count_item(item: ItemOutcome, verified: int, counts: Counts) -> None:
+def assert_no_surplus(session: Session, owners: dict[int, Ask], drafts: dict[int, int]) -> None:
+    """While nothing is in flight no request holds pages for more than its tokens, or for drafts behind its prompt."""
+    most = 0
+    for request_id, answer in session.answers.items():
+        num_tokens = len(owners[request_id].prompt) + len(answer.tokens)
+        most += -(-(num_tokens + (0 if drafts.get(request_id) else MAX_DRAFTS)) // PAGE_TOKENS)
+    assert session.engine.stats().pages_held <= most
+
+
+def count_item(item: ItemOutcome, is_ahead: bool, counts: Counts) -> None:
     """Count what one item brought."""
     counts.made += len(item.drafts)
     if item.tokens:
         counts.accepted += len(item.tokens) - 1
-        counts.verified += verified
+        counts.verified += item.num_verified
+        counts.ahead += is_ahead and item.num_verified > 0
         counts.token_counts.add(len(item.tokens))
 
 
@@ -91,6 +123,7 @@ def assert_same(engine: NativeEngine, asks: list[Ask], expected: list[Answer], s
     by_ask = dict(zip(asks, expected, strict=True))
     for request_id, ask in speculate(session, list(asks), random.Random(seed), counts).items():
         assert session.free(request_id) == by_ask[ask], ask
+    assert counts.ahead > 0 or not counts.verified
     stats = engine.stats()
     assert (stats.pages_held, stats.num_requests) == (0, 0)
     assert stats.tokens_sampled == sum(len(answer.tokens) for answer in expected)

@@ -15,6 +15,8 @@ from glint.engine.drafts import Drafts
 from glint.engine.engine import Engine
 from glint.engine.request import StepOutput
 from glint.errors import EngineError
+from glint.native import abi
+from glint.native.library import NativeEngine
 from tests.cpu.small_engine import SMALL_SHAPE
 from tests.cpu.whole_engine import assert_idle, gather, make_engine
 from tests.reference.checkpoints import make_checkpoint
@@ -135,15 +137,85 @@ def test_requests_without_drafts_run_ahead_as_ever(checkpoint: Checkpoint, monke
         gather(engine, {})
 
 
-def test_the_step_behind_a_drafting_step_computes_before_the_next_call(checkpoint: Checkpoint) -> None:
+@pytest.fixture
+def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps are in flight whenever one is collected."""
+    found: list[int] = []
+    original = NativeEngine.collect_step
+
+    def watch(native: NativeEngine, ticket: abi.Ticket) -> Any:
+        found.append(native.stats().steps_in_flight)
+        return original(native, ticket)
+
+    monkeypatch.setattr(NativeEngine, "collect_step", watch)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS[:5])
+def test_the_step_behind_a_drafting_step_is_submitted_before_its_collect(
+    checkpoint: Checkpoint, depths: list[int], kind: dict[str, Any]
+) -> None:
     with make_engine(checkpoint=checkpoint, num_speculative_tokens=2) as engine:
-        engine.submit([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+        engine.submit([1, 2, 3], SamplingParams(**kind | {"max_tokens": 30, "ignore_eos": True, "seed": 1}))
         for _ in range(4):
             engine.step()
-            step = engine._loop._in_flight
-            assert step is not None and step.awaited
+            assert engine._loop._in_flight is not None and engine.stats().steps_in_flight == 1
         gather(engine, {})
         assert_idle(engine)
+    assert depths[:-2] == [2] * len(depths[:-2]) and len(depths) > 8
+
+
+@pytest.mark.parametrize("begins_after", [None, 3])
+def test_steps_run_ahead_where_a_grammar_looks_at_the_drafts(
+    checkpoint: Checkpoint, depths: list[int], begins_after: int | None
+) -> None:
+    with make_engine(checkpoint=checkpoint, num_speculative_tokens=3) as engine:
+        free = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True, seed=3)
+        engine.submit([1, 2, 3], free)
+        engine.submit([1, 2], free, grammar=Walk(None), begins_after=begins_after)
+        gather(engine, {})
+        assert_idle(engine)
+    assert depths[:-2] == [2] * len(depths[:-2]) and len(depths) > 8
+
+
+def test_without_pages_for_two_steps_of_drafts_the_first_is_collected(
+    checkpoint: Checkpoint, depths: list[int]
+) -> None:
+    sizes = {"num_pages": 6, "page_tokens": 4, "max_model_len": 24}
+    with make_engine(checkpoint=checkpoint, num_speculative_tokens=8, **sizes) as engine:
+        engine.submit([1, 2, 3], SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, seed=3))
+        gather(engine, {})
+        assert_idle(engine)
+        engine.submit([1], SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, seed=3))
+        engine.submit([2], SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, seed=4))
+        gather(engine, {})
+        assert_idle(engine)
+    assert {1, 2} == set(depths)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_grammars_and_free_requests_share_an_engine(checkpoint: Checkpoint, erratic: random.Random, seed: int) -> None:
+    """Grammars come and go beside free requests; some are aborted."""
+    found = []
+    for num_drafts in (0, 4):
+        source = random.Random(seed)
+        erratic.seed(seed)
+        with make_engine(checkpoint=checkpoint, num_speculative_tokens=num_drafts, max_num_seqs=4) as engine:
+            outputs: dict[int, list[StepOutput]] = {}
+            ids = []
+            for number in range(16):
+                params = SamplingParams(temperature=1.0, seed=number, max_tokens=12, logprobs=1, ignore_eos=True)
+                grammar: Any = Walk(None) if source.random() < 0.4 else None
+                begins_after = source.choice((None, 3)) if grammar is not None else None
+                ids += engine.submit([number % VOCAB_SIZE, 1], params, grammar=grammar, begins_after=begins_after)
+                for output in engine.step():
+                    outputs.setdefault(output.request_id, []).append(output)
+            aborted = source.choice(ids)
+            engine.abort(aborted)
+            gather(engine, outputs)
+            assert_idle(engine)
+            found.append({number: joined(outputs[number]) for number in ids if number != aborted})
+    assert found[0] == found[1]
 
 
 def test_preempted_requests_go_on_as_if_nothing_had_been(checkpoint: Checkpoint) -> None:

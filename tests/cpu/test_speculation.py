@@ -3,7 +3,6 @@
 The models have four tokens, so that a random MTP layer is often right.
 """
 
-import ctypes
 import itertools
 import random
 from functools import cache
@@ -13,17 +12,23 @@ import pytest
 
 from glint.checkpoint.table import Checkpoint, open_checkpoint
 from glint.native import abi
-from glint.native.library import EngineBusy, InvalidArgument
 from tests.cpu.kernel_sets import FAST_KERNELS, require_kernels
 from tests.cpu.rank_engine import SHARDING, deferring_engine
 from tests.cpu.small_engine import SMALL_SHAPE, Answer, Ask, Session, answer_all, make_ask, open_engine
-from tests.cpu.speculation import MAX_DRAFTS, VOCAB_SIZE, Counts, assert_same, draft_asks, expected_drafts, speculate
+from tests.cpu.speculation import (
+    MAX_DRAFTS,
+    PAGE_TOKENS,
+    VOCAB_SIZE,
+    Counts,
+    assert_same,
+    draft_asks,
+    expected_drafts,
+    speculate,
+)
 from tests.reference.checkpoints import Weights, make_checkpoint
 from tests.reference.numpy_model import NumpyModel
 
 pytestmark = pytest.mark.sanitize
-
-PAGE_TOKENS = 8
 
 
 @pytest.fixture(scope="module")
@@ -221,28 +226,3 @@ def test_a_request_without_drafts_does_not_run_the_layer(folders: dict[Weights, 
             answer_all(engine, [ask])
             read.append(engine.stats().experts_read)
     assert read[0] == read[1]
-
-
-def test_a_drafting_request_is_in_one_step_at_a_time(folders: dict[Weights, Path]) -> None:
-    with open_engine(open_folder(folders["fp8_channel"]), max_draft_tokens=2, max_step_items=4) as engine:
-        session = Session(engine)
-        first, second = session.add(make_ask([1, 2, 3], 20)), session.add(make_ask([3, 0], 20))
-        session.submit([(first, 8)], [2])
-        with pytest.raises(EngineBusy, match="has drafts in a step in flight"):
-            session.submit([(first, 1)])
-        session.submit([(second, 8)])
-        session.collect()
-        session.collect()
-        for count in (3, -1):
-            with pytest.raises(InvalidArgument, match=f"{count} draft tokens, expected 0 to 2"):
-                session.submit([(first, 1)], [count])
-        session.step([(second, 1)], [2])
-        with pytest.raises(InvalidArgument, match="6 items and drafts, at most 4 fit"):
-            session.submit([(first, 3), (second, 3)])
-        ticket = engine.submit_step([(first, 3)])
-        words = (ctypes.c_uint32 * 1)(15)
-        masks = abi.sized(abi.Masks, count=1, masks=(abi.Mask * 1)(abi.Mask(0, 3, 1, 0, words)))
-        with pytest.raises(InvalidArgument, match="a mask names row 3 of item 0, which verifies 2 drafts"):
-            engine.sample_step(ticket, masks)
-        engine.sample_step(ticket)
-        engine.collect_step(ticket)

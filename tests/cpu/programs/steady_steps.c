@@ -37,20 +37,21 @@ static void run_steps(load* load, int32_t count, int32_t advance, int steps) {
   }
 }
 
-static void run_drafted(load* load, int32_t count, int steps) {
-  load->drafts = DRAFTS;
-  run_steps(load, count, 1 + DRAFTS, steps);
-  load->drafts = 0;
-}
-
-static void run_overlapped(load* load, int32_t count, int steps) {
+static void run_overlapped(load* load, int32_t count, int32_t advance, int steps) {
   glint_ticket tickets[2];
-  submit_all(load, count, 1, &tickets[0]);
+  submit_all(load, count, advance, &tickets[0]);
   for (int step = 1; step < steps; ++step) {
-    submit_all(load, count, 1, &tickets[step % 2]);
+    submit_all(load, count, advance, &tickets[step % 2]);
     collect(load, &tickets[(step - 1) % 2]);
   }
   collect(load, &tickets[(steps - 1) % 2]);
+}
+
+static void run_drafted(load* load, int32_t count, int steps) {
+  load->drafts = DRAFTS;
+  run_steps(load, count, 1 + DRAFTS, steps);
+  run_overlapped(load, count, 1 + DRAFTS, steps);
+  load->drafts = 0;
 }
 
 static void add_all(load* load, int32_t shift) {
@@ -105,7 +106,7 @@ int main(int argc, char** argv) {
     run_steps(&load, REQUESTS, 1, 40);
     if (is_measured) report("decode_steps");
     if (is_measured) start_counting();
-    run_overlapped(&load, REQUESTS, 40);
+    run_overlapped(&load, REQUESTS, 1, 40);
     if (is_measured) report("overlapped_steps");
     if (is_measured) start_counting();
     run_drafted(&load, REQUESTS, 10);
