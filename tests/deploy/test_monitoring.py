@@ -81,14 +81,20 @@ def wait_for_scrapes(client: httpx.Client, server: Served, log: Path) -> None:
     while True:
         body = {"prompt": "Hi there", "max_tokens": 5, "ignore_eos": True}
         assert httpx.post(f"{server.url}/generate", json=body, timeout=60).status_code == 200
-        try:
+        if is_ready(client):
             counted = query(client, f"count_over_time(glint:steps_total[1m]) > {SCRAPES}")
             if counted and query(client, "increase(glint:requests_total[1m]) > 0"):
                 return
-        except httpx.TransportError:
-            pass
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
+
+
+def is_ready(client: httpx.Client) -> bool:
+    """Whether Prometheus answers queries; it listens before it has read its storage, and says 503 until then."""
+    try:
+        return client.get(client.base_url.join("/-/ready")).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
