@@ -1,4 +1,5 @@
 #include "cpu/x86_packed_gemm.h"
+#include "cpu/x86_upper_halves.h"
 
 namespace glint {
 
@@ -155,7 +156,7 @@ class TileGemm {
   std::byte* panel_;
 };
 
-constexpr int64_t kTokensWithoutTiles = 3;
+constexpr int64_t kTokensWithoutTiles = 4;
 
 void widen_inputs(float* target, int64_t stride, const GemmTile& tile) {
   for (int64_t token = 0; token < tile.count; ++token, target += stride) {
@@ -167,16 +168,10 @@ void widen_inputs(float* target, int64_t stride, const GemmTile& tile) {
 }
 
 void multiply_without_tiles(const GemmTile& tile, std::byte* scratch) {
-  float scales[kTokensWithoutTiles];
-  for (int64_t token = 0; token < tile.count; ++token) scales[token] = tile.input_scale(token, 0);
-  GemmTile few = tile;
-  few.operand = scratch;
-  few.operand_stride = round_up(tile.weight->cols, kStepCols);
-  few.input_scales = scales;
-  few.input_groups = 1;
-  few.input_rows = nullptr;
-  if (!tile.has_packed_inputs) widen_inputs(reinterpret_cast<float*>(scratch), few.operand_stride, tile);
-  BroadcastGemm<Fp8Pairs>::multiply(few, scratch);
+  auto* widened = reinterpret_cast<float*>(scratch);
+  const int64_t stride = round_up(tile.weight->cols, kStepCols);
+  if (!tile.has_packed_inputs) widen_inputs(widened, stride, tile);
+  BroadcastGemm<Fp8Pairs>::multiply_inputs(tile, {widened, stride, nullptr}, scratch);
 }
 
 void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
@@ -219,11 +214,11 @@ const KernelSet& amx_kernels() {
   static constexpr KernelSet kernels{.name = "amx",
                                      .id = GLINT_KERNELS_AMX,
                                      .fp8_form = OperandForm::kBf16,
-                                     .gemm_fp8 = multiply_fp8,
-                                     .gemm_floats = PackedGemm<Bf16Weights>::multiply,
-                                     .attend = LaneAttention<Avx512Isa>::attend,
-                                     .swiglu = lane_swiglu<Avx512Isa>,
-                                     .quantise = LaneQuantise<Avx512Isa>::to_bf16,
+                                     .gemm_fp8 = kClearingUpperHalves<multiply_fp8>,
+                                     .gemm_floats = kClearingUpperHalves<PackedGemm<Bf16Weights>::multiply>,
+                                     .attend = kClearingUpperHalves<LaneAttention<Avx512Isa>::attend>,
+                                     .swiglu = kClearingUpperHalves<lane_swiglu<Avx512Isa>>,
+                                     .quantise = kClearingUpperHalves<LaneQuantise<Avx512Isa>::to_bf16>,
                                      .rows = kRowKernels,
                                      .multiply_adds = tile_multiply_adds};
   return kernels;

@@ -4,6 +4,7 @@
 #include "cpu/lane_gemm.h"
 #include "cpu/lane_peak.h"
 #include "cpu/lane_quantise.h"
+#include "cpu/x86_upper_halves.h"
 
 namespace glint {
 
@@ -76,11 +77,11 @@ const KernelSet& avx2_kernels() {
   static constexpr KernelSet kernels{.name = "avx2",
                                      .id = GLINT_KERNELS_AVX2,
                                      .fp8_form = OperandForm::kFloat,
-                                     .gemm_fp8 = LaneGemm<Avx2Isa>::fp8,
-                                     .gemm_floats = LaneGemm<Avx2Isa>::floats,
-                                     .attend = LaneAttention<Avx2Isa>::attend,
-                                     .swiglu = lane_swiglu<Avx2Isa>,
-                                     .quantise = LaneQuantise<Avx2Isa>::to_floats,
+                                     .gemm_fp8 = kClearingUpperHalves<LaneGemm<Avx2Isa>::fp8>,
+                                     .gemm_floats = kClearingUpperHalves<LaneGemm<Avx2Isa>::floats>,
+                                     .attend = kClearingUpperHalves<LaneAttention<Avx2Isa>::attend>,
+                                     .swiglu = kClearingUpperHalves<lane_swiglu<Avx2Isa>>,
+                                     .quantise = kClearingUpperHalves<LaneQuantise<Avx2Isa>::to_floats>,
                                      .rows = kRowKernels,
                                      .multiply_adds = lane_multiply_adds<Avx2Isa>,
                                      .sums_groups = true};

@@ -1,4 +1,5 @@
 #include "cpu/x86_broadcast_gemm.h"
+#include "cpu/x86_upper_halves.h"
 
 namespace glint {
 
@@ -118,11 +119,11 @@ const KernelSet& avx512_bf16_kernels() {
   static constexpr KernelSet kernels{.name = "avx512_bf16",
                                      .id = GLINT_KERNELS_AVX512_BF16,
                                      .fp8_form = OperandForm::kBf16,
-                                     .gemm_fp8 = multiply_fp8,
-                                     .gemm_floats = BroadcastGemm<Bf16Pairs>::multiply,
-                                     .attend = LaneAttention<Avx512Isa>::attend,
-                                     .swiglu = lane_swiglu<Avx512Isa>,
-                                     .quantise = LaneQuantise<Avx512Isa>::to_bf16,
+                                     .gemm_fp8 = kClearingUpperHalves<multiply_fp8>,
+                                     .gemm_floats = kClearingUpperHalves<BroadcastGemm<Bf16Pairs>::multiply>,
+                                     .attend = kClearingUpperHalves<LaneAttention<Avx512Isa>::attend>,
+                                     .swiglu = kClearingUpperHalves<lane_swiglu<Avx512Isa>>,
+                                     .quantise = kClearingUpperHalves<LaneQuantise<Avx512Isa>::to_bf16>,
                                      .rows = kRowKernels,
                                      .multiply_adds = dot_multiply_adds};
   return kernels;

@@ -74,6 +74,14 @@ class BlockRows {
   alignas(64) float biases_[kBlockRows] = {};
 };
 
+struct FloatRows {
+  const float* values;
+  int64_t stride;
+  const int32_t* rows;
+
+  const float* row(int64_t index) const { return values + (rows == nullptr ? index : rows[index]) * stride; }
+};
+
 template <typename Pairs>
 class BroadcastGemm {
  public:
@@ -81,10 +89,14 @@ class BroadcastGemm {
   static constexpr int64_t kTwiceFewTokens = 2 * kFewTokens;
 
   static void multiply(const GemmTile& tile, std::byte* scratch) {
+    multiply_inputs(tile, {reinterpret_cast<const float*>(tile.operand), tile.operand_stride, tile.input_rows}, scratch);
+  }
+
+  static void multiply_inputs(const GemmTile& tile, const FloatRows& inputs, std::byte* scratch) {
     const int64_t row_last = tile.row_first + tile.row_count;
     for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
       const BlockRows rows(tile, row, std::min(kBlockRows, row_last - row));
-      const BroadcastGemm gemm(tile, rows, scratch);
+      const BroadcastGemm gemm(tile, inputs, rows, scratch);
       if (tile.count <= kTwiceFewTokens) {
         gemm.multiply_halves();
       } else {
@@ -150,8 +162,9 @@ class BroadcastGemm {
     int64_t split_first;
   };
 
-  BroadcastGemm(const GemmTile& tile, const BlockRows& rows, std::byte* scratch)
+  BroadcastGemm(const GemmTile& tile, const FloatRows& inputs, const BlockRows& rows, std::byte* scratch)
       : tile_(tile),
+        inputs_(inputs),
         rows_(rows),
         panel_(reinterpret_cast<FloatPairs (*)[2]>(scratch)),
         sums_(reinterpret_cast<float (*)[2][kTileEdge]>(scratch + sizeof(Panel))),
@@ -267,8 +280,7 @@ class BroadcastGemm {
 
   template <int kTokens>
   void read_inputs(const float* (&inputs)[kTokens], int64_t token) const {
-    const auto* operand = reinterpret_cast<const float*>(tile_.operand);
-    for (int t = 0; t < kTokens; ++t) inputs[t] = operand + tile_.input_row(token + t) * tile_.operand_stride;
+    for (int t = 0; t < kTokens; ++t) inputs[t] = inputs_.row(token + t);
   }
 
   template <int kHalves, int kTokens>
@@ -311,6 +323,7 @@ class BroadcastGemm {
   }
 
   const GemmTile& tile_;
+  const FloatRows& inputs_;
   const BlockRows& rows_;
   FloatPairs (*panel_)[2];
   float (*sums_)[2][kTileEdge];

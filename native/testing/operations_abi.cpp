@@ -1,3 +1,7 @@
+#if defined(GLINT_X86)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <exception>
 #include <memory>
@@ -103,6 +107,23 @@ glint::Weight weight_of(const TestGemm& gemm) {
   return whole.row_slice(gemm.row_first, gemm.row_count).col_slice(gemm.col_first, gemm.col_count);
 }
 
+uint32_t upper_halves_in_use() {
+#if defined(GLINT_X86)
+  constexpr uint32_t kKnowsStatesInUse = 1U << 2U;
+  constexpr uint32_t kUpperHalvesOfAvx = 1U << 2U;
+  constexpr uint32_t kUpperHalvesOfAvx512 = 1U << 6U;
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+  if (__get_cpuid_count(13, 1, &eax, &ebx, &ecx, &edx) == 0 || (eax & kKnowsStatesInUse) == 0) return 0;
+  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(1));
+  return eax & (kUpperHalvesOfAvx | kUpperHalvesOfAvx512);
+#else
+  return 0;
+#endif
+}
+
 void run_gemms(Workers& workers, std::span<const TestGemm> gemms) {
   std::vector<Operand> operands;
   std::vector<glint::cpu::GemmCall> calls;
@@ -206,6 +227,14 @@ GLINT_API void glint_testing_prepare(Workers* workers, const TestOperand* source
 
 GLINT_API int32_t glint_testing_gemms(Workers* workers, const TestGemm* gemms, int32_t count) {
   return guarded([&] { run_gemms(*workers, {gemms, static_cast<size_t>(count)}); });
+}
+
+GLINT_API int32_t glint_testing_upper_halves_after_gemms(Workers* workers, const TestGemm* gemms, int32_t count,
+                                                         uint32_t* in_use) {
+  return guarded([&] {
+    run_gemms(*workers, {gemms, static_cast<size_t>(count)});
+    *in_use = upper_halves_in_use();
+  });
 }
 
 GLINT_API void glint_testing_fill_rotary(Workers* workers, float* cosines, float* sines, const int32_t* positions,

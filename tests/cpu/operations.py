@@ -1,6 +1,19 @@
 """The operations of the engine on arrays of the caller, through the testing functions of the library."""
 
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint16, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_void_p,
+)
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -292,6 +305,19 @@ class Operations:
         assert run(self._backend, natives, len(cases)) == abi.STATUS_OK
         assert all(np.isnan(out[:, -margin:]).all() for out in outs)
         return [out[:, :-margin].copy() for out in outs]
+
+    def upper_halves_after(self, case: GemmCase) -> int:
+        """The states of the calling thread's vector registers that are in use behind a GEMM: AVX 4, AVX-512 64.
+
+        Zero on a processor that does not tell.
+        """
+        out = poisoned(len(case.rows), case.row_part[1])
+        native = case.native(out)
+        in_use = c_uint32(~0)
+        kinds = (c_void_p, POINTER(_Gemm), c_int32, POINTER(c_uint32))
+        run = declare("glint_testing_upper_halves_after_gemms", c_int32, *kinds)
+        assert run(self._backend, byref(native), 1, byref(in_use)) == abi.STATUS_OK
+        return in_use.value
 
     def fill_rotary(self, positions: NDArray[np.int32], rotary_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
         """Cosines and sines [positions, rotary_dim / 2]."""

@@ -183,3 +183,14 @@ def test_the_order_of_sums_shows() -> None:
     backwards = StoredWeight(weight.data[:, ::-1], weight.scale, weight.kind)
     other = tile_gemm(rows[:, ::-1], backwards, nothing)
     assert np.mean(tile_gemm(rows, weight, nothing) != other) > 0.5
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_upper_halves_of_registers_are_clear_behind_a_gemm(kernels: str) -> None:
+    """Else the next SSE instruction of the same thread waits for them to be stored, which costs a tenth of a step."""
+    rows = float_rows(576)
+    weights = (hard_weight("channel", 576), hard_weight("tile", 576), bf16_weight(576))
+    with open_operations(kernels, 1) as opened:
+        for count in COUNTS:
+            in_use = [opened.upper_halves_after(GemmCase(rows[:count], weight, hard_bias())) for weight in weights]
+            assert in_use == [0, 0, 0], f"{count} rows"
