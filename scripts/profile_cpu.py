@@ -31,7 +31,7 @@ PROMPT_TOKENS = 64
 SAMPLES_PER_SECOND = 1999
 WAITING = r"ThreadTeam::(run_together|take|wait|work)|clock_gettime|sched_yield"
 GROUPS = {
-    "E4M3 products": r"Fp8|TileGemm|multiply_fp8|multiply_without_tiles|transpose_pairs",
+    "E4M3 products": r"Fp8|TileGemm|multiply_fp8|transpose_pairs",
     "BF16 products: head and router": r"Bf16(Pairs|Weights|Reader)",
     "attention": r"LaneAttention",
     "sampling": r"scan_row|sample|log_sum_exp|choose_token",

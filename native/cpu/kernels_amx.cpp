@@ -103,7 +103,7 @@ class TileGemm {
 
   template <int kHalves>
   void convert(const ColumnStep& step, std::byte* target) const {
-    for (int half = 0; half < kHalves; ++half) write_fp8_tile(target + half * kTileBytes, rows_.window(step, half));
+    for (int half = 0; half < kHalves; ++half) write_fp8_tile(target + half * kTileBytes, rows_.window<1>(step, half));
   }
 
   template <int kGroups, int kHalves>
@@ -156,26 +156,7 @@ class TileGemm {
   std::byte* panel_;
 };
 
-constexpr int64_t kTokensWithoutTiles = 4;
-
-void widen_inputs(float* target, int64_t stride, const GemmTile& tile) {
-  for (int64_t token = 0; token < tile.count; ++token, target += stride) {
-    const std::byte* source = tile.operand + 2 * tile.input_row(token) * tile.operand_stride;
-    for (int64_t col = 0; col < stride; col += Avx512Isa::kLanes) {
-      _mm512_store_ps(target + col, Avx512Isa::load_bf16(source + 2 * col));
-    }
-  }
-}
-
-void multiply_without_tiles(const GemmTile& tile, std::byte* scratch) {
-  auto* widened = reinterpret_cast<float*>(scratch);
-  const int64_t stride = round_up(tile.weight->cols, kStepCols);
-  if (!tile.has_packed_inputs) widen_inputs(widened, stride, tile);
-  BroadcastGemm<Fp8Pairs>::multiply_inputs(tile, {widened, stride, nullptr}, scratch);
-}
-
 void multiply_fp8(const GemmTile& tile, std::byte* scratch) {
-  if (tile.count <= kTokensWithoutTiles) return multiply_without_tiles(tile, scratch);
   if (tile.count <= kBlockTokens) return PackedGemm<Fp8Weights>::multiply(tile, scratch);
   const int64_t row_last = tile.row_first + tile.row_count;
   for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {

@@ -50,7 +50,7 @@ class DotGemm {
     for (ColumnStep step = columns_.first(); columns_.contains(step); weights += slot_bytes) {
       if (token == 0) {
         for (int half = 0; half < kHalves; ++half)
-          write_fp8_tile(weights + half * kTileBytes, rows_.window(step, half));
+          write_fp8_tile(weights + half * kTileBytes, rows_.window<1>(step, half));
       }
       add_step<kHalves, kTokens>(sums, inputs, step.col, weights);
       const ColumnStep next = columns_.after(step);

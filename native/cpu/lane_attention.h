@@ -17,7 +17,7 @@ class LaneAttention {
   using Floats = typename Lane::Floats;
   static constexpr int64_t kQueriesAtOnce = 4;
   static constexpr int64_t kScoreStride = kSplitPositions + kOperandAlignment;
-  static constexpr int64_t kQueriesFromPages = 8;
+  static constexpr int64_t kQueriesFromPages = Isa::kLanes == 16 ? 16 : 8;
   static constexpr int kMostVectors = Isa::kLanes == 16 ? 4 : 2;
 
   static void attend(const AttentionTile& tile, std::byte* scratch) {

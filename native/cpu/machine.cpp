@@ -72,6 +72,7 @@ bool has_tile_instructions() {
   constexpr uint32_t kOsSavesState = 1U << 27U;
   constexpr uint32_t kAmxBf16 = 1U << 22U;
   constexpr uint32_t kAmxTile = 1U << 24U;
+  constexpr uint32_t kGfni = 1U << 8U;
   constexpr uint32_t kTileState = 3U << 17U;
   uint32_t eax = 0;
   uint32_t ebx = 0;
@@ -79,7 +80,7 @@ bool has_tile_instructions() {
   uint32_t edx = 0;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kOsSavesState) == 0) return false;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
+  if ((ecx & kGfni) == 0 || (edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
   asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
   return (eax & kTileState) == kTileState;
 }

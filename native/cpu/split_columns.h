@@ -18,10 +18,11 @@ struct ColumnStep {
 
 class SplitColumns {
  public:
-  explicit SplitColumns(const Weight& weight) : weight_(weight) {}
+  explicit SplitColumns(const Weight& weight)
+      : cols_(weight.cols), col_first_(weight.col_first), is_split_(weight.scale_kind == GLINT_SCALE_TILE) {}
 
   ColumnStep first() const { return from(0); }
-  bool contains(const ColumnStep& step) const { return step.split_first < weight_.cols; }
+  bool contains(const ColumnStep& step) const { return step.split_first < cols_; }
 
   ColumnStep after(const ColumnStep& step) const {
     const int64_t col = step.col + kStepCols;
@@ -30,12 +31,13 @@ class SplitColumns {
 
  private:
   ColumnStep from(int64_t first) const {
-    const int64_t tile_end = ((weight_.col_first + first) / kScaleTile + 1) * kScaleTile - weight_.col_first;
-    const int64_t last = weight_.scale_kind == GLINT_SCALE_TILE ? std::min(tile_end, weight_.cols) : weight_.cols;
-    return {first, last, first / kStepCols * kStepCols};
+    const int64_t tile_end = ((col_first_ + first) / kScaleTile + 1) * kScaleTile - col_first_;
+    return {first, is_split_ ? std::min(tile_end, cols_) : cols_, first / kStepCols * kStepCols};
   }
 
-  const Weight& weight_;
+  int64_t cols_;
+  int64_t col_first_;
+  bool is_split_;
 };
 
 }

@@ -12,7 +12,12 @@ inline constexpr int64_t kPrefetchBytes = 256;
 
 class BlockRows {
  public:
-  BlockRows(const GemmTile& tile, int64_t row, int64_t rows) : tile_(tile), row_(row), rows_(rows) {
+  BlockRows(const GemmTile& tile, int64_t row, int64_t rows)
+      : tile_(tile),
+        row_(row),
+        rows_(rows),
+        row_bytes_(tile.weight->stride * tile.weight->element_bytes()),
+        sources_{tile.weight->row(row), tile.weight->row(row) + kTileEdge * row_bytes_} {
     const Weight& weight = *tile.weight;
     const bool has_row_scale = weight.scale_kind == GLINT_SCALE_CHANNEL || weight.scale_kind == GLINT_SCALE_TENSOR;
     for (int64_t index = 0; index < rows; ++index) {
@@ -24,25 +29,26 @@ class BlockRows {
   bool scales_splits() const { return tile_.weight->scale_kind == GLINT_SCALE_TILE; }
   int64_t num_halves() const { return (rows_ + kTileEdge - 1) / kTileEdge; }
 
-  Window window(const ColumnStep& step, int half) const {
-    const Window window = window_of(step, half);
-    if (step.col * tile_.weight->element_bytes() % kTileRowBytes == 0) {
-      for (int64_t index = 0; index < window.rows; ++index) {
-        const std::byte* line = window.source + index * window.stride;
-        _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(line + kBlockRows * window.stride), _MM_HINT_T1);
-      }
+  template <int64_t kElementBytes>
+  inline __attribute__((always_inline)) Window window(const ColumnStep& step, int half) const {
+    constexpr int64_t kStepsPerLine = kTileRowBytes / (kStepCols * kElementBytes);
+    constexpr int64_t kRows = kTileEdge / kStepsPerLine;
+    const Window window = window_of<kElementBytes>(step, half);
+    const std::byte* line = window.source + step.col / kStepCols % kStepsPerLine * kRows * row_bytes_;
+    const std::byte* later = line + kBlockRows * row_bytes_;
+#pragma GCC unroll 16
+    for (int64_t row = 0; row < kRows; ++row, line += row_bytes_, later += row_bytes_) {
+      _mm_prefetch(reinterpret_cast<const char*>(line + kPrefetchBytes), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(later), _MM_HINT_T1);
     }
     return window;
   }
 
-  Window window_of(const ColumnStep& step, int half) const {
-    const Weight& weight = *tile_.weight;
-    const int64_t row = half * kTileEdge;
-    const int64_t bytes = weight.element_bytes();
-    return {.source = weight.row(row_ + row) + step.col * bytes,
-            .stride = weight.stride * bytes,
-            .rows = std::min(kTileEdge, rows_ - row),
+  template <int64_t kElementBytes>
+  inline __attribute__((always_inline)) Window window_of(const ColumnStep& step, int half) const {
+    return {.source = sources_[half] + step.col * kElementBytes,
+            .stride = row_bytes_,
+            .rows = std::min(kTileEdge, rows_ - half * kTileEdge),
             .first = std::max<int64_t>(0, step.split_first - step.col),
             .last = std::min(kStepCols, step.split_last - step.col)};
   }
@@ -70,16 +76,10 @@ class BlockRows {
   const GemmTile& tile_;
   int64_t row_;
   int64_t rows_;
+  int64_t row_bytes_;
+  const std::byte* sources_[2];
   alignas(64) float factors_[kBlockRows] = {};
   alignas(64) float biases_[kBlockRows] = {};
-};
-
-struct FloatRows {
-  const float* values;
-  int64_t stride;
-  const int32_t* rows;
-
-  const float* row(int64_t index) const { return values + (rows == nullptr ? index : rows[index]) * stride; }
 };
 
 template <typename Pairs>
@@ -89,14 +89,10 @@ class BroadcastGemm {
   static constexpr int64_t kTwiceFewTokens = 2 * kFewTokens;
 
   static void multiply(const GemmTile& tile, std::byte* scratch) {
-    multiply_inputs(tile, {reinterpret_cast<const float*>(tile.operand), tile.operand_stride, tile.input_rows}, scratch);
-  }
-
-  static void multiply_inputs(const GemmTile& tile, const FloatRows& inputs, std::byte* scratch) {
     const int64_t row_last = tile.row_first + tile.row_count;
     for (int64_t row = tile.row_first; row < row_last; row += kBlockRows) {
       const BlockRows rows(tile, row, std::min(kBlockRows, row_last - row));
-      const BroadcastGemm gemm(tile, inputs, rows, scratch);
+      const BroadcastGemm gemm(tile, rows, scratch);
       if (tile.count <= kTwiceFewTokens) {
         gemm.multiply_halves();
       } else {
@@ -162,9 +158,8 @@ class BroadcastGemm {
     int64_t split_first;
   };
 
-  BroadcastGemm(const GemmTile& tile, const FloatRows& inputs, const BlockRows& rows, std::byte* scratch)
+  BroadcastGemm(const GemmTile& tile, const BlockRows& rows, std::byte* scratch)
       : tile_(tile),
-        inputs_(inputs),
         rows_(rows),
         panel_(reinterpret_cast<FloatPairs (*)[2]>(scratch)),
         sums_(reinterpret_cast<float (*)[2][kTileEdge]>(scratch + sizeof(Panel))),
@@ -190,7 +185,7 @@ class BroadcastGemm {
       __m512 sums[1][kTokens] = {};
       for (; step.split_first == split_first; step = columns.after(step)) {
         Pairs weights[1];
-        const Window window = rows_.window_of(step, half);
+        const Window window = rows_.template window_of<Pairs::kElementBytes>(step, half);
         weights[0].write(window);
         keep_memory_order();
         add_step<1, kTokens>(sums, weights, inputs, step.col, LaterRows(window, step, tile_.weight->cols));
@@ -238,7 +233,7 @@ class BroadcastGemm {
       target = {};
       return;
     }
-    Pairs::for_each(rows_.window(step, half), [&target](int64_t pair, __m512 even, __m512 odd) {
+    Pairs::for_each(rows_.template window<Pairs::kElementBytes>(step, half), [&target](int64_t pair, __m512 even, __m512 odd) {
       _mm512_store_ps(target.even[pair], even);
       _mm512_store_ps(target.odd[pair], odd);
     });
@@ -280,7 +275,8 @@ class BroadcastGemm {
 
   template <int kTokens>
   void read_inputs(const float* (&inputs)[kTokens], int64_t token) const {
-    for (int t = 0; t < kTokens; ++t) inputs[t] = inputs_.row(token + t);
+    const auto* operand = reinterpret_cast<const float*>(tile_.operand);
+    for (int t = 0; t < kTokens; ++t) inputs[t] = operand + tile_.input_row(token + t) * tile_.operand_stride;
   }
 
   template <int kHalves, int kTokens>
@@ -323,7 +319,6 @@ class BroadcastGemm {
   }
 
   const GemmTile& tile_;
-  const FloatRows& inputs_;
   const BlockRows& rows_;
   FloatPairs (*panel_)[2];
   float (*sums_)[2][kTileEdge];

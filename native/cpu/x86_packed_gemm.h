@@ -35,6 +35,75 @@ constexpr TileShapes make_whole_tiles() {
 
 constexpr TileShapes kWholeTiles = make_whole_tiles();
 
+constexpr int64_t bit_matrix(std::array<uint8_t, 8> source_of_each_bit) {
+  uint64_t matrix = 0;
+  for (const uint8_t source : source_of_each_bit) matrix = (matrix << 8U) | source;
+  return static_cast<int64_t>(matrix);
+}
+
+constexpr int64_t kHighByteOfBf16 = bit_matrix({0x10, 0x20, 0x40, 0x40, 0x40, 0x40, 0x40, 0x80});
+constexpr int kInvertedHighBits = 0x3c;
+constexpr int64_t kLowByteOfBf16 = bit_matrix({0, 0, 0, 0, 0x01, 0x02, 0x04, 0x08});
+
+alignas(16) constexpr std::array<std::array<uint8_t, 16>, 2> kSubnormalBytes = [] {
+  std::array<std::array<uint8_t, 16>, 2> bytes{};
+  for (size_t mantissa = 0; mantissa < 8; ++mantissa) {
+    const uint32_t value = std::bit_cast<uint32_t>(static_cast<float>(mantissa) * 0x1p-9F);
+    bytes[0][mantissa] = static_cast<uint8_t>(value >> 16U);
+    bytes[1][mantissa] = static_cast<uint8_t>(value >> 24U);
+  }
+  return bytes;
+}();
+
+inline __m512i same_bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+
+struct Bf16Bytes {
+  __m512i low;
+  __m512i high;
+
+  explicit Bf16Bytes(__m512i fp8)
+      : low(_mm512_gf2p8affine_epi64_epi8(fp8, _mm512_set1_epi64(kLowByteOfBf16), 0)),
+        high(_mm512_gf2p8affine_epi64_epi8(fp8, _mm512_set1_epi64(kHighByteOfBf16), kInvertedHighBits)) {
+    const __mmask64 is_subnormal = _mm512_testn_epi8_mask(fp8, same_bytes(0x78));
+    if (is_subnormal != 0) [[unlikely]] {
+      const __m512i mantissas = _mm512_and_si512(fp8, same_bytes(0x07));
+      const __m512i signs = _mm512_and_si512(fp8, same_bytes(0x80));
+      low = _mm512_mask_shuffle_epi8(low, is_subnormal, bytes_of_subnormals(0), mantissas);
+      high = _mm512_mask_shuffle_epi8(high, is_subnormal, bytes_of_subnormals(1), mantissas);
+      high = _mm512_or_si512(high, signs);
+    }
+  }
+
+ private:
+  static __m512i bytes_of_subnormals(size_t place) {
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kSubnormalBytes[place].data())));
+  }
+};
+
+inline void write_two_fp8_rows(std::byte* target, const std::byte* first, const std::byte* second) {
+  const auto load = [](const std::byte* row) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)); };
+  const __m512i rows = _mm512_inserti64x4(_mm512_castsi256_si512(load(first)), load(second), 1);
+  const __m512i one_of_each_in_a_lane = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+  const Bf16Bytes bytes(_mm512_permutexvar_epi64(one_of_each_in_a_lane, rows));
+  _mm512_store_si512(target, _mm512_unpacklo_epi8(bytes.low, bytes.high));
+  _mm512_store_si512(target + kTileRowBytes, _mm512_unpackhi_epi8(bytes.low, bytes.high));
+}
+
+inline void write_fp8_rows(std::byte* target, const Window& window) {
+  alignas(64) std::byte values[kTileEdge * kStepCols];
+  const std::byte* source = window.source;
+  int64_t stride = window.stride;
+  if (!window.is_whole()) {
+    std::memset(values, 0, sizeof(values));
+    copy_window(values, window, 1);
+    source = values;
+    stride = kStepCols;
+  }
+  for (int64_t row = 0; row < kTileEdge; row += 2, source += 2 * stride) {
+    write_two_fp8_rows(target + row * kTileRowBytes, source, source + stride);
+  }
+}
+
 struct Bf16Inputs {
   static constexpr int64_t kPlanes = 1;
   static constexpr int64_t kElementBytes = 2;
@@ -75,6 +144,7 @@ struct FloatInputs {
 
 struct Fp8Weights {
   using Inputs = Bf16Inputs;
+  static constexpr int64_t kElementBytes = 1;
 
   static TileRows tile(std::byte* slot, const Window& window) {
     write_fp8_rows(slot, window);
@@ -84,6 +154,7 @@ struct Fp8Weights {
 
 struct Bf16Weights {
   using Inputs = FloatInputs;
+  static constexpr int64_t kElementBytes = 2;
 
   static TileRows tile(std::byte* slot, const Window& window) {
     if (window.is_whole()) return {window.source, window.stride};
@@ -215,7 +286,7 @@ class PackedGemm {
   template <int kHalves>
   void read_weights(TileRows (&weights)[2], const ColumnStep& step, int64_t slot) const {
     for (int half = 0; half < kHalves; ++half) {
-      weights[half] = Weights::tile(slots_ + (2 * slot + half) * kTileBytes, rows_.window(step, half));
+      weights[half] = Weights::tile(slots_ + (2 * slot + half) * kTileBytes, rows_.template window<Weights::kElementBytes>(step, half));
     }
   }
 

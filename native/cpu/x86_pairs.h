@@ -125,22 +125,6 @@ inline void transpose_pairs(const Window& window, const Write& write) {
   transpose_pairs(values, kStepCols, write);
 }
 
-inline void write_fp8_rows(std::byte* target, const Window& window) {
-  alignas(64) std::byte values[kTileEdge * kStepCols];
-  const std::byte* source = window.source;
-  int64_t stride = window.stride;
-  if (!window.is_whole()) {
-    std::memset(values, 0, sizeof(values));
-    copy_window(values, window, 1);
-    source = values;
-    stride = kStepCols;
-  }
-  for (int64_t row = 0; row < kTileEdge; ++row) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + row * stride));
-    _mm512_store_si512(target + row * kTileRowBytes, bf16_from_repeated_fp8(_mm512_cvtepi8_epi16(bytes)));
-  }
-}
-
 inline void write_fp8_tile(std::byte* target, const Window& window) {
   transpose_pairs(window, [target](int64_t pair, __m512i pairs) {
     std::byte* rows = target + pair * kTileRowBytes;

@@ -1,7 +1,7 @@
 """Rows whose sums round at nearly every step are the same at every row count; avx512 and amx sum in the order of tiles.
 
-The amx kernels multiply one row by E4M3 weights without tiles, up to 32 rows with the weights as the first tile, more
-with the rows as the first; the avx512 kernels have no tiles.
+The amx kernels multiply up to 32 rows by E4M3 weights with the weights as the first tile, more with the rows as the
+first; the avx512 kernels have no tiles.
 Each way must sum as TDPBF16PS is specified: 32 columns at a time, even and odd columns in chains of their own from
 zero, then both chains together onto the sum before. At BF16 weights amx multiplies 32 columns of each row three times:
 by the high, the middle and the low 8 bits of their numbers.

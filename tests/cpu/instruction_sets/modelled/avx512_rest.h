@@ -29,6 +29,30 @@ inline __mmask32 words_without_common_bits(__m512i left, __m512i right) {
   return mask;
 }
 
+inline __mmask64 bytes_without_common_bits(__m512i left, __m512i right) {
+  __mmask64 mask = 0;
+  for (int index = 0; index < 64; ++index) {
+    const bool is_zero = (element<uint8_t>(left, index) & element<uint8_t>(right, index)) == 0;
+    mask |= static_cast<__mmask64>(is_zero) << index;
+  }
+  return mask;
+}
+
+inline bool is_odd(unsigned bits) { return (__builtin_popcount(bits) & 1) != 0; }
+
+inline __m512i times_bit_matrices(__m512i values, __m512i matrices, int inverted) {
+  uint8_t bytes[64];
+  for (int index = 0; index < 64; ++index) {
+    unsigned result = 0;
+    for (int bit = 0; bit < 8; ++bit) {
+      const unsigned row = element<uint8_t>(matrices, index / 8 * 8 + 7 - bit);
+      result |= static_cast<unsigned>(is_odd(row & element<uint8_t>(values, index))) << bit;
+    }
+    bytes[index] = static_cast<uint8_t>(result ^ static_cast<unsigned>(inverted));
+  }
+  return load<__m512i>(bytes);
+}
+
 inline __m256i low_words(__m512i numbers) {
   uint16_t words[16];
   for (int index = 0; index < 16; ++index) words[index] = static_cast<uint16_t>(element<uint32_t>(numbers, index));
@@ -69,5 +93,7 @@ inline __m512 multiply_add(__m512 left, __m512 right, __m512 sum) {
 #define _mm512_cvtph_ps modelled::floats_of_halves
 #define _mm512_extractf32x8_ps modelled::eight_floats
 #define _mm512_fmadd_ps modelled::multiply_add
+#define _mm512_gf2p8affine_epi64_epi8 modelled::times_bit_matrices
 #define _mm512_mask_storeu_ps modelled::store_chosen_floats
 #define _mm512_testn_epi16_mask modelled::words_without_common_bits
+#define _mm512_testn_epi8_mask modelled::bytes_without_common_bits
