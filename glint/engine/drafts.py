@@ -33,6 +33,7 @@ FIRST_TRIALS = 4
 FIRST_GAP = 16
 TRIAL_GAP = 32
 TRIAL_SHARE = 0.007
+CLEAR_LOSS = 1.5
 LEAST_DRAFTS = 0.25
 REQUESTS_PER_IDLE_STEP = 8
 MAX_STEP_DRAFTS = 2**14
@@ -159,9 +160,9 @@ class Drafts:
     the steps just before and behind. So it does not matter that a machine is slower at one time than at another, and of
     all these comparisons the median counts, so that some bad ones do not matter either. Before there are any, a step is
     taken to cost as much as its rows and twelve more. Where drafts are made, none is tried until their time is known,
-    then none, one fewer and one more in turns; where none are made, one is. The trials of a size are frequent at first.
-    Later the next one comes the later the more tokens the last one has lost: trials cost about a hundredth of the
-    tokens.
+    then none, one fewer and one more in turns; where none are made, one is. The trials of a size are frequent at first,
+    unless drafts lose clearly. Later the next one comes the later the more tokens the last one has lost: trials cost
+    about a hundredth of the tokens.
 
     The choice depends on outcomes and measured times alone, and no answer depends on the choice.
     """
@@ -303,9 +304,11 @@ class Drafts:
         size.idle_steps = 0
         size.num_trials += 1
         size.last_trials[trial.num_drafts] = size.num_trials
+        lost_steps = self._lost_steps(size, trial)
         size.steps_to_trial = FIRST_GAP
-        if size.num_trials >= FIRST_TRIALS:
-            size.steps_to_trial = max(TRIAL_GAP, round(self._lost_steps(size, trial) / TRIAL_SHARE))
+        is_clear = trial.num_drafts > 0 and lost_steps > CLEAR_LOSS
+        if size.num_trials >= FIRST_TRIALS or is_clear:
+            size.steps_to_trial = max(TRIAL_GAP, round(lost_steps / TRIAL_SHARE))
 
     def _lost_steps(self, size: _Size, trial: _Trial) -> float:
         """How many steps the tokens take that a trial has lost, beside the best equal number of drafts.
