@@ -48,11 +48,11 @@ class _Step:
     """A submitted step: its requests in the order of the items, and the items that have a grammar.
 
     `constrained` pairs the index of an item with the position up to which it computes, None where the step before
-    decides it. `draft_masks` has the masks of
-    items that verify drafts which were known at the submit. By request id, `given` has the number of these, `drafts`
-    the most that this step makes, and `coming` those that the step before made meanwhile. The requests in `speculating`
-    make or verify some. With `is_decoding` there is no prompt in it. The other figures are those of the collected step:
-    `num_tokens` that stay computed, `num_verified` drafts, `num_accepted` that were right, and its `seconds`.
+    decides it. `draft_masks` has the masks of items that verify drafts which were known at the submit. By request id,
+    `given` has the number of these, `drafts` the most that this step makes, and `coming` those that the step before
+    made meanwhile. The requests in `speculating` make or verify some. With `is_decoding` there is no prompt in it. The
+    other figures are those of the collected step: `num_tokens` that stay computed, `num_verified` drafts,
+    `num_accepted` that were right, and its `seconds`.
     """
 
     plan: StepPlan
