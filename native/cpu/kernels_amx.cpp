@@ -74,7 +74,8 @@ class TileGemm {
       step = next;
     }
     for (int half = 0; half < kHalves; ++half) {
-      for (int64_t t = 0; t < tokens; ++t) rows_.write(half, token + t, _mm512_load_ps(sums.values[half][t]));
+      const BlockRows::Writer out = rows_.writer(half);
+      for (int64_t t = 0; t < tokens; ++t) out.write(token + t, _mm512_load_ps(sums.values[half][t]));
     }
   }
 

@@ -58,7 +58,8 @@ class DotGemm {
       step = next;
     }
     for (int half = 0; half < kHalves; ++half) {
-      for (int t = 0; t < kTokens; ++t) rows_.write(half, token + t, totals[half][t]);
+      const BlockRows::Writer out = rows_.writer(half);
+      for (int t = 0; t < kTokens; ++t) out.write(token + t, totals[half][t]);
     }
   }
 

@@ -261,27 +261,23 @@ class LaneAttention {
     }
   }
 
-  static float highest_of(const float* scores, int64_t count) {
-    float highest = -std::numeric_limits<float>::infinity();
-    Floats lanes = Lane::broadcast(highest);
-    int64_t index = 0;
-    for (; index + Isa::kLanes <= count; index += Isa::kLanes) {
+  static float highest_of(const float* scores, Positions seen) {
+    const Floats lowest = Lane::broadcast(-std::numeric_limits<float>::infinity());
+    Floats highest = lowest;
+    for (int64_t index = seen.first; index < seen.last; index += Isa::kLanes) {
       const Floats values = Lane::load(scores + index);
-      lanes = values > lanes ? values : lanes;
+      const Floats known = Lane::places(index) < static_cast<int32_t>(seen.last) ? values : lowest;
+      highest = known > highest ? known : highest;
     }
-    for (int lane = 0; lane < Isa::kLanes; ++lane) highest = std::max(highest, lanes[lane]);
-    for (; index < count; ++index) highest = std::max(highest, scores[index]);
-    return highest;
+    return Lane::highest(highest);
   }
 
   static void weigh_split(const AttentionTile& tile, const Workspace& work, int64_t query, int64_t first,
                           int64_t last) {
     const int64_t count = visible_positions(tile, query, first, last);
     float* scores = work.scores + query * kScoreStride;
-    const int64_t masked = std::min(tile.num_masked(first), count);
-    const float highest = highest_of(scores + masked, count - masked);
-    std::fill_n(scores, masked, highest);
-    for (int64_t index = count; index < round_up(count, Isa::kLanes); ++index) scores[index] = -1000.0F + highest;
+    const Positions seen{std::min(tile.num_masked(first), count), count};
+    const float highest = highest_of(scores, seen);
     const double power = static_cast<double>(highest) * std::numbers::log2e;
     const double exponent = std::ceil(power);
     const auto largest_weight = static_cast<float>(std::exp2(power - exponent));
@@ -289,9 +285,11 @@ class LaneAttention {
     Floats sums = {};
     const Floats zeros = {};
     for (int64_t index = 0; index < count; index += Isa::kLanes) {
-      Floats weights = Lane::exponential(Lane::load(scores + index) - highest, largest_weight);
-      for (int64_t lane = count - index; lane < Isa::kLanes; ++lane) weights[lane] = zeros[lane];
-      for (int64_t lane = 0; lane < std::min<int64_t>(masked - index, Isa::kLanes); ++lane) weights[lane] = zeros[lane];
+      const auto places = Lane::places(index);
+      const auto is_seen =
+          (places >= static_cast<int32_t>(seen.first)) & (places < static_cast<int32_t>(seen.last));
+      const Floats distances = is_seen ? Lane::load(scores + index) - highest : zeros;
+      const Floats weights = is_seen ? Lane::exponential(distances, largest_weight) : zeros;
       sums += weights;
       Lane::store(scores + index, is_bf16 ? Lane::round_to_bf16(weights) : weights);
     }

@@ -46,6 +46,21 @@ struct Lanes {
     return lanes;
   }
 
+  static Ints places(int64_t first) {
+    Ints lanes = {};
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+    return lanes + static_cast<int32_t>(first);
+  }
+
+  static float highest(Floats lanes) {
+    float values[kLanes];
+    store(values, lanes);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int lane = 0; lane < width; ++lane) values[lane] = std::max(values[lane], values[lane + width]);
+    }
+    return values[0];
+  }
+
   static Floats load(const float* source) {
     Floats value;
     std::memcpy(&value, source, sizeof(value));

@@ -63,14 +63,30 @@ class BlockRows {
     return _mm512_load_ps(scales);
   }
 
-  void write(int half, int64_t token, __m512 total) const {
-    const int64_t row = half * kTileEdge;
-    const auto mask = static_cast<__mmask16>((1U << std::min(kTileEdge, rows_ - row)) - 1U);
-    const __m512 factors = _mm512_load_ps(factors_ + row);
-    const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token, 0)), factors);
-    float* out = tile_.out + token * tile_.out_stride + row_ + row;
-    _mm512_mask_storeu_ps(out, mask, _mm512_add_ps(_mm512_mul_ps(total, scales), _mm512_load_ps(biases_ + row)));
-  }
+  class Writer {
+   public:
+    Writer(const BlockRows& rows, int half)
+        : tile_(rows.tile_),
+          out_(tile_.out + rows.row_ + half * kTileEdge),
+          mask_(static_cast<__mmask16>((1U << std::min(kTileEdge, rows.rows_ - half * kTileEdge)) - 1U)),
+          factors_(_mm512_load_ps(rows.factors_ + half * kTileEdge)),
+          biases_(_mm512_load_ps(rows.biases_ + half * kTileEdge)) {}
+
+    inline __attribute__((always_inline)) void write(int64_t token, __m512 total) const {
+      const __m512 scales = _mm512_mul_ps(_mm512_set1_ps(tile_.input_scale(token, 0)), factors_);
+      const __m512 values = _mm512_add_ps(_mm512_mul_ps(total, scales), biases_);
+      _mm512_mask_storeu_ps(out_ + token * tile_.out_stride, mask_, values);
+    }
+
+   private:
+    const GemmTile& tile_;
+    float* out_;
+    __mmask16 mask_;
+    __m512 factors_;
+    __m512 biases_;
+  };
+
+  Writer writer(int half) const { return {*this, half}; }
 
  private:
   const GemmTile& tile_;
@@ -126,24 +142,20 @@ class BroadcastGemm {
       const int64_t place = step.col * Pairs::kElementBytes;
       const int64_t row_bytes = cols * Pairs::kElementBytes;
       const bool is_second_half = place % kTileRowBytes != 0;
-      const std::byte* source = window.source + (is_second_half ? kTileEdge / 2 * stride_ : 0);
       const bool is_in_row = place + kPrefetchBytes < row_bytes;
-      soon_ = source + kPrefetchBytes + (is_in_row ? 0 : kTileEdge * stride_ - row_bytes);
-      later_ = source + kBlockRows * stride_;
+      source_ = window.source + (is_second_half ? kTileEdge / 2 * stride_ : 0) + kPrefetchBytes +
+                (is_in_row ? 0 : kTileEdge * stride_ - row_bytes);
     }
 
     inline __attribute__((always_inline)) void prefetch(int64_t pair) const {
       constexpr int64_t kPairsPerRow = 2 / Pairs::kElementBytes;
       if (pair % kPairsPerRow != 0) return;
-      const int64_t offset = pair / kPairsPerRow * stride_;
-      _mm_prefetch(reinterpret_cast<const char*>(soon_ + offset), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(later_ + offset), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(source_ + pair / kPairsPerRow * stride_), _MM_HINT_T0);
     }
 
    private:
     int64_t stride_;
-    const std::byte* soon_;
-    const std::byte* later_;
+    const std::byte* source_;
   };
 
   using Panel = FloatPairs[kPanelSteps][2];
@@ -193,7 +205,8 @@ class BroadcastGemm {
       const __m512 scales = rows_.split_scales(half, split_first);
       for (int t = 0; t < kTokens; ++t) totals[t] = add_split(totals[t], sums[0][t], scales);
     }
-    for (int t = 0; t < kTokens; ++t) rows_.write(half, first + t, totals[t]);
+    const BlockRows::Writer out = rows_.writer(half);
+    for (int t = 0; t < kTokens; ++t) out.write(first + t, totals[t]);
   }
 
   void multiply_chunk(int64_t token, int64_t tokens) const {
@@ -214,7 +227,8 @@ class BroadcastGemm {
                                    [&](int64_t first, int64_t count) { add_group(block, token, first, count); });
     }
     for (int half = 0; half < rows_.num_halves(); ++half) {
-      for (int64_t t = 0; t < tokens; ++t) rows_.write(half, token + t, _mm512_load_ps(totals_[t][half]));
+      const BlockRows::Writer out = rows_.writer(half);
+      for (int64_t t = 0; t < tokens; ++t) out.write(token + t, _mm512_load_ps(totals_[t][half]));
     }
   }
 
@@ -284,6 +298,11 @@ class BroadcastGemm {
     asm volatile("" : "+m"(sums));
   }
 
+  static inline __attribute__((always_inline)) const float* in_register(const float* values) {
+    asm("" : "+r"(values));
+    return values;
+  }
+
   template <int kHalves, int kTokens, typename Weights, typename Later>
   static inline __attribute__((always_inline)) void add_step(__m512 (&sums)[kHalves][kTokens], const Weights* weights,
                                                              const float* const* inputs, int64_t col,
@@ -291,6 +310,8 @@ class BroadcastGemm {
     if constexpr (kHalves == 2) keep_in_memory(sums);
     __m512 even[kHalves][kTokens] = {};
     __m512 odd[kHalves][kTokens] = {};
+    const float* values[kTokens];
+    for (int t = 0; t < kTokens; ++t) values[t] = in_register(inputs[t] + col);
 #pragma GCC unroll 16
     for (int64_t pair = 0; pair < kStepCols / 2; ++pair) {
       later.prefetch(pair);
@@ -303,8 +324,8 @@ class BroadcastGemm {
       if constexpr (kHalves == 2) keep_memory_order();
 #pragma GCC unroll 8
       for (int t = 0; t < kTokens; ++t) {
-        const __m512 even_input = _mm512_set1_ps(inputs[t][col + 2 * pair]);
-        const __m512 odd_input = _mm512_set1_ps(inputs[t][col + 2 * pair + 1]);
+        const __m512 even_input = _mm512_set1_ps(values[t][2 * pair]);
+        const __m512 odd_input = _mm512_set1_ps(values[t][2 * pair + 1]);
         for (int half = 0; half < kHalves; ++half) {
           even[half][t] = _mm512_fmadd_ps(even_weights[half], even_input, even[half][t]);
           odd[half][t] = _mm512_fmadd_ps(odd_weights[half], odd_input, odd[half][t]);

@@ -345,9 +345,10 @@ class PackedGemm {
 
   void write(const Sums& sums, int half, int group, int64_t token, int64_t tokens) const {
     const auto* source = reinterpret_cast<const std::byte*>(sums.values[half][group]);
+    const BlockRows::Writer out = rows_.writer(half);
     const auto write_token = [&](int64_t index, __m512i values) {
       const int64_t t = group * kTileEdge + index;
-      if (t < tokens) rows_.write(half, token + t, _mm512_castsi512_ps(values));
+      if (t < tokens) out.write(token + t, _mm512_castsi512_ps(values));
     };
     transpose_dwords(source, kTileRowBytes, write_token, std::min(kTileEdge, tokens - group * kTileEdge));
   }
