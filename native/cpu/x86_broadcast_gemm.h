@@ -168,6 +168,7 @@ class BroadcastGemm {
     bool is_first;
     bool is_last;
     int64_t split_first;
+    __m512 scales[2];
   };
 
   BroadcastGemm(const GemmTile& tile, const BlockRows& rows, std::byte* scratch)
@@ -179,34 +180,58 @@ class BroadcastGemm {
 
   void multiply_halves() const {
     for (int half = 0; half < rows_.num_halves(); ++half) {
-      for_each_group<kFewTokens>(tile_.count, [&](int64_t first, int64_t count) { multiply_few(half, first, count); });
+      if (tile_.count <= kFewTokens) {
+        multiply_few(half);
+      } else {
+        multiply_twice_few(half);
+      }
     }
   }
 
   template <int kTokens = 1>
-  void multiply_few(int half, int64_t first, int64_t count) const {
+  void multiply_few(int half) const {
     if constexpr (kTokens < kFewTokens) {
-      if (count > kTokens) return multiply_few<kTokens + 1>(half, first, count);
+      if (tile_.count > kTokens) return multiply_few<kTokens + 1>(half);
     }
-    const float* inputs[kTokens];
-    read_inputs<kTokens>(inputs, first);
+    multiply_groups<kTokens, 0>(half);
+  }
+
+  template <int kTokens = kFewTokens / 2 + 1>
+  void multiply_twice_few(int half) const {
+    if constexpr (kTokens < kFewTokens) {
+      if (tile_.count > 2 * kTokens) return multiply_twice_few<kTokens + 1>(half);
+    }
+    if (tile_.count == 2 * kTokens) {
+      multiply_groups<kTokens, kTokens>(half);
+    } else {
+      multiply_groups<kTokens, kTokens - 1>(half);
+    }
+  }
+
+  template <int kFirst, int kSecond>
+  void multiply_groups(int half) const {
+    const float* inputs[kFirst + kSecond];
+    read_inputs<kFirst + kSecond>(inputs, 0);
     const SplitColumns columns(*tile_.weight);
-    __m512 totals[kTokens] = {};
+    __m512 totals[kFirst + kSecond] = {};
     for (ColumnStep step = columns.first(); columns.contains(step);) {
       const int64_t split_first = step.split_first;
-      __m512 sums[1][kTokens] = {};
+      __m512 first[1][kFirst] = {};
+      __m512 second[1][std::max(kSecond, 1)] = {};
       for (; step.split_first == split_first; step = columns.after(step)) {
         Pairs weights[1];
         const Window window = rows_.template window_of<Pairs::kElementBytes>(step, half);
         weights[0].write(window);
         keep_memory_order();
-        add_step<1, kTokens>(sums, weights, inputs, step.col, LaterRows(window, step, tile_.weight->cols));
+        add_step<1, kFirst>(first, weights, inputs, step.col, LaterRows(window, step, tile_.weight->cols));
+        if constexpr (kSecond > 0) add_step<1, kSecond>(second, weights, inputs + kFirst, step.col, NoRows());
       }
       const __m512 scales = rows_.split_scales(half, split_first);
-      for (int t = 0; t < kTokens; ++t) totals[t] = add_split(totals[t], sums[0][t], scales);
+      for (int t = 0; t < kFirst; ++t) totals[t] = add_split(totals[t], first[0][t], scales);
+      for (int t = 0; t < kSecond; ++t) totals[kFirst + t] = add_split(totals[kFirst + t], second[0][t], scales);
     }
     const BlockRows::Writer out = rows_.writer(half);
-    for (int t = 0; t < kTokens; ++t) out.write(first + t, totals[t]);
+    for (int t = 0; t < kFirst + kSecond; ++t) out.write(t, totals[t]);
   }
 
   void multiply_chunk(int64_t token, int64_t tokens) const {
@@ -216,15 +241,18 @@ class BroadcastGemm {
                   .num_steps = 0,
                   .is_first = step.col <= step.split_first,
                   .is_last = false,
-                  .split_first = step.split_first};
+                  .split_first = step.split_first,
+                  .scales = {}};
       while (block.num_steps < kPanelSteps && step.split_first == block.split_first) {
         for (int half = 0; half < 2; ++half) fill(panel_[block.num_steps][half], step, half);
         ++block.num_steps;
         step = columns.after(step);
       }
       block.is_last = step.split_first != block.split_first;
-      for_each_group<kGroupTokens>(tokens,
-                                   [&](int64_t first, int64_t count) { add_group(block, token, first, count); });
+      if (block.is_last) {
+        for (int half = 0; half < 2; ++half) block.scales[half] = rows_.split_scales(half, block.split_first);
+      }
+      for_each_group(tokens, [&](int64_t first, int64_t count) { add_group(block, token, first, count); });
     }
     for (int half = 0; half < rows_.num_halves(); ++half) {
       const BlockRows::Writer out = rows_.writer(half);
@@ -232,9 +260,9 @@ class BroadcastGemm {
     }
   }
 
-  template <int64_t kMostTokens, typename Visit>
+  template <typename Visit>
   static void for_each_group(int64_t tokens, const Visit& visit) {
-    int64_t groups = (tokens + kMostTokens - 1) / kMostTokens;
+    int64_t groups = (tokens + kGroupTokens - 1) / kGroupTokens;
     for (int64_t first = 0; first < tokens; --groups) {
       const int64_t count = (tokens - first + groups - 1) / groups;
       visit(first, count);
@@ -270,12 +298,11 @@ class BroadcastGemm {
       add_step<2, kTokens>(sums, panel_[step], inputs, block.first_col + step * kStepCols, NoRows());
     }
     for (int half = 0; half < 2; ++half) {
-      const __m512 scales = block.is_last ? rows_.split_scales(half, block.split_first) : _mm512_setzero_ps();
       for (int t = 0; t < kTokens; ++t) {
         if (block.is_last) {
           float* total = totals_[first + t][half];
           const __m512 before = block.split_first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(total);
-          _mm512_store_ps(total, add_split(before, sums[half][t], scales));
+          _mm512_store_ps(total, add_split(before, sums[half][t], block.scales[half]));
         } else {
           _mm512_store_ps(sums_[first + t][half], sums[half][t]);
         }
